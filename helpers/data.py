@@ -1,0 +1,72 @@
+"""The batches that the lessons differentiate: real handwritten digits, or a random stand-in."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DATASETS = ("digits", "random")
+
+
+def load_batch(
+    dataset: str = "digits", batch_size: int = 64, device: str | torch.device = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Load the first `batch_size` images and their labels.
+
+    Args:
+        dataset: `"digits"`, or `"random"` for noise with the same shapes, which needs no
+            scikit-learn and holds as many samples as are asked for.
+        batch_size: B, the number of samples, at least 1.
+        device: Where to put them.
+
+    Returns:
+        Images `(B, 1, 28, 28)`, float32 from 0 (paper) to 1 (ink); labels `(B,)`, int64, 0 to 9.
+
+    Raises:
+        ValueError: The dataset is unknown or holds fewer samples, or `batch_size` is no count.
+    """
+    check(dataset, batch_size)
+    images, labels = _digits() if dataset == "digits" else _noise(batch_size)
+    return images[:batch_size].to(device), labels[:batch_size].to(device)
+
+
+def load_digits(device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
+    """Load all 1,797 handwritten digits: images `(1797, 1, 28, 28)` and labels `(1797,)`."""
+    images, labels = _digits()
+    return images.to(device), labels.to(device)
+
+
+def check(dataset: str, batch_size: int) -> None:
+    """Refuse a dataset or a batch size that `load_batch` could not serve.
+
+    Raises:
+        ValueError: With a sentence that names what was wrong and what would be right.
+    """
+    if dataset not in DATASETS:
+        raise ValueError(f"dataset must be 'digits' or 'random', got {dataset!r}")
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number, at least 1, got {batch_size!r}")
+    if dataset == "digits" and batch_size > 1797:
+        raise ValueError(
+            f"the digits are 1797 samples, batch_size asks for {batch_size}: "
+            "choose at most 1797, or dataset 'random'"
+        )
+
+
+def _digits() -> tuple[Tensor, Tensor]:
+    """Read scikit-learn's bundled digits (8 x 8, ink 0 to 16) and resize them to 28 x 28.
+
+    Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
+    images = F.interpolate(images, size=(28, 28), mode="bicubic", align_corners=False)
+    return images.clamp(0, 1), torch.tensor(digits.target, dtype=torch.int64)
+
+
+def _noise(batch_size: int) -> tuple[Tensor, Tensor]:
+    """Draw uniform noise and labels from a random stream of their own."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(batch_size, 1, 28, 28, generator=generator)
+    return images, torch.randint(10, (batch_size,), generator=generator)

@@ -1,0 +1,69 @@
+"""Where tensors live: choose a device by name, and make runs on it repeatable."""
+
+import random
+
+import numpy as np
+import torch
+
+
+def available() -> list[str]:
+    """List the devices of this machine, best first, for example `["cuda:0", "cpu"]`."""
+    names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return [*names, "cpu"]
+
+
+def resolve(device: str | torch.device = "auto") -> torch.device:
+    """Turn a device name into a device that is there.
+
+    Args:
+        device: `"auto"` (the best there is), `"cpu"`, `"cuda"` (the first GPU), `"cuda:1"`,
+            `"mps"`, or a `torch.device`.
+
+    Returns:
+        The device, with the index of the GPU if it is one.
+
+    Raises:
+        ValueError: The name is none of these, or this machine has no such device.
+    """
+    names = available()
+    name = str(device).strip().lower()
+    if name == "auto":
+        name = names[0]
+    if name == "cuda":
+        name = "cuda:0"
+    if name not in names:
+        raise ValueError(
+            f"device {str(device)!r} is not on this machine, which has {', '.join(names)}: "
+            "choose one of these, or 'auto' for the best of them"
+        )
+    return torch.device(name)
+
+
+def for_float64(device: torch.device) -> torch.device:
+    """Return the device itself if it computes in float64, else the CPU (MPS does not)."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def make_repeatable(seed: int = 0) -> None:
+    """Seed every random stream and let float32 mean float32.
+
+    GPUs with tensor cores may round the inputs of a float32 convolution or matrix product to
+    TF32, which keeps 10 bits of the mantissa. Results then differ from the CPU's in the third
+    digit. This switches that off.
+
+    Args:
+        seed: A whole number, at least 0.
+
+    Raises:
+        ValueError: The seed is not such a number.
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (what scikit-learn draws from by default)
+    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False

@@ -1,0 +1,1 @@
+"""What runs, checks, normalises and publishes the notebooks. No lesson imports it."""
