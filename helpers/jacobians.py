@@ -1,0 +1,147 @@
+"""Full per-sample Jacobians `(B, Y, P)`: every output of every sample, by every parameter.
+
+The P columns are the parameters with `requires_grad`, in the order of `model.named_parameters()`,
+each flattened; `unflatten_jacobians` gives them their names and shapes back. As in
+`helpers.gradients`, the model is left as it was, and BatchNorm in training mode and random
+numbers in the forward are refused.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+from helpers import modules
+
+
+@torch.inference_mode(False)
+def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
+    """Compute Jacobians with two loops, over samples and over outputs, in plain autograd.
+
+    Args:
+        model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
+        data: `(B, ...)`.
+
+    Returns:
+        `(B, Y, P)`, detached.
+
+    Raises:
+        TypeError: `data` is no tensor.
+        ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
+            forward draws random numbers.
+    """
+    modules.check_batch(data)
+    modules.check_model(model)
+    parameters = modules.select_parameters(model)
+    leaves = {name: parameter.requires_grad_() for name, parameter in parameters.items()}
+    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
+    jacobians = None
+    for index in range(len(data)):
+        random_state = modules.random_state(data.device)
+        with torch.enable_grad():
+            state = leaves | {name: buffer.clone() for name, buffer in buffers.items()}
+            outputs = functional_call(stand_in, state, (data[index : index + 1].detach().clone(),))
+        if index == 0:
+            modules.check_repeatable(random_state, data.device)
+            shape = (len(data), _output_count(outputs), _count(parameters))
+            jacobians = outputs.new_zeros(shape, requires_grad=False)
+        for row, output in enumerate(outputs[0]):
+            if leaves and output.requires_grad:
+                grads = torch.autograd.grad(
+                    output, list(leaves.values()), retain_graph=True, materialize_grads=True
+                )
+                jacobians[index, row] = torch.cat([gradient.flatten() for gradient in grads])
+    return _empty(model, data) if jacobians is None else jacobians
+
+
+def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = None) -> Tensor:
+    """Compute Jacobians with `torch.func`: `vmap` over `jacrev` over `functional_call`.
+
+    Args:
+        model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
+        data: `(B, ...)`.
+        chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
+            memory of intermediate values, not that of the result, B x Y x P numbers.
+
+    Returns:
+        `(B, Y, P)`, detached.
+
+    Raises:
+        TypeError: `data` is no tensor.
+        ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
+            forward draws random numbers, or `chunk_size` is below 1.
+    """
+    modules.check_batch(data)
+    modules.check_model(model)
+    modules.check_chunk_size(chunk_size)
+    parameters = modules.select_parameters(model)
+    if len(data) == 0 or not parameters:
+        return _empty(model, data)
+    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
+
+    def compute_outputs(
+        params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
+    ) -> Tensor:
+        state = params | {name: buffer.clone() for name, buffer in buffers.items()}
+        outputs = functional_call(stand_in, state, (sample.unsqueeze(0),))
+        _output_count(outputs)
+        return outputs.squeeze(0)
+
+    def compute_jacobian(
+        params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
+    ) -> Tensor:
+        jacobian = jacrev(compute_outputs)(params, buffers, sample)  # {name: (Y, *shape)}
+        return torch.cat([block.flatten(1) for block in jacobian.values()], dim=1)
+
+    return modules.map_samples(
+        compute_jacobian, parameters, buffers, (data.detach(),), chunk_size=chunk_size
+    ).detach()
+
+
+def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """Give the P columns of flat Jacobians their parameters' names and shapes back.
+
+    Args:
+        jacobians: `(..., P)`, for example `(B, Y, P)`, or per-sample gradients `(B, P)`.
+        model: The module that they were computed for.
+
+    Returns:
+        `{name: (..., *parameter.shape)}`: views, not copies.
+
+    Raises:
+        ValueError: The last dimension is not this model's P.
+    """
+    parameters = modules.select_parameters(model)
+    if jacobians.shape[-1:] != (_count(parameters),):
+        raise ValueError(
+            f"the last dimension must be P = {_count(parameters)}, the parameters of this model "
+            f"that require a gradient, got shape {tuple(jacobians.shape)}"
+        )
+    blocks = jacobians.split([parameter.numel() for parameter in parameters.values()], dim=-1)
+    return {
+        name: block.unflatten(-1, parameter.shape) if parameter.dim() else block.squeeze(-1)
+        for (name, parameter), block in zip(parameters.items(), blocks, strict=True)
+    }
+
+
+def _count(parameters: dict[str, Tensor]) -> int:
+    """Return P."""
+    return sum(parameter.numel() for parameter in parameters.values())
+
+
+def _output_count(outputs: Tensor) -> int:
+    """Return Y for the outputs of a batch of one; refuse what is not `(1, Y)`."""
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+        what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
+    return outputs.shape[1]
+
+
+def _empty(model: nn.Module, data: Tensor) -> Tensor:
+    """Return Jacobians that hold no number, `(0, Y, P)` or `(B, Y, 0)`."""
+    sample = data[:1] if len(data) else data.new_zeros((1, *data.shape[1:]))
+    with torch.no_grad():
+        state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        outputs = functional_call(modules.detached(model), state, (sample,))
+    return outputs.new_zeros(
+        (len(data), _output_count(outputs), _count(modules.select_parameters(model)))
+    )

@@ -1,0 +1,131 @@
+"""The surface of functorch (2022) over today's `torch.func.functional_call`.
+
+torch ships `functorch` as deprecated and may drop it. `functorch()` returns torch's own module as
+long as it is there, and else this one, whose functions have the same names, arguments and results.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from helpers import modules
+
+
+def functorch() -> ModuleType:
+    """Return torch's `functorch` if it still has the legacy functions, else this module."""
+    try:
+        import functorch
+    except ImportError:
+        return sys.modules[__name__]
+    return functorch if hasattr(functorch, "make_functional") else sys.modules[__name__]
+
+
+class FunctionalModuleWithBuffers:
+    """A model without tensors of its own: `fmodel(params, buffers, *args)`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.param_names = tuple(name for name, _ in model.named_parameters())
+        self.buffer_names = tuple(name for name, _ in model.named_buffers())
+        self.stateless_model = modules.with_tensors(
+            model, lambda tensor: torch.empty_like(tensor, device="meta")
+        )
+
+    def __call__(
+        self, params: Iterable[Tensor], buffers: Iterable[Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run the model with these parameters and buffers, each in the order of its names."""
+        state = dict(zip(self.param_names, params, strict=True))
+        state |= zip(self.buffer_names, buffers, strict=True)
+        return functional_call(self.stateless_model, state, args, kwargs)
+
+
+class FunctionalModule(FunctionalModuleWithBuffers):
+    """A model without tensors of its own that never had buffers: `fmodel(params, *args)`."""
+
+    def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Run the model with these parameters, in the order of `param_names`."""
+        return super().__call__(params, (), *args, **kwargs)
+
+
+def make_functional_with_buffers(
+    model: nn.Module, disable_autograd_tracking: bool = False
+) -> tuple[FunctionalModuleWithBuffers, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Split a model into a function, and copies of its parameters and of its buffers.
+
+    Args:
+        model: Any module; it is not changed, and later changes to it do not reach the result.
+        disable_autograd_tracking: Whether the copies stop requiring gradients.
+
+    Returns:
+        `fmodel`, called as `fmodel(params, buffers, *args)`; the parameters; the buffers.
+    """
+    return FunctionalModuleWithBuffers(model), *_copies(model, disable_autograd_tracking)
+
+
+def make_functional(
+    model: nn.Module, disable_autograd_tracking: bool = False
+) -> tuple[FunctionalModule, tuple[Tensor, ...]]:
+    """Split a model without buffers into a function and copies of its parameters.
+
+    Args:
+        model: Any module without buffers.
+        disable_autograd_tracking: Whether the copies stop requiring gradients.
+
+    Returns:
+        `fmodel`, called as `fmodel(params, *args)`; the parameters.
+
+    Raises:
+        RuntimeError: The model has buffers.
+    """
+    if next(model.buffers(), None) is not None:
+        raise RuntimeError(
+            "make_functional(model): `model` has buffers. "
+            "Please use make_functional_with_buffers(model) instead."
+        )
+    params, _ = _copies(model, disable_autograd_tracking)
+    return FunctionalModule(model), params
+
+
+def combine_state_for_ensemble(
+    models: Sequence[nn.Module],
+) -> tuple[FunctionalModuleWithBuffers, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Stack the parameters and buffers of models of one class, for `vmap` over the models.
+
+    Args:
+        models: At least one model; all of one class and in one mode.
+
+    Returns:
+        `fmodel`; parameters `(M, *shape)`; buffers `(M, *shape)`, for M models.
+
+    Raises:
+        RuntimeError: There is no model, or they differ in class or mode.
+    """
+    if len({(type(model), model.training) for model in models}) != 1:
+        raise RuntimeError(
+            "combine_state_for_ensemble: Expected at least one model, all of the same class "
+            "and in the same training/eval mode."
+        )
+    copies = [_copies(model, True) for model in models]
+    params, buffers = (
+        tuple(torch.stack(tensors) for tensors in zip(*kind, strict=True))
+        for kind in zip(*copies, strict=True)
+    )
+    return FunctionalModuleWithBuffers(models[0]), params, buffers
+
+
+def _copies(
+    model: nn.Module, disable_autograd_tracking: bool
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Copy parameters and buffers, parameters with or without `requires_grad`."""
+    params = tuple(
+        parameter.detach()
+        .clone()
+        .requires_grad_(parameter.requires_grad and not disable_autograd_tracking)
+        for parameter in model.parameters()
+    )
+    return params, tuple(buffer.detach().clone() for buffer in model.buffers())

@@ -1,0 +1,238 @@
+"""What per-sample gradients and Jacobians need to know of an `nn.Module`, and what they refuse."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
+
+
+def select_parameters(model: nn.Module, wrt: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """Choose the parameters to differentiate.
+
+    Args:
+        model: Any module.
+        wrt: Names of parameters, frozen ones too; `None` means all with `requires_grad`.
+
+    Returns:
+        Detached parameters by name, which share their storage with the model's, in the order of
+        `wrt` or else of `model.named_parameters()`. A tied weight has one name, its first.
+
+    Raises:
+        TypeError: `wrt` is one string.
+        ValueError: `wrt` holds a name that the model does not have.
+    """
+    parameters = dict(model.named_parameters())
+    if wrt is None:
+        wrt = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    elif isinstance(wrt, str):
+        raise TypeError(f"wrt must be several names, for example [{wrt!r}], got one string")
+    else:
+        wrt = list(wrt)
+        unknown = [name for name in wrt if name not in parameters]
+        if unknown:
+            raise ValueError(
+                f"wrt names {', '.join(map(repr, unknown))}, which is no parameter of this model: "
+                f"it has {', '.join(parameters)}"
+            )
+    return {name: parameters[name].detach() for name in wrt}
+
+
+def with_tensors(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Copy a model's structure around other tensors.
+
+    Transforms that swap tensors in a module can leave them there: a layer registered under two
+    names keeps a dead tracking tensor. So they get a copy, and the original stays as it was.
+
+    Args:
+        model: Any module; it is not changed.
+        replace: What stands in the copy for each parameter and buffer. It is called once for a
+            tensor that has several names, so that ties stay ties.
+
+    Returns:
+        A copy in the same mode, whose parameters do not require a gradient.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(replace(parameter), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = replace(buffer)
+    # A tensor with a graph, kept as a plain attribute by an earlier forward, cannot be deep-copied.
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
+    return copy.deepcopy(model, memo)
+
+
+def detached(model: nn.Module) -> nn.Module:
+    """Copy a model's structure around the same storage, for transforms to work on.
+
+    It costs no memory for a second set of weights. In the copy, recurrent layers start from a
+    state that is made from their input; see `_add_zero_state`.
+    """
+    stand_in = with_tensors(model, lambda tensor: tensor.detach())
+    for module in stand_in.modules():
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            module.register_forward_pre_hook(_add_zero_state, with_kwargs=True)
+    return stand_in
+
+
+def _add_zero_state(
+    layer: nn.RNNBase | nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Give a recurrent layer that is called without an initial state the zeros it would make.
+
+    The layer makes them with `torch.zeros`, which under `vmap` have no batch dimension; adding a
+    batched value to them in place then fails ("doesn't match the broadcast shape"). Zeros made
+    from the input with `new_zeros` have one.
+    """
+    inputs = args[0] if args else kwargs.get("input")
+    if len(args) > 1 or kwargs.get("hx") is not None or not isinstance(inputs, Tensor):
+        return None
+    if isinstance(layer, nn.RNNCellBase):
+        lead, output_size = inputs.shape[:-1], layer.hidden_size
+    else:
+        layers = layer.num_layers * (2 if layer.bidirectional else 1)
+        batch = inputs.shape[:-1][0 if layer.batch_first else 1 :][:1] if inputs.dim() == 3 else ()
+        lead, output_size = (layers, *batch), layer.proj_size or layer.hidden_size
+    state = inputs.new_zeros((*lead, output_size))
+    if isinstance(layer, nn.LSTM | nn.LSTMCell):
+        state = (state, inputs.new_zeros((*lead, layer.hidden_size)))
+    return args, {**kwargs, "hx": state}
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse BatchNorm that normalises with the statistics of the batch.
+
+    Raises:
+        ValueError: With the name of the layer, the reason and the way out.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"{name or 'the model'} is BatchNorm in training mode: it mixes the samples of a "
+                "batch, so the gradient of one sample alone is not defined; call model.eval() on "
+                "a model with running statistics, or use GroupNorm"
+            )
+
+
+def check_batch(data: Tensor, targets: Tensor | None = None) -> None:
+    """Refuse data, and targets if there are any, that are not batches of one size.
+
+    Raises:
+        TypeError: One of them is not a tensor.
+        ValueError: One has no batch dimension, or their sizes differ.
+    """
+    batches = {"data": data} if targets is None else {"data": data, "targets": targets}
+    for name, batch in batches.items():
+        if not isinstance(batch, Tensor):
+            raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
+        if batch.dim() == 0:
+            raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
+    if targets is not None and len(data) != len(targets):
+        raise ValueError(
+            f"data and targets must have one batch size, got {len(data)} and {len(targets)}"
+        )
+
+
+def check_scalar(loss: Tensor) -> Tensor:
+    """Return the loss of one sample, if it is one number.
+
+    Raises:
+        ValueError: It is no tensor of shape `()`.
+    """
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            "loss_fn must return a scalar, a tensor of shape (), for a batch of one, "
+            f"got {what}: reduction='sum' or 'mean' gives one"
+        )
+    return loss
+
+
+def check_chunk_size(chunk_size: int | None) -> None:
+    """Refuse a chunk that holds no sample.
+
+    Raises:
+        ValueError: It is neither `None` nor a whole number, at least 1.
+    """
+    if chunk_size is None:
+        return
+    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
+        raise ValueError(
+            f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
+        )
+
+
+RANDOMNESS = (
+    "the model draws random numbers (dropout in training mode?) and nothing says whether samples "
+    "share them: call model.eval(), or func_gradients with randomness='different' or 'same'"
+)
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state of the random stream that a forward on this device draws from."""
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    return torch.get_device_module(device).get_rng_state()
+
+
+def check_repeatable(state_before: Tensor, device: torch.device) -> None:
+    """Refuse a forward that drew random numbers since `random_state` was read.
+
+    Raises:
+        ValueError: It did.
+    """
+    if not torch.equal(state_before, random_state(device)):
+        raise ValueError(RANDOMNESS)
+
+
+_UNBATCHED = ("vmap: inplace arithmetic", "doesn't match the broadcast shape")
+
+
+def map_samples(
+    per_sample: Callable[..., Any],
+    state: Any,
+    buffers: dict[str, Tensor] | Sequence[Tensor],
+    batch: tuple[Tensor, ...],
+    *,
+    chunk_size: int | None = None,
+    randomness: str = "error",
+) -> Any:
+    """Run `per_sample(state, buffers, *sample)` for each sample of a batch, with `torch.vmap`.
+
+    Args:
+        per_sample: Function of one sample; tensors of a batch reach it without their dimension B.
+        state: What all samples share.
+        buffers: The model's buffers, by name or in order. All samples share them as well, unless
+            the model writes a sample's values into them; then each sample gets its own.
+        batch: Tensors `(B, ...)`.
+        chunk_size: How many samples at a time; `None` means all.
+        randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
+
+    Returns:
+        What `per_sample` returns, with a dimension B in front of each tensor.
+
+    Raises:
+        ValueError: The model draws random numbers and `randomness` is `"error"`.
+    """
+    options = {"chunk_size": chunk_size, "randomness": randomness}
+    dims = (0,) * len(batch)
+    try:
+        try:
+            return vmap(per_sample, in_dims=(None, None, *dims), **options)(state, buffers, *batch)
+        except RuntimeError as error:
+            # A batched value does not fit into a buffer that has no batch dimension.
+            if not any(fragment in str(error) for fragment in _UNBATCHED):
+                raise
+        own = tree_map(lambda buffer: buffer.expand(len(batch[0]), *buffer.shape), buffers)
+        return vmap(per_sample, in_dims=(None, 0, *dims), **options)(state, own, *batch)
+    except RuntimeError as error:
+        if "randomness error mode" in str(error):
+            raise ValueError(RANDOMNESS) from error
+        raise
