@@ -1,0 +1,120 @@
+"""The table that every lesson ends with: two sets of per-sample gradients, side by side by name."""
+
+from math import inf
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+# Two right methods differ by rounding alone: by 1e-16 of the largest entry in float64 and 1e-7 in
+# float32, times the square root of the length of the sums. These leave a factor of about 100.
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.bfloat16: 5e-2,
+    torch.float16: 1e-2,
+}
+
+
+def table(
+    got: dict[str, Tensor], expected: dict[str, Tensor], *, tolerance: float | None = None
+) -> pd.DataFrame:
+    """Compare two dictionaries of gradients by name, never by position.
+
+    Args:
+        got: `{name: (B, *shape)}`, what is to be checked.
+        expected: `{name: (B, *shape)}`, the reference.
+        tolerance: The largest error that counts as equal; `None` means that of the dtype of `got`,
+            from `TOLERANCES`. See `largest_error` for what it is relative to.
+
+    Returns:
+        A row for each name of either: the parameter's shape, the per-sample shape, the largest
+        error (as a bound where it is within the tolerance, so that it reads the same on every
+        machine), and whether the two are equal.
+    """
+    scale = max((_largest(tensor) for tensor in expected.values()), default=0.0)
+    rows = {}
+    for name in list(expected) + [name for name in got if name not in expected]:
+        tensor = got.get(name, expected.get(name))
+        limit = TOLERANCES[tensor.dtype] if tolerance is None else tolerance
+        error, text = inf, "missing" if name not in got else "not expected"
+        if name in got and name in expected:
+            if got[name].shape != expected[name].shape:
+                text = f"expected {tuple(expected[name].shape)}"
+            else:
+                error = largest_error(got[name], expected[name], scale=scale)
+                text = f"below {limit:.0e}" if error < limit else f"{error:.1e}"
+        rows[name] = {
+            "shape": tuple(tensor.shape[1:]),
+            "per-sample shape": tuple(tensor.shape),
+            "largest error": text,
+            "equal": error < limit,
+        }
+    return pd.DataFrame.from_dict(
+        rows, orient="index", columns=["shape", "per-sample shape", "largest error", "equal"]
+    ).rename_axis("parameter")
+
+
+def check(
+    got: dict[str, Tensor], expected: dict[str, Tensor], *, tolerance: float | None = None
+) -> pd.DataFrame:
+    """Compare like `table`, and raise where the two are not equal.
+
+    Args:
+        got: `{name: (B, *shape)}`, what is to be checked.
+        expected: `{name: (B, *shape)}`, the reference.
+        tolerance: As in `table`.
+
+    Returns:
+        The table, in which every verdict is then `True`.
+
+    Raises:
+        AssertionError: A name is missing or not expected; else a shape differs; else a value
+            does. The message names the parameter, what was expected and what was got.
+    """
+    for problem, first, second in (("missing", expected, got), ("not expected", got, expected)):
+        names = [name for name in first if name not in second]
+        if names:
+            raise AssertionError(f"{problem}: {', '.join(names)}")
+    for name in expected:
+        if got[name].shape != expected[name].shape:
+            raise AssertionError(
+                f"{name} has the wrong shape: "
+                f"expected {tuple(expected[name].shape)}, got {tuple(got[name].shape)}"
+            )
+    result = table(got, expected, tolerance=tolerance)
+    wrong = result[~result["equal"]]
+    if len(wrong):
+        errors = ", ".join(f"{name} by {row['largest error']}" for name, row in wrong.iterrows())
+        raise AssertionError(f"right shape, wrong values: {errors} of the largest entry")
+    return result
+
+
+def largest_error(got: Tensor, expected: Tensor, *, scale: float | None = None) -> float:
+    """Return the largest difference of two tensors of one shape, relative to their size.
+
+    Relative to the largest entry of `expected`, since a gradient of 1e-6 has no use for an absolute
+    tolerance of 1e-5. A parameter whose gradient vanishes (the bias of attention keys) holds
+    nothing but rounding of larger numbers; so the divisor is at least a tenth of `scale`.
+
+    Args:
+        got: A tensor.
+        expected: A tensor of the same shape.
+        scale: The largest entry of all gradients that were computed together; `None` means that
+            of `expected`.
+
+    Returns:
+        The error; 0.0 for empty tensors, infinity where one holds a NaN.
+    """
+    difference = (got.detach().to(expected.device) - expected.detach()).abs_()
+    if difference.numel() == 0:
+        return 0.0
+    if difference.isnan().any():
+        return inf
+    divisor = max(_largest(expected), (scale or 0.0) / 10) or 1.0
+    return difference.max().item() / divisor
+
+
+def _largest(tensor: Tensor) -> float:
+    """Return the largest absolute entry, 0.0 if there is none."""
+    return tensor.detach().abs().max().item() if tensor.numel() else 0.0
