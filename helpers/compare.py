@@ -1,7 +1,8 @@
 """The table that every lesson ends with: two sets of per-sample gradients, side by side by name."""
 
-from math import inf
+from math import inf, isfinite
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ def table(
         error (as a bound where it is within the tolerance, so that it reads the same on every
         machine), and whether the two are equal.
     """
-    scale = max((_largest(tensor) for tensor in expected.values()), default=0.0)
+    # A reference that overflowed in one parameter says nothing of the others.
+    scale = max(filter(isfinite, map(_largest, expected.values())), default=0.0)
     rows = {}
     for name in list(expected) + [name for name in got if name not in expected]:
         tensor = got.get(name, expected.get(name))
@@ -43,12 +45,12 @@ def table(
                 text = f"expected {tuple(expected[name].shape)}"
             else:
                 error = largest_error(got[name], expected[name], scale=scale)
-                text = f"below {limit:.0e}" if error < limit else f"{error:.1e}"
+                text = f"below {_short(limit)}" if error < limit else f"{error:.1e}"
         rows[name] = {
             "shape": tuple(tensor.shape[1:]),
             "per-sample shape": tuple(tensor.shape),
             "largest error": text,
-            "equal": error < limit,
+            "equal": isfinite(error) and error <= limit,
         }
     return pd.DataFrame.from_dict(
         rows, orient="index", columns=["shape", "per-sample shape", "largest error", "equal"]
@@ -104,17 +106,22 @@ def largest_error(got: Tensor, expected: Tensor, *, scale: float | None = None) 
             of `expected`.
 
     Returns:
-        The error; 0.0 for empty tensors, infinity where one holds a NaN.
+        The error; 0.0 for empty tensors, infinity where one holds a NaN or an infinity.
     """
     difference = (got.detach().to(expected.device) - expected.detach()).abs_()
     if difference.numel() == 0:
         return 0.0
-    if difference.isnan().any():
+    largest = difference.max().item()  # NaN if there is one
+    if not isfinite(largest):
         return inf
-    divisor = max(_largest(expected), (scale or 0.0) / 10) or 1.0
-    return difference.max().item() / divisor
+    return largest / (max(_largest(expected), (scale or 0.0) / 10) or 1.0)
 
 
 def _largest(tensor: Tensor) -> float:
     """Return the largest absolute entry, 0.0 if there is none."""
     return tensor.detach().abs().max().item() if tensor.numel() else 0.0
+
+
+def _short(number: float) -> str:
+    """Write a tolerance with the digits that it has: 1e-05, 2.5e-06."""
+    return np.format_float_scientific(number, trim="-", exp_digits=2)
