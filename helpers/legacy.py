@@ -25,17 +25,18 @@ def functorch() -> ModuleType:
     return functorch if hasattr(functorch, "make_functional") else sys.modules[__name__]
 
 
-class FunctionalModuleWithBuffers:
+class FunctionalModuleWithBuffers(nn.Module):
     """A model without tensors of its own: `fmodel(params, buffers, *args)`."""
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__()
         self.param_names = tuple(name for name, _ in model.named_parameters())
         self.buffer_names = tuple(name for name, _ in model.named_buffers())
         self.stateless_model = modules.with_tensors(
             model, lambda tensor: torch.empty_like(tensor, device="meta")
         )
 
-    def __call__(
+    def forward(
         self, params: Iterable[Tensor], buffers: Iterable[Tensor], *args: Any, **kwargs: Any
     ) -> Any:
         """Run the model with these parameters and buffers, each in the order of its names."""
@@ -47,9 +48,9 @@ class FunctionalModuleWithBuffers:
 class FunctionalModule(FunctionalModuleWithBuffers):
     """A model without tensors of its own that never had buffers: `fmodel(params, *args)`."""
 
-    def __call__(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
+    def forward(self, params: Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
         """Run the model with these parameters, in the order of `param_names`."""
-        return super().__call__(params, (), *args, **kwargs)
+        return super().forward(params, (), *args, **kwargs)
 
 
 def make_functional_with_buffers(
@@ -105,14 +106,17 @@ def combine_state_for_ensemble(
     Raises:
         RuntimeError: There is no model, or they differ in class or mode.
     """
-    if len({(type(model), model.training) for model in models}) != 1:
-        raise RuntimeError(
-            "combine_state_for_ensemble: Expected at least one model, all of the same class "
-            "and in the same training/eval mode."
-        )
+    expected = {  # in functorch's words and order, so that old code finds what it looks for
+        "at least one model, got 0": len(models) > 0,
+        "all models to have the same training/eval mode": len({m.training for m in models}) <= 1,
+        "all models to be of the same class": len({type(m) for m in models}) <= 1,
+    }
+    for what, holds in expected.items():
+        if not holds:
+            raise RuntimeError(f"combine_state_for_ensemble: Expected {what}.")
     copies = [_copies(model, True) for model in models]
     params, buffers = (
-        tuple(torch.stack(tensors) for tensors in zip(*kind, strict=True))
+        tuple(torch.stack(tensors).detach() for tensors in zip(*kind, strict=True))
         for kind in zip(*copies, strict=True)
     )
     return FunctionalModuleWithBuffers(models[0]), params, buffers
@@ -123,9 +127,10 @@ def _copies(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Copy parameters and buffers, parameters with or without `requires_grad`."""
     params = tuple(
-        parameter.detach()
-        .clone()
-        .requires_grad_(parameter.requires_grad and not disable_autograd_tracking)
+        nn.Parameter(
+            parameter.detach().clone(),
+            requires_grad=parameter.requires_grad and not disable_autograd_tracking,
+        )
         for parameter in model.parameters()
     )
     return params, tuple(buffer.detach().clone() for buffer in model.buffers())
