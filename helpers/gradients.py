@@ -64,10 +64,12 @@ def loop_gradients(
         with torch.enable_grad():
             # Each sample starts from the same buffers, whatever the forward writes into them.
             state = leaves | {name: buffer.clone() for name, buffer in buffers.items()}
-            prediction = functional_call(
-                stand_in, state, (data[index : index + 1].detach().clone(),)
-            )
-            loss = modules.check_scalar(loss_fn(prediction, targets[index : index + 1]))
+            # Clones, since autograd does not save tensors that were made in inference mode.
+            sample = data[index : index + 1].detach().clone()
+            target = targets[index : index + 1].detach().clone()
+            with modules.attributes_kept(stand_in):
+                prediction = functional_call(stand_in, state, (sample,))
+            loss = modules.check_scalar(loss_fn(prediction, target))
         if index == 0:
             modules.check_repeatable(random_state, data.device)
         if loss.requires_grad:
@@ -77,6 +79,7 @@ def loop_gradients(
     return per_sample_grads
 
 
+@torch.inference_mode(False)
 def functorch_gradients(
     model: nn.Module,
     loss_fn: LossFn,
@@ -120,13 +123,15 @@ def functorch_gradients(
         # The functional model takes all parameters, by position.
         params = tuple((fixed | selected).values())
         buffers = tuple(buffer.clone() for buffer in buffers)
-        prediction = fmodel(params, buffers, sample.unsqueeze(0))
+        with modules.attributes_kept(fmodel):
+            prediction = fmodel(params, buffers, sample.unsqueeze(0))
         return modules.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     batch = (data.detach(), targets)
     return _detach(modules.map_samples(grad(compute_loss), selected, buffers, batch))
 
 
+@torch.inference_mode(False)
 def func_gradients(
     model: nn.Module,
     loss_fn: LossFn,
@@ -171,7 +176,8 @@ def func_gradients(
     ) -> Tensor:
         # Without a clone, a forward that writes into a buffer would write into the model's.
         state = params | {name: buffer.clone() for name, buffer in buffers.items()}
-        prediction = functional_call(stand_in, state, (sample.unsqueeze(0),))
+        with modules.attributes_kept(stand_in):
+            prediction = functional_call(stand_in, state, (sample.unsqueeze(0),))
         return modules.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     per_sample_grads = modules.map_samples(
@@ -189,7 +195,7 @@ def _prepare(
     model: nn.Module, data: Tensor, targets: Tensor, wrt: Iterable[str] | None
 ) -> dict[str, Tensor]:
     """Check the input and choose the parameters."""
-    modules.check_batch(data, targets)
+    modules.check_batch(data=data, targets=targets)
     modules.check_model(model)
     return modules.select_parameters(model, wrt)
 

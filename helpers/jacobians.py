@@ -29,7 +29,7 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
             forward draws random numbers.
     """
-    modules.check_batch(data)
+    modules.check_batch(data=data)
     modules.check_model(model)
     parameters = modules.select_parameters(model)
     leaves = {name: parameter.requires_grad_() for name, parameter in parameters.items()}
@@ -39,7 +39,9 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
         random_state = modules.random_state(data.device)
         with torch.enable_grad():
             state = leaves | {name: buffer.clone() for name, buffer in buffers.items()}
-            outputs = functional_call(stand_in, state, (data[index : index + 1].detach().clone(),))
+            sample = data[index : index + 1].detach().clone()
+            with modules.attributes_kept(stand_in):
+                outputs = functional_call(stand_in, state, (sample,))
         if index == 0:
             modules.check_repeatable(random_state, data.device)
             shape = (len(data), _output_count(outputs), _count(parameters))
@@ -53,6 +55,7 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
     return _empty(model, data) if jacobians is None else jacobians
 
 
+@torch.inference_mode(False)
 def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = None) -> Tensor:
     """Compute Jacobians with `torch.func`: `vmap` over `jacrev` over `functional_call`.
 
@@ -70,7 +73,7 @@ def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = N
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
             forward draws random numbers, or `chunk_size` is below 1.
     """
-    modules.check_batch(data)
+    modules.check_batch(data=data)
     modules.check_model(model)
     modules.check_chunk_size(chunk_size)
     parameters = modules.select_parameters(model)
@@ -82,7 +85,8 @@ def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = N
         params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
     ) -> Tensor:
         state = params | {name: buffer.clone() for name, buffer in buffers.items()}
-        outputs = functional_call(stand_in, state, (sample.unsqueeze(0),))
+        with modules.attributes_kept(stand_in):
+            outputs = functional_call(stand_in, state, (sample.unsqueeze(0),))
         _output_count(outputs)
         return outputs.squeeze(0)
 
@@ -90,7 +94,10 @@ def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = N
         params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
     ) -> Tensor:
         jacobian = jacrev(compute_outputs)(params, buffers, sample)  # {name: (Y, *shape)}
-        return torch.cat([block.flatten(1) for block in jacobian.values()], dim=1)
+        return torch.cat(
+            [block.reshape(len(block), params[name].numel()) for name, block in jacobian.items()],
+            dim=1,
+        )
 
     return modules.map_samples(
         compute_jacobian, parameters, buffers, (data.detach(),), chunk_size=chunk_size
@@ -130,7 +137,7 @@ def _count(parameters: dict[str, Tensor]) -> int:
 
 def _output_count(outputs: Tensor) -> int:
     """Return Y for the outputs of a batch of one; refuse what is not `(1, Y)`."""
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 1:
         what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
     return outputs.shape[1]
@@ -142,6 +149,5 @@ def _empty(model: nn.Module, data: Tensor) -> Tensor:
     with torch.no_grad():
         state = {name: buffer.clone() for name, buffer in model.named_buffers()}
         outputs = functional_call(modules.detached(model), state, (sample,))
-    return outputs.new_zeros(
-        (len(data), _output_count(outputs), _count(modules.select_parameters(model)))
-    )
+    shape = (len(data), _output_count(outputs), _count(modules.select_parameters(model)))
+    return outputs.new_zeros(shape)

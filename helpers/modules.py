@@ -1,14 +1,15 @@
 """What per-sample gradients and Jacobians need to know of an `nn.Module`, and what they refuse."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 def select_parameters(model: nn.Module, wrt: Iterable[str] | None = None) -> dict[str, Tensor]:
@@ -61,11 +62,12 @@ def with_tensors(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> nn.Mo
         memo[id(parameter)] = nn.Parameter(replace(parameter), requires_grad=False)
     for buffer in model.buffers():
         memo[id(buffer)] = replace(buffer)
-    # A tensor with a graph, kept as a plain attribute by an earlier forward, cannot be deep-copied.
+    # A tensor with a graph, kept by an earlier forward as a plain attribute or in a list or a
+    # dictionary that is one, cannot be deep-copied.
     for module in model.modules():
-        for value in vars(module).values():
+        for value in tree_leaves(vars(module)):
             if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach()
+                memo.setdefault(id(value), value.detach())
     return copy.deepcopy(model, memo)
 
 
@@ -92,7 +94,8 @@ def _add_zero_state(
     from the input with `new_zeros` have one.
     """
     inputs = args[0] if args else kwargs.get("input")
-    if len(args) > 1 or kwargs.get("hx") is not None or not isinstance(inputs, Tensor):
+    given = args[1] if len(args) > 1 else kwargs.get("hx")
+    if given is not None or not isinstance(inputs, Tensor):
         return None
     if isinstance(layer, nn.RNNCellBase):
         lead, output_size = inputs.shape[:-1], layer.hidden_size
@@ -103,7 +106,24 @@ def _add_zero_state(
     state = inputs.new_zeros((*lead, output_size))
     if isinstance(layer, nn.LSTM | nn.LSTMCell):
         state = (state, inputs.new_zeros((*lead, layer.hidden_size)))
-    return args, {**kwargs, "hx": state}
+    return args[:1], {**kwargs, "hx": state}
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Undo what a block binds to plain attributes of a model's modules: counters, caches, stashes.
+
+    Each sample, and each chunk of samples, starts from the same model. Without this, a value that
+    a forward computed from one chunk and kept on `self` is read in the next one as if it were its
+    own: wrong numbers, or an error that names no cause.
+    """
+    kept = [(vars(module), vars(module).copy()) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)
 
 
 def check_model(model: nn.Module) -> None:
@@ -121,22 +141,25 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_batch(data: Tensor, targets: Tensor | None = None) -> None:
+def check_batch(**batches: Tensor) -> None:
     """Refuse data, and targets if there are any, that are not batches of one size.
+
+    Args:
+        batches: `data`, and `targets` where the caller takes them.
 
     Raises:
         TypeError: One of them is not a tensor.
         ValueError: One has no batch dimension, or their sizes differ.
     """
-    batches = {"data": data} if targets is None else {"data": data, "targets": targets}
     for name, batch in batches.items():
         if not isinstance(batch, Tensor):
             raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
         if batch.dim() == 0:
             raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
-    if targets is not None and len(data) != len(targets):
+    sizes = [len(batch) for batch in batches.values()]
+    if len(set(sizes)) > 1:
         raise ValueError(
-            f"data and targets must have one batch size, got {len(data)} and {len(targets)}"
+            f"{' and '.join(batches)} must have one batch size, got {' and '.join(map(str, sizes))}"
         )
 
 
@@ -192,7 +215,13 @@ def check_repeatable(state_before: Tensor, device: torch.device) -> None:
         raise ValueError(RANDOMNESS)
 
 
-_UNBATCHED = ("vmap: inplace arithmetic", "doesn't match the broadcast shape")
+# How torch says that a batched value does not fit into a tensor that has no batch dimension; the
+# last is InstanceNorm, which updates its running statistics.
+_UNBATCHED = (
+    "vmap: inplace arithmetic",
+    "doesn't match the broadcast shape",
+    "running_mean or running_var, which will be updated in place, were not batched",
+)
 
 
 def map_samples(
@@ -227,7 +256,6 @@ def map_samples(
         try:
             return vmap(per_sample, in_dims=(None, None, *dims), **options)(state, buffers, *batch)
         except RuntimeError as error:
-            # A batched value does not fit into a buffer that has no batch dimension.
             if not any(fragment in str(error) for fragment in _UNBATCHED):
                 raise
         own = tree_map(lambda buffer: buffer.expand(len(batch[0]), *buffer.shape), buffers)
