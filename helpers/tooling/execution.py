@@ -15,16 +15,23 @@ CELL_TIMEOUT = 600
 
 
 class Execution:
-    """One execution of a lesson, which remembers the cell under way."""
+    """One execution of a lesson: it remembers the cell under way, and the peak memory in the end.
+
+    Attributes:
+        lesson: The notebook.
+        peak_memory: As `helpers.tooling.memory.peak` gives it, empty while unknown.
+    """
 
     def __init__(self, lesson: Path) -> None:
         self.lesson = lesson
+        self.peak_memory: dict[str, int] = {}
         self._cell: NotebookNode | None = None
 
     def options(self) -> dict[str, Any]:
         """Give the options of the `nbclient.NotebookClient` that executes the lesson."""
         return {
             "timeout": CELL_TIMEOUT,
+            "shutdown_kernel": "immediate",  # a busy kernel would not listen to a polite request
             "on_cell_start": self._remember,
             # Errors only: a kernel warns, each time, that its local sockets are not encrypted.
             "extra_arguments": ["--IPKernelApp.log_level=40"],
@@ -43,9 +50,10 @@ class Execution:
         self._cell = cell
 
 
-def exit_on_sigterm() -> None:
-    """Let SIGTERM end this process as Ctrl-C does: kernels and unfinished files go first."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+def end_cleanly_on_signals() -> None:
+    """Let Ctrl-C and SIGTERM end this process as `sys.exit` does: kernels and drafts go first."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, frame: sys.exit(128 + received))
 
 
 def _message(error: Exception) -> str:

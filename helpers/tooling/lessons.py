@@ -49,10 +49,17 @@ def read(lesson: Path) -> NotebookNode:
     Raises:
         ValueError: The file is no notebook.
     """
+    problem: dict[str, Exception] = {}
     try:
-        return nbformat.read(lesson, as_version=4)
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{lesson} is not a notebook that can be read: {error}") from error
+        notebook = nbformat.read(lesson, nbformat.NO_CONVERT, capture_validation_error=problem)
+    except Exception as error:  # a file may be broken in any way
+        problem["unreadable"] = error
+    if not problem and (notebook.nbformat, notebook.nbformat_minor) != (4, 5):
+        problem["version"] = ValueError(f"it is {notebook.nbformat}.{notebook.nbformat_minor}")
+    for error in problem.values():
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{lesson.name} is not a notebook in nbformat 4.5: {reason}") from error
+    return notebook
 
 
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:

@@ -44,7 +44,11 @@ def declared(cell: NotebookNode) -> dict[str, int | str]:
     form = "the form `name: type = value  # meaning`, type int or str"
     lines = cell.source.splitlines()
     found = {}
-    for statement in ast.parse(cell.source).body:
+    try:
+        statements = ast.parse(cell.source).body
+    except SyntaxError as error:
+        raise ValueError(f"the parameters cell is not Python: {error}") from error
+    for statement in statements:
         match statement:
             case ast.AnnAssign(
                 target=ast.Name(id=name),

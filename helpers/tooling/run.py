@@ -8,18 +8,17 @@ import ast
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import papermill
-from nbclient.exceptions import DeadKernelError
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 
 import helpers
 from helpers import devices
 from helpers.tooling import lessons, parameters
-from helpers.tooling.execution import Execution, exit_on_sigterm
+from helpers.tooling.execution import Execution, end_cleanly_on_signals
 
 BUILD = Path("build")
 ENGINE = "lesson"
@@ -31,15 +30,15 @@ class Result:
 
     lesson: Path
     seconds: float
-    failure: str | None = None
-    memory: dict[str, int] = field(default_factory=dict)
+    failure: str | None
+    peak_memory: dict[str, int]
 
 
 class LessonClient(PapermillNotebookClient):
     """papermill's client, which asks the kernel for its peak memory after the last cell."""
 
     def papermill_execute_cells(self) -> None:
-        """Execute the cells, then file the memory in the notebook's papermill metadata."""
+        """Execute the cells, as far as they go, then ask."""
         super().papermill_execute_cells()
         root = str(Path(helpers.__file__).parents[1])
         reply = self.wait_for_reply(
@@ -51,7 +50,7 @@ class LessonClient(PapermillNotebookClient):
             )
         )
         peak = reply["content"]["user_expressions"]["peak"]
-        self.nb.metadata.papermill["peak_memory"] = ast.literal_eval(peak["data"]["text/plain"])
+        self.peak_memory = ast.literal_eval(peak["data"]["text/plain"])
 
 
 class LessonEngine(Engine):
@@ -61,8 +60,102 @@ class LessonEngine(Engine):
     def execute_managed_notebook(
         cls, nb_man: NotebookExecutionManager, kernel_name: str, execution: Execution, **_: object
     ) -> None:
-        """Execute the notebook that papermill manages."""
-        LessonClient(nb_man, kernel_name=kernel_name, **execution.options()).execute()
+        """Execute the notebook that papermill manages, and note the peak memory."""
+        client = LessonClient(nb_man, kernel_name=kernel_name, **execution.options())
+        client.execute()
+        execution.peak_memory = client.peak_memory
 
 
 papermill_engines.register(ENGINE, LessonEngine)
+
+
+def execute(lesson: Path, values: Mapping[str, int | str], folder: Path) -> Result:
+    """Execute one lesson into a folder, under the lesson's own name only once it is finished.
+
+    Args:
+        lesson: The notebook.
+        values: Its parameters, checked.
+        folder: Gets `NN_name.ipynb`, or `NN_name.failed.ipynb` as far as a failed run came.
+
+    Returns:
+        How it went; a failure in the lesson does not raise.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    finished, failed, running = (
+        folder.absolute() / f"{lesson.stem}{state}.ipynb" for state in ("", ".failed", ".running")
+    )
+    for earlier in (finished, failed, running):
+        earlier.unlink(missing_ok=True)
+    execution = Execution(lesson)
+    failure = None
+    start = time.perf_counter()
+    try:
+        try:
+            papermill.execute_notebook(
+                str(lesson.absolute()),
+                str(running),
+                values,
+                engine_name=ENGINE,
+                progress_bar={"desc": lesson.stem},
+                cwd=lesson.parent.absolute(),
+                execution=execution,
+            )
+        except Exception as error:
+            failure = execution.failure(error)
+        if running.exists():
+            running.replace(failed if failure else finished)
+    finally:
+        running.unlink(missing_ok=True)  # it is still there when this process was told to stop
+    return Result(lesson, time.perf_counter() - start, failure, execution.peak_memory)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Lay out how the lessons went: lesson, result, run time, peak memory."""
+    rows = [("lesson", "result", "run time", "peak memory")]
+    for result in results:
+        memory = ", ".join(
+            f"{size / 2**20:,.0f} MiB{' on the GPU' if kind == 'cuda' else ''}"
+            for kind, size in result.peak_memory.items()
+        )
+        outcome = "failed" if result.failure else "passed"
+        rows.append((result.lesson.stem, outcome, f"{result.seconds:.1f} s", memory or "unknown"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = (
+        f"{lesson:<{widths[0]}}  {outcome:<{widths[1]}}  {seconds:>{widths[2]}}  {memory}"
+        for lesson, outcome, seconds, memory in rows
+    )
+    return "\n".join(aligned)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line: check everything asked for, execute, report.
+
+    Returns:
+        The exit status: 0, 1 when a lesson failed, 2 when something asked for will not do.
+    """
+    parser = argparse.ArgumentParser(prog="python -m helpers.tooling.run", description=__doc__)
+    parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
+    parser.add_argument("--params", nargs="*", default=[], metavar="NAME=VALUE")
+    asked = parser.parse_args(arguments)
+    try:
+        device = devices.resolve(asked.device)
+        given = parameters.parse(asked.params)
+        plan = {
+            lesson: parameters.check(lesson, given, device)
+            for lesson in lessons.choose(asked.lessons)
+        }
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    folder = BUILD / str(device).replace(":", "-")
+    results = [execute(lesson, values, folder) for lesson, values in plan.items()]
+    print(f"\n{table(results)}\n\nThe executed lessons are in {folder}/.", flush=True)
+    for failure in filter(None, (result.failure for result in results)):
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if any(result.failure for result in results) else 0
+
+
+if __name__ == "__main__":
+    end_cleanly_on_signals()
+    sys.exit(main())

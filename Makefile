@@ -1,0 +1,68 @@
+# `make` lists what there is to do. All of it happens in .venv, which is made first if need be.
+
+PYTHON ?= python3
+DEVICE ?= auto
+LESSON ?=
+PARAMS ?=
+LAX ?=
+TIMINGS ?=
+
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS
+given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
+unknown := $(filter-out $(variables),$(given))
+ifneq ($(unknown),)
+$(error there is no variable $(unknown): choose among $(variables))
+endif
+ifneq ($(filter-out 1,$(LAX) $(TIMINGS)),)
+$(error LAX and TIMINGS are 1 or not given)
+endif
+
+python := .venv/bin/python
+made := .venv/made-by-$(subst /,-,$(PYTHON))
+
+.DEFAULT_GOAL := help
+.PHONY: help run test nbval outputs lab lint clean
+
+help:  ## list this
+	@echo "make TARGET [VARIABLE=value ...]"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  DEVICE=auto      where to run: auto (the best there is), cpu, cuda, cuda:1 or mps"
+	@echo "  LESSON=\"01 03\"   run, outputs, nbval: only these lessons"
+	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
+	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
+	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
+	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
+
+run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
+	@$(python) -m helpers.tooling.run $(LESSON) --device "$(DEVICE)" --params $(PARAMS)
+
+test: lint  ## everything that is checked: lint, unit tests, saved outputs
+	$(python) -m pytest
+
+nbval: $(made)  ## execute lessons and compare their saved outputs
+	$(python) -m pytest $(if $(LAX),--nbval-lax) $(or $(patsubst %,notebooks/%*.ipynb,$(LESSON)),notebooks)
+
+outputs: $(made)  ## execute lessons and save their outputs in place
+	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
+
+lab: $(made)  ## open the lessons in JupyterLab
+	$(python) -m jupyter lab notebooks
+
+lint: $(made)  ## check style and format of code and lessons
+	$(python) -m ruff check
+	$(python) -m ruff format --check
+
+clean:  ## remove what was generated: build/ and caches, not .venv
+	rm -rf build .pytest_cache .ruff_cache .hypothesis
+	find helpers notebooks tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
+		-exec rm -rf {} +
+
+# .venv is made anew for another interpreter, or if it was left half-made; else it is brought up to
+# requirements.txt in place. The mark is set last.
+$(made): requirements.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	test -e $@ || "$(PYTHON)" -m venv --clear .venv
+	$(python) -m pip install -r requirements.txt
+	touch $@

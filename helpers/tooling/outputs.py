@@ -1,0 +1,134 @@
+"""Execute lessons and save their outputs in place, in the one form that never changes by itself.
+
+Run from the folder that holds `notebooks/`: `python -m helpers.tooling.outputs --help`.
+"""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+from tqdm import tqdm
+
+from helpers.tooling import lessons
+from helpers.tooling.execution import Execution, end_cleanly_on_signals
+
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+"""All metadata that a saved lesson has."""
+CELL_METADATA = ("tags", "jupyter", "cellView", "output_of")
+"""All metadata that a cell of a saved lesson may have; `output_of` is `source_mark`'s."""
+
+
+def source_mark(cell: NotebookNode) -> str:
+    """Return a short hash of a cell's source, to be saved with an output that is not compared."""
+    return hashlib.sha256(cell.source.encode()).hexdigest()[:12]
+
+
+def refresh(lesson: Path, *, timings: bool) -> None:
+    """Execute a lesson in its own folder and save it with its new outputs.
+
+    An output that nbval does not compare (a timing, a version) would be another each time, so
+    the saved one stays as long as its cell's source does.
+
+    Args:
+        lesson: The notebook; it changes only when all of it has run, and then at once.
+        timings: Renew those outputs too.
+
+    Raises:
+        ValueError: The lesson failed, with a sentence that says where and how.
+    """
+    notebook = lessons.read(lesson)
+    kept = {} if timings else _still_valid(notebook)
+    execution = Execution(lesson)
+    try:
+        _execute(notebook, execution)
+    except Exception as error:
+        raise ValueError(execution.failure(error)) from error
+    for cell in lessons.code_cells(notebook):
+        cell.outputs = kept.get(cell.id, cell.outputs)
+    normalise(notebook)
+    nbformat.validate(notebook)
+    draft = lesson.with_name(f".{lesson.name}.draft")
+    try:
+        nbformat.write(notebook, draft)
+        draft.replace(lesson)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def normalise(notebook: NotebookNode) -> None:
+    """Leave in an executed notebook only what is the same whenever and wherever it ran."""
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        kept = {name: cell.metadata[name] for name in CELL_METADATA if name in cell.metadata}
+        cell.metadata = nbformat.from_dict(kept)
+        cell.metadata.pop("output_of", None)
+    for count, cell in enumerate(lessons.code_cells(notebook), 1):
+        cell.execution_count = count
+        if not lessons.is_compared(cell):
+            cell.metadata["output_of"] = source_mark(cell)
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output.execution_count = count
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        The exit status: 0, 1 when a lesson failed, 2 when there is none such as asked for.
+    """
+    parser = argparse.ArgumentParser(prog="python -m helpers.tooling.outputs", description=__doc__)
+    parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
+    parser.add_argument("--timings", action="store_true", help="renew outputs not compared, too")
+    asked = parser.parse_args(arguments)
+    try:
+        chosen = lessons.choose(asked.lessons)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    failures = []
+    for lesson in chosen:
+        try:
+            refresh(lesson, timings=asked.timings)
+        except ValueError as error:
+            failures.append(str(error))
+    for failure in failures:
+        print(f"failed, and left as it was: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _still_valid(notebook: NotebookNode) -> dict[str, list[NotebookNode]]:
+    """Find the saved outputs, by cell id, that stay: not compared, and of the present source."""
+    return {
+        cell.id: cell.outputs
+        for cell in lessons.code_cells(notebook)
+        if not lessons.is_compared(cell) and cell.metadata.get("output_of") == source_mark(cell)
+    }
+
+
+def _execute(notebook: NotebookNode, execution: Execution) -> None:
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        **execution.options(),
+    )
+    # Not `client.execute()`: that takes Ctrl-C for a dead kernel, and the next lesson would start.
+    with client.setup_kernel(cwd=str(execution.lesson.parent)):
+        cells = tqdm(notebook.cells, desc=execution.lesson.stem, unit="cell")
+        for index, cell in enumerate(cells):
+            client.execute_cell(cell, index)
+
+
+if __name__ == "__main__":
+    end_cleanly_on_signals()
+    sys.exit(main())
