@@ -1,12 +1,16 @@
-"""Fair timing: every candidate warmed up, all of them interleaved, medians with their spread."""
+"""Fair measurement: candidates warmed up and interleaved, medians with spread; peak memory."""
 
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from torch.utils.benchmark import Measurement, Timer
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 
 def measure(
@@ -73,3 +77,63 @@ def table(measurements: dict[str, Measurement], *, reference: str) -> pd.DataFra
         for name, measurement in measurements.items()
     }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
+
+
+class Memory(NamedTuple):
+    """Bytes of tensors: at the worst moment of a function, and kept alive by its result."""
+
+    peak: int
+    kept: int
+
+
+def memory(run: Callable[[], Any]) -> Memory:
+    """Count the bytes of the tensors that a function makes.
+
+    Counted are the tensors that PyTorch makes while the function runs, intermediate values and
+    results alike, on any device. Not counted are what existed before and the scratch space inside
+    single operations.
+
+    Args:
+        run: A function without arguments. It is called once.
+
+    Returns:
+        The peak while it ran, and what was still alive when it had returned its result.
+    """
+    with _LiveBytes() as live:
+        result = run()
+        kept = live.now
+    del result
+    return Memory(live.peak, kept)
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Count the bytes of tensor storage that come into being and go while this mode is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        before = {
+            tensor.untyped_storage()._cdata
+            for tensor in tree_iter((args, kwargs))
+            if isinstance(tensor, Tensor)
+        }
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                # A view of an argument is no new memory, and a storage counts once.
+                if key not in before and key not in self.sizes:
+                    self.sizes[key] = storage.nbytes()
+                    self.now += storage.nbytes()
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._free, key)
+        return result
+
+    def _free(self, key: int) -> None:
+        self.now -= self.sizes.pop(key, 0)

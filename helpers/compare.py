@@ -18,7 +18,11 @@ TOLERANCES = {
 
 
 def table(
-    got: dict[str, Tensor], expected: dict[str, Tensor], *, tolerance: float | None = None
+    got: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    *,
+    tolerance: float | None = None,
+    batch_dims: int = 1,
 ) -> pd.DataFrame:
     """Compare two dictionaries of gradients by name, never by position.
 
@@ -27,6 +31,8 @@ def table(
         expected: `{name: (B, *shape)}`, the reference.
         tolerance: The largest error that counts as equal; `None` means that of the dtype of `got`,
             from `TOLERANCES`. See `largest_error` for what it is relative to.
+        batch_dims: How many dimensions stand in front of a parameter's own: 1 for gradients
+            `(B, *shape)`, 2 for Jacobians `(B, Y, *shape)`.
 
     Returns:
         A row for each name of either: the parameter's shape, the per-sample shape, the largest
@@ -47,7 +53,7 @@ def table(
                 error = largest_error(got[name], expected[name], scale=scale)
                 text = f"below {_short(limit)}" if error < limit else f"{error:.1e}"
         rows[name] = {
-            "shape": tuple(tensor.shape[1:]),
+            "shape": tuple(tensor.shape[batch_dims:]),
             "per-sample shape": tuple(tensor.shape),
             "largest error": text,
             "equal": isfinite(error) and error <= limit,
@@ -58,7 +64,11 @@ def table(
 
 
 def check(
-    got: dict[str, Tensor], expected: dict[str, Tensor], *, tolerance: float | None = None
+    got: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    *,
+    tolerance: float | None = None,
+    batch_dims: int = 1,
 ) -> pd.DataFrame:
     """Compare like `table`, and raise where the two are not equal.
 
@@ -66,6 +76,7 @@ def check(
         got: `{name: (B, *shape)}`, what is to be checked.
         expected: `{name: (B, *shape)}`, the reference.
         tolerance: As in `table`.
+        batch_dims: As in `table`.
 
     Returns:
         The table, in which every verdict is then `True`.
@@ -84,7 +95,7 @@ def check(
                 f"{name} has the wrong shape: "
                 f"expected {tuple(expected[name].shape)}, got {tuple(got[name].shape)}"
             )
-    result = table(got, expected, tolerance=tolerance)
+    result = table(got, expected, tolerance=tolerance, batch_dims=batch_dims)
     wrong = result[~result["equal"]]
     if len(wrong):
         errors = ", ".join(f"{name} by {row['largest error']}" for name, row in wrong.iterrows())

@@ -153,7 +153,7 @@ def func_gradients(
         chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
             memory of intermediate values, not that of the result.
         randomness: What samples share when the forward draws random numbers: `"error"` refuses,
-            `"different"` draws for each sample, `"same"` draws once for a chunk.
+            `"different"` draws for each sample, `"same"` draws once (on a GPU, for each chunk).
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract.

@@ -1,0 +1,201 @@
+"""The pictures of the lessons: each function takes tensors and returns a matplotlib figure."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from torch import Tensor
+
+SIGNED = "RdBu_r"  # blue below zero, white at zero, red above
+
+
+def digits(images: Tensor, titles: Sequence[object]) -> Figure:
+    """Draw images `(N, 1, 28, 28)` in one row, each under its title."""
+    figure, axes = plt.subplots(
+        1, len(images), figsize=(1.1 * len(images), 1.5), squeeze=False, layout="constrained"
+    )
+    for axis, image, title in zip(axes[0], images, titles, strict=True):
+        _image(axis, image[0])
+        axis.set_title(str(title), fontsize=9)
+    return _finish(figure)
+
+
+def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor) -> Figure:
+    """Draw digits above the gradients of a first convolution's kernels.
+
+    Args:
+        images: `(N, 1, 28, 28)`.
+        gradients: `(N, channels, 1, height, width)`, one gradient for each image, with a multiple
+            of 4 channels.
+        labels: `(N,)`.
+    """
+    count, channels, _, height, width = gradients.shape
+    figure, axes = plt.subplots(
+        2, count, figsize=(1.7 * count, 3.2), squeeze=False, layout="constrained"
+    )
+    limit = gradients.abs().max().item()
+    for column in range(count):
+        _image(axes[0, column], images[column, 0])
+        axes[0, column].set_title(f"label {labels[column].item()}", fontsize=9)
+        # A frame of NaN around each kernel keeps them apart.
+        tiles = gradients[column, :, 0].cpu()
+        tiles = torch.nn.functional.pad(tiles, (0, 1, 0, 1), value=torch.nan)
+        tiles = tiles.reshape(4, channels // 4, height + 1, width + 1)
+        mosaic = tiles.transpose(1, 2).reshape(4 * (height + 1), -1)[:-1, :-1]
+        mappable = _image(axes[1, column], mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
+    figure.colorbar(mappable, ax=axes[1, :], shrink=0.8, label="gradient")
+    return _finish(figure)
+
+
+def norms(values: Tensor, images: Tensor, labels: Tensor, shown: int = 5) -> Figure:
+    """Draw the distribution of gradient norms, and the digits at its two ends.
+
+    Args:
+        values: `(N,)`, a norm for each image, positive.
+        images: `(N, 1, 28, 28)`.
+        labels: `(N,)`.
+        shown: How many digits to draw for each end.
+    """
+    values, shown = values.cpu(), min(shown, len(values))
+    figure = plt.figure(figsize=(9, 3), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
+    axis = left.subplots()
+    bins = np.geomspace(values.min().item() * 0.99, values.max().item() * 1.01, 30)
+    axis.hist(values.numpy(), bins=bins, color="tab:blue")
+    axis.set(xscale="log", xlabel="norm of a sample's gradient", ylabel="samples")
+    order = values.argsort()
+    axes = right.subplots(2, shown, squeeze=False)
+    for row, (indices, word) in enumerate(
+        [(order[:shown], "smallest"), (order[-shown:].flip(0), "largest")]
+    ):
+        for axis, index in zip(axes[row], indices.tolist(), strict=True):
+            _image(axis, images[index, 0])
+            axis.set_title(f"{labels[index].item()}: {values[index]:.2g}", fontsize=9)
+        axes[row, 0].set_ylabel(word)
+    return _finish(figure)
+
+
+def similarities(matrix: Tensor, labels: Tensor) -> Figure:
+    """Draw a matrix of cosine similarities `(B, B)` with its samples ordered by class.
+
+    Args:
+        matrix: `(B, B)`, entries from -1 to 1.
+        labels: `(B,)`.
+    """
+    order = labels.cpu().argsort(stable=True)
+    classes, counts = labels.cpu().unique(return_counts=True)
+    ends = counts.cumsum(0)
+    figure, axis = plt.subplots(figsize=(5, 4), layout="constrained")
+    ordered = matrix.cpu()[order][:, order]
+    mappable = axis.imshow(ordered, cmap=SIGNED, vmin=-1, vmax=1, interpolation="nearest")
+    for end in ends[:-1].tolist():
+        axis.axhline(end - 0.5, color="black", linewidth=0.4)
+        axis.axvline(end - 0.5, color="black", linewidth=0.4)
+    middles = (ends - counts / 2 - 0.5).tolist()
+    axis.set_xticks(middles, classes.tolist())
+    axis.set_yticks(middles, classes.tolist())
+    axis.set(xlabel="class of one sample", ylabel="class of the other")
+    figure.colorbar(mappable, label="cosine similarity")
+    return _finish(figure)
+
+
+def curves(
+    x: Sequence[float], series: dict[str, Sequence[float]], *, xlabel: str, ylabel: str
+) -> Figure:
+    """Draw several curves over one positive axis, both axes logarithmic.
+
+    Args:
+        x: N positive numbers.
+        series: `{name: N positive numbers}`.
+        xlabel: What `x` is, with its unit.
+        ylabel: What the series are, with their unit.
+    """
+    figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+    for (name, y), marker in zip(series.items(), "osD^v*PX", strict=False):
+        axis.plot(x, y, marker=marker, label=name)
+    axis.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    axis.set_xticks(x, [f"{value:g}" for value in x])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    axis.legend()
+    return _finish(figure)
+
+
+def in_dims(arguments: dict[str, tuple[tuple[int, ...], int | None]], result: str) -> Figure:
+    """Draw what `vmap` does with each argument: give each call a slice, or the whole of it.
+
+    Args:
+        arguments: `{name: (shape, in_dim)}`; `in_dim` is 0 for a batch, `None` for what is shared.
+        result: What stands at the end of the arrows, a call for each sample.
+    """
+    calls = 3
+    figure, axis = plt.subplots(figsize=(8, 0.95 * len(arguments) + 0.6), layout="constrained")
+    top = len(arguments) * 1.2
+    heights = np.linspace(top - 0.6, 0.6, calls + 1)
+    labels = ["call 0", "call 1", "...", "call B-1"]
+    for height, label in zip(heights, labels, strict=True):
+        if label == "...":
+            axis.text(7.1, height, "...", ha="center", va="center", fontsize=14)
+            continue
+        axis.add_patch(Rectangle((6.2, height - 0.32), 1.8, 0.64, fill=False))
+        axis.text(7.1, height, f"{result}\n{label}", ha="center", va="center", fontsize=9)
+    for row, (name, (shape, dim)) in enumerate(arguments.items()):
+        y = top - 0.6 - 1.2 * row
+        color = "tab:gray" if dim is None else "tab:blue"
+        axis.text(-0.1, y, name, ha="right", va="center", fontsize=10, family="monospace")
+        slices = 1 if dim is None else calls + 1
+        for index in range(slices):
+            x = 0.1 + index * 1.6 / slices
+            axis.add_patch(
+                Rectangle((x, y - 0.3), 1.6 / slices, 0.6, facecolor=color, alpha=0.35, ec=color)
+            )
+        text = f"{shape}   in_dim {dim}" if shape else f"dictionary   in_dim {dim}"
+        axis.text(1.85, y, text, va="center", fontsize=9)
+        for index in (0, 1, 3):
+            start = (4.3, y)
+            axis.add_patch(
+                FancyArrowPatch(
+                    start, (6.15, heights[index]), arrowstyle="->", mutation_scale=9,
+                    color=color, alpha=0.8,
+                )
+            )  # fmt: skip
+    axis.set(xlim=(-1.2, 8.2), ylim=(-0.1, top + 0.1))
+    axis.axis("off")
+    return _finish(figure)
+
+
+def weight_jacobian(jacobian: Tensor) -> Figure:
+    """Draw the Jacobian of one sample by a first layer's weights.
+
+    Args:
+        jacobian: `(Y, hidden, 784)`: for each output a row of images, one for each hidden unit,
+            red where more of the weight raises that output, blue where it lowers it.
+    """
+    outputs, hidden, _ = jacobian.shape
+    tiles = jacobian.cpu().reshape(outputs, hidden, 28, 28)
+    mosaic = tiles.transpose(1, 2).reshape(outputs * 28, hidden * 28)
+    limit = mosaic.abs().max().item()
+    figure, axis = plt.subplots(figsize=(9, 9 * outputs / hidden + 0.6), layout="constrained")
+    mappable = axis.imshow(mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
+    axis.set_xticks([28 * unit + 13.5 for unit in range(hidden)], range(hidden))
+    axis.set_yticks([28 * output + 13.5 for output in range(outputs)], range(outputs))
+    axis.set(xlabel="hidden unit, whose 784 weights make one tile", ylabel="output")
+    figure.colorbar(mappable, label="derivative", shrink=0.8)
+    return _finish(figure)
+
+
+def _image(axis: plt.Axes, image: Tensor, **options: object) -> object:
+    """Draw one `(height, width)` image without ticks, dark ink on light paper unless told."""
+    options = options or {"cmap": "gray_r", "vmin": 0, "vmax": 1}
+    mappable = axis.imshow(image.cpu(), interpolation="nearest", **options)
+    axis.set(xticks=[], yticks=[])
+    return mappable
+
+
+def _finish(figure: Figure) -> Figure:
+    """Close the figure: a notebook then shows it once, as its cell's result."""
+    plt.close(figure)
+    return figure
