@@ -79,7 +79,7 @@ def _parameters(notebook: NotebookNode) -> Iterator[Finding]:
     for cell in tagged[1:]:
         yield cell, "a second cell is tagged 'parameters'"
     if tagged:
-        if tagged[0] is not code[0]:
+        if not code or tagged[0] is not code[0]:
             yield tagged[0], "the parameters cell is not the first code cell"
         try:
             parameters.declared(tagged[0])

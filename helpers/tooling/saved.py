@@ -14,7 +14,6 @@ VARYING = {
     "a path": r"(?:(?<![\w.:/<])/(?:\w[\w.-]*/)+|\b[A-Z]:\\)\w[\w.-]*",
     "a process or a temporary file": r"\b(?:ipykernel_|tmp)\d+\b",
     "a time": r"\b\d+(?:\.\d+)?\s?(?:ns|us|µs|μs|ms|s|sec|secs|seconds?|min|minutes?)\b",
-    "a speed": r"\b\d+(?:\.\d+)?\s?(?:x|×|times) (?:as fast|faster|slower)\b",
     "a progress bar": r"\d+%\|",
 }
 """What differs from one machine or run to the next."""

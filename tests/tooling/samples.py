@@ -1,0 +1,59 @@
+"""Small lessons made for tests, and the folder they lie in."""
+
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from helpers.tooling import anatomy, lessons, outputs
+
+ROOT = Path(__file__).parents[2]
+LESSONS = sorted((ROOT / lessons.FOLDER).glob("[0-9][0-9]_*.ipynb"))
+PARAMETERS = """\
+device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps
+dataset: str = "digits"  # digits or random
+batch_size: int = 64  # B, the number of samples
+hidden: int = 20  # units of the hidden layer
+seed: int = 0  # of every random stream"""
+
+
+def code(identity: str, source: str, *tags: str, printed: str = "") -> NotebookNode:
+    """Make a code cell that has printed something."""
+    cell = new_code_cell(source, id=identity)
+    if tags:
+        cell.metadata["tags"] = list(tags)
+    if printed:
+        cell.outputs = [new_output("stream", name="stdout", text=printed)]
+    return cell
+
+
+def lesson(*cells: NotebookNode) -> NotebookNode:
+    """Make a lesson of a title, the parameters cell and these cells, as if they had been run."""
+    first = [new_markdown_cell("# A lesson", id="title"), code("sizes", PARAMETERS, "parameters")]
+    notebook = new_notebook(cells=[*first, *cells])
+    outputs.normalise(notebook)
+    return notebook
+
+
+def good_lesson() -> NotebookNode:
+    """Make a lesson that nothing is wrong with."""
+    return lesson(
+        code("set-up", anatomy.SETUP),
+        code("shape", "print((batch_size, 32, 1, 3, 3))", printed="(64, 32, 1, 3, 3)\n"),
+        code("verdict", 'print("equal:", 1 + 1 == 2)', printed="equal: True\n"),
+        code("time", "import time", "nbval-ignore-output", printed="3.1 ms on cuda:0\n"),
+        code("answer", "print(6 * 7)", "solution", "nbval-check-output", printed="42\n"),
+    )
+
+
+def save(notebook: NotebookNode, stem: str) -> Path:
+    """Write a lesson to where lessons are looked for."""
+    path = lessons.FOLDER / f"{stem}.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+def cell(notebook: NotebookNode, identity: str) -> NotebookNode:
+    """Get a cell by its id."""
+    return next(each for each in notebook.cells if each.id == identity)

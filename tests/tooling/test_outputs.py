@@ -1,0 +1,66 @@
+"""Saved outputs: renewed where they must be, and otherwise the same to the byte."""
+
+import pytest
+
+from helpers.tooling import lessons, outputs
+from tests.tooling.samples import cell, code, lesson, save
+
+CLOCK = "import time\nprint(time.perf_counter())"
+
+
+@pytest.mark.usefixtures("desk")
+def test_twice_is_once_and_timings_stay():
+    source = lesson(
+        code("sum", "print(1)\nprint(2)\nbatch_size"),
+        code("clock", CLOCK, "nbval-ignore-output"),
+        code("where", "import os\nprint(os.path.basename(os.getcwd()))"),
+    )
+    source.metadata["papermill"] = {"duration": 3.1}
+    cell(source, "sum").metadata["execution"] = {"iopub.status.busy": "2026-01-01"}
+    del cell(source, "clock").metadata["output_of"]
+    path = save(source, "01_a")
+
+    assert outputs.main([]) == 0
+    first = path.read_bytes()
+    assert outputs.main(["1"]) == 0
+    assert path.read_bytes() == first
+    before = lessons.read(path)
+    assert "papermill" not in before.metadata
+    assert dict(cell(before, "sum").metadata) == {}
+    assert [each.execution_count for each in lessons.code_cells(before)] == [1, 2, 3, 4]
+    assert [each.get("text") for each in cell(before, "sum").outputs] == ["1\n2\n", None]
+    assert cell(before, "sum").outputs[1].execution_count == 2
+    assert cell(before, "where").outputs[0].text == "notebooks\n"
+    assert not list(path.parent.glob(".*"))
+
+    assert outputs.main(["--timings"]) == 0
+    renewed = lessons.read(path)
+    assert cell(renewed, "clock").outputs != cell(before, "clock").outputs
+    cell(renewed, "clock").outputs = cell(before, "clock").outputs
+    assert renewed == before
+
+    cell(renewed, "clock").source += "  # of this process"
+    assert outputs.main([str(save(renewed, "01_a"))]) == 0
+    assert cell(lessons.read(path), "clock").outputs != cell(before, "clock").outputs
+
+
+@pytest.mark.usefixtures("desk")
+def test_failed_lesson_stays_as_it_was(capsys):
+    broken = {
+        "01_raises": code("divide", "1 / 0", printed="saved\n"),
+        "02_dies": code("die", "import os\nos._exit(1)", printed="saved\n"),
+    }
+    paths = [save(lesson(each), stem) for stem, each in broken.items()]
+    before = [path.read_bytes() for path in paths]
+    assert outputs.main([]) == 1
+    assert [path.read_bytes() for path in paths] == before
+    errors = capsys.readouterr().err
+    assert "01_raises.ipynb, cell 3 (divide) `1 / 0`: ZeroDivisionError: division" in errors
+    assert "02_dies.ipynb, cell 3 (die) `import os`: the kernel died" in errors
+
+
+@pytest.mark.usefixtures("desk")
+def test_unknown_lesson(capsys):
+    save(lesson(), "01_a")
+    assert outputs.main(["02"]) == 2
+    assert capsys.readouterr().err == "there is no lesson '02', there are 01_a\n"

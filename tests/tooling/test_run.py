@@ -1,0 +1,154 @@
+"""Runs of lessons: what is refused, what is reported, and what is left behind."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from helpers.tooling import execution, lessons, parameters, run
+from tests.tooling.samples import LESSONS, code, good_lesson, lesson, save
+
+CPU = torch.device("cpu")
+
+
+def test_every_failure_is_reported_at_the_end(desk, capsys):
+    save(lesson(code("ask", 'assert (device, dataset, batch_size) == ("cpu", "random", 7)')), "01_a")
+    save(lesson(code("divide", "# a comment\n1 / 0"), code("after", "1")), "02_b")
+    save(lesson(code("die", "import os\nos._exit(1)"), code("after", "1")), "03_c")
+    save(lesson(code("raise", "raise ValueError('no')")), "04_d")
+    build = desk / "build" / "cpu"
+    build.mkdir(parents=True)
+    for earlier in ("02_b.ipynb", "01_a.failed.ipynb"):
+        (build / earlier).write_text("of an earlier run")
+    start = time.monotonic()
+
+    status = run.main(["--device", "cpu", "--params", "batch_size=7", "dataset=random"])
+
+    assert time.monotonic() - start < 30, "a dead kernel must be noticed within seconds"
+    assert status == 1
+    shown = capsys.readouterr()
+    assert re.search(r"01_a +passed +\d+\.\d s +\d+ MiB\n", shown.out)
+    assert re.search(r"02_b +failed +\d+\.\d s +\d+ MiB\n", shown.out)
+    assert re.search(r"03_c +failed +\d+\.\d s +unknown\n", shown.out)
+    failures = [line for line in shown.err.splitlines() if line.startswith("failed: ")]
+    assert failures == [
+        "failed: 02_b.ipynb, cell 3 (divide) `# a comment`: ZeroDivisionError: division by zero",
+        "failed: 03_c.ipynb, cell 3 (die) `import os`: the kernel died (of too little memory, "
+        "perhaps)",
+        "failed: 04_d.ipynb, cell 3 (raise) `raise ValueError('no')`: ValueError: no",
+    ]
+    assert sorted(path.name for path in build.iterdir()) == [
+        "01_a.ipynb",
+        "02_b.failed.ipynb",
+        "03_c.failed.ipynb",
+        "04_d.failed.ipynb",
+    ]
+    assert "encryption" not in shown.err
+
+
+def test_peak_memory_is_the_lessons_own(desk):
+    path = save(lesson(code("hold", "held = bytearray(100_000_000)\ndel held")), "01_a")
+    result = run.execute(path, {}, desk / "build")
+    assert result.failure is None
+    assert 100e6 < result.peak_memory["host"] < 250e6  # this process, with torch, holds more
+
+
+def test_cell_that_takes_too_long(desk, monkeypatch):
+    monkeypatch.setattr(execution, "CELL_TIMEOUT", 1)
+    path = save(lesson(code("wait", "import time\ntime.sleep(1000)")), "01_a")
+    result = run.execute(path, {}, desk / "build")
+    assert result.failure.endswith("(wait) `import time`: the cell took longer than 1 seconds")
+
+
+REFUSED = {
+    "unknown parameter": (["--params", "devcie=cuda"], "01_good.ipynb has no parameter 'devcie', "),
+    "no number": (["--params", "batch_size=many"], "batch_size must be a whole number, got 'many'"),
+    "no samples": (["--params", "batch_size=0"], "batch_size must be a whole number, at least 1, "),
+    "less": (["--params", "batch_size=-1"], "batch_size must be a whole number, at least 1, got -1"),
+    "too many": (["--params", "batch_size=1798"], "the digits are 1797 samples"),
+    "other size": (["--params", "hidden=0"], "hidden must be at least 1, got 0"),
+    "seed": (["--params", "seed=-1"], "seed must be a whole number from 0"),
+    "dataset": (["--params", "dataset=cats"], "dataset must be 'digits' or 'random', got 'cats'"),
+    "no value": (["--params", "batch_size"], "a parameter is given as name=value, got 'batch_size'"),
+    "twice": (["--params", "seed=1", "seed=2"], "parameter 'seed' is given twice"),
+    "device as parameter": (["--params", "device=cpu"], "the device is no such parameter"),
+    "device": (["--device", "cuda:99"], "device 'cuda:99' is not on this machine, which has "),
+    "device mistyped": (["--device", "gpu"], "device 'gpu' is not on this machine, which has "),
+    "lesson": (["1", "7"], "there is no lesson '7', there are 01_good"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_will_not_do_is_refused_before_anything_runs(arguments, sentence, desk, capsys):
+    save(good_lesson(), "01_good")
+    assert run.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(sentence)
+    assert shown.err.count("\n") == 1
+    assert not (desk / "build").exists()
+
+
+def test_one_bad_lesson_stops_all_before_they_start(desk, capsys):
+    save(good_lesson(), "01_good")
+    bad = good_lesson()
+    del bad.cells[1]
+    save(bad, "02_bad")
+    assert run.main([]) == 2
+    assert capsys.readouterr().err == "02_bad.ipynb has 0 cells tagged 'parameters', not one\n"
+    assert not (desk / "build").exists()
+
+
+@pytest.mark.usefixtures("desk")
+def test_no_lessons(capsys):
+    assert run.main([]) == 2
+    assert capsys.readouterr().err.startswith("no lesson notebooks/NN_name.ipynb from ")
+
+
+@pytest.mark.usefixtures("desk")
+def test_choosing_lessons():
+    paths = [save(good_lesson(), stem) for stem in ("01_good", "02_bad", "10_late")]
+    assert lessons.choose([]) == paths
+    assert lessons.choose(["10", "1"]) == [paths[0], paths[2]]
+    assert lessons.choose(["02_bad", "notebooks/02_bad.ipynb"]) == [paths[1]]
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_killed_half_way(number, status, desk):
+    save(lesson(code("wait", "import time\ntime.sleep(1000)")), "01_a")
+    build = desk / "build" / "cpu"
+    build.mkdir(parents=True)
+    (build / "01_a.ipynb").write_text("of an earlier run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "helpers.tooling.run", "--device", "cpu"], stderr=subprocess.DEVNULL
+    )
+    running = build / "01_a.running.ipynb"
+    deadline = time.monotonic() + 60
+    while not (running.exists() and '"status": "running"' in running.read_text().split("wait")[-1]):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    kernels = psutil.Process(process.pid).children(recursive=True)
+    assert kernels
+
+    process.send_signal(number)
+
+    assert process.wait(timeout=20) == status
+    left = {path.name for path in build.iterdir()}
+    assert left == ({"01_a.running.ipynb"} if number == signal.SIGKILL else set())
+    _, alive = psutil.wait_procs(kernels, timeout=20)
+    assert not alive
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_lesson_runs_on_the_random_stand_in(path, tmp_path):
+    values = parameters.check(path, {"dataset": "random", "batch_size": "4"}, CPU)
+    result = run.execute(path, values, tmp_path)
+    assert result.failure is None
+    assert (tmp_path / path.name).exists()
