@@ -162,7 +162,10 @@ DAMAGE = {
     "clear_output": (reads("shape", "clear_output()"), "cell 4 (shape): `clear_output`"),
     "empty cell": (reads("shape", "\n"), "cell 4 (shape): it is empty"),
     "stale timing": (reads("time", "import timeit"), "cell 6 (time): its output is of an earlier"),
-    "no shape": (tag("shape", "nbval-ignore-output"), "01_bad.ipynb: no compared output shows the shape"),
+    "no shape": (
+        tag("shape", "nbval-ignore-output"),
+        "01_bad.ipynb: no compared output shows the shape",
+    ),
     "large": (is_large, "01_bad.ipynb: it has 2,00"),
     "old format": (lambda notebook: notebook.update(nbformat_minor=4), "01_bad.ipynb is not a not"),
 }

@@ -17,7 +17,9 @@ CPU = torch.device("cpu")
 
 
 def test_every_failure_is_reported_at_the_end(desk, capsys):
-    save(lesson(code("ask", 'assert (device, dataset, batch_size) == ("cpu", "random", 7)')), "01_a")
+    save(
+        lesson(code("ask", 'assert (device, dataset, batch_size) == ("cpu", "random", 7)')), "01_a"
+    )
     save(lesson(code("divide", "# a comment\n1 / 0"), code("after", "1")), "02_b")
     save(lesson(code("die", "import os\nos._exit(1)"), code("after", "1")), "03_c")
     save(lesson(code("raise", "raise ValueError('no')")), "04_d")
@@ -69,12 +71,18 @@ REFUSED = {
     "unknown parameter": (["--params", "devcie=cuda"], "01_good.ipynb has no parameter 'devcie', "),
     "no number": (["--params", "batch_size=many"], "batch_size must be a whole number, got 'many'"),
     "no samples": (["--params", "batch_size=0"], "batch_size must be a whole number, at least 1, "),
-    "less": (["--params", "batch_size=-1"], "batch_size must be a whole number, at least 1, got -1"),
+    "less": (
+        ["--params", "batch_size=-1"],
+        "batch_size must be a whole number, at least 1, got -1",
+    ),
     "too many": (["--params", "batch_size=1798"], "the digits are 1797 samples"),
     "other size": (["--params", "hidden=0"], "hidden must be at least 1, got 0"),
     "seed": (["--params", "seed=-1"], "seed must be a whole number from 0"),
     "dataset": (["--params", "dataset=cats"], "dataset must be 'digits' or 'random', got 'cats'"),
-    "no value": (["--params", "batch_size"], "a parameter is given as name=value, got 'batch_size'"),
+    "no value": (
+        ["--params", "batch_size"],
+        "a parameter is given as name=value, got 'batch_size'",
+    ),
     "twice": (["--params", "seed=1", "seed=2"], "parameter 'seed' is given twice"),
     "device as parameter": (["--params", "device=cpu"], "the device is no such parameter"),
     "device": (["--device", "cuda:99"], "device 'cuda:99' is not on this machine, which has "),

@@ -1,0 +1,143 @@
+"""The Makefile: help that is true, variables that exist, and a .venv that is complete."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.tooling.samples import ROOT
+
+# Stands in for Python: makes a .venv of itself, logs what else it is told to do, and fails to
+# install as long as there is a file `offline`.
+FAKE_PYTHON = """\
+#!/bin/sh
+case "$*" in
+  "-m venv --clear .venv") rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
+  "-m pip install"*) test ! -e offline || exit 1;;
+esac
+echo "$*" >> log
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Lay out a checkout in a folder with spaces in its name, with a stand-in for Python."""
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(ROOT / name, folder / name)
+    for name in ("fake", "other"):
+        (folder / name).write_text(FAKE_PYTHON)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def make(folder, *arguments):
+    """Run make as a person would, and not as a part of the make that may run these tests."""
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.run(
+        ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+def log(folder):
+    """Read and empty the log of the stand-in."""
+    file = folder / "log"
+    lines = file.read_text().splitlines() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return [line for line in lines if not line.startswith("-c")]
+
+
+def test_help_is_the_default_and_lists_every_target(checkout):
+    shown = make(checkout)
+    assert shown.returncode == 0
+    listed = re.findall(r"^  ([a-z]+) {2,}\w", shown.stdout, re.M)
+    makefile = (checkout / "Makefile").read_text()
+    targets = re.findall(r"^([\w-]+):(?!=)", makefile, re.M)
+    assert listed == targets
+    assert set(re.search(r"\.PHONY: (.*)", makefile)[1].split()) == set(targets)
+    assert set(targets) >= {"help", "run", "test", "lab", "nbval", "outputs", "lint", "clean"}
+    variables = re.findall(r"^(\w+) \?=", makefile, re.M)
+    assert sorted(re.findall(r"^  ([A-Z]+)=", shown.stdout, re.M)) == sorted(variables)
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("devcie=cuda", "there is no variable devcie: choose among PYTHON DEVICE LESSON PARAMS"),
+        ("LAX=yes", "LAX and TIMINGS are 1 or not given"),
+    ],
+)
+def test_variable_that_will_not_do_is_refused(given, sentence, checkout):
+    refused = make(checkout, "run", "PYTHON=./fake", given)
+    assert refused.returncode == 2
+    assert sentence in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert log(checkout) == []
+
+
+def test_commands(checkout):
+    def commands(*arguments):
+        assert make(checkout, *arguments, "PYTHON=./fake").returncode == 0
+        return log(checkout)
+
+    install = ["-m venv --clear .venv", "-m pip install -r requirements.txt"]
+    lint = ["-m ruff check", "-m ruff format --check"]
+    assert commands("run") == [*install, "-m helpers.tooling.run --device auto --params"]
+    assert commands("run", "LESSON=3 4", "DEVICE=cuda:1", "PARAMS=seed=1 batch_size=2") == [
+        "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 batch_size=2"
+    ]
+    assert commands("lint") == lint
+    assert commands("test") == [*lint, "-m pytest"]
+    assert commands("nbval") == ["-m pytest notebooks"]
+    assert commands("nbval", "LAX=1") == ["-m pytest --nbval-lax notebooks"]
+    assert commands("outputs", "LESSON=03") == ["-m helpers.tooling.outputs 03"]
+    assert commands("outputs", "TIMINGS=1") == ["-m helpers.tooling.outputs --timings"]
+    assert commands("lab") == ["-m jupyter lab notebooks"]
+
+
+def test_clean_removes_what_was_generated(checkout):
+    generated = ["build/cpu", "helpers/__pycache__", "notebooks/.ipynb_checkpoints", ".ruff_cache"]
+    stays = ["tests/a test", ".venv/lib/__pycache__"]
+    for folder in generated + stays:
+        (checkout / folder).mkdir(parents=True)
+    assert make(checkout, "clean", "PYTHON=./fake").returncode == 0
+    assert [folder for folder in generated if (checkout / folder).exists()] == []
+    assert [folder for folder in stays if not (checkout / folder).exists()] == []
+    assert log(checkout) == []
+
+
+def test_venv_is_done_only_when_it_is_complete(checkout):
+    anew = ["-m venv --clear .venv", "-m pip install -r requirements.txt"]
+    lint = ["-m ruff check", "-m ruff format --check"]
+    (checkout / "offline").touch()
+    assert make(checkout, "lint", "PYTHON=./fake").returncode == 2
+    assert log(checkout) == anew[:1]
+    (checkout / "offline").unlink()
+    assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
+    assert log(checkout) == anew + lint
+    assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
+    assert log(checkout) == lint
+    assert make(checkout, "lint", "PYTHON=./other").returncode == 0
+    assert log(checkout) == anew + lint
+    os.utime(checkout / "requirements.txt", (2**32, 2**32))
+    assert make(checkout, "lint", "PYTHON=./other").returncode == 0
+    assert log(checkout) == anew[1:] + lint
+
+
+def test_ci_calls_make_test_and_nothing_else(checkout):
+    (checkout / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
+    (checkout / "bin").mkdir()
+    fake_make = checkout / "bin" / "make"
+    fake_make.write_text('#!/bin/sh\necho "$PWD: make $*"\nexit 7\n')
+    fake_make.chmod(0o755)
+    environment = {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}"}
+    called = subprocess.run(
+        [checkout / ".ci" / "run"], cwd="/", env=environment, capture_output=True, text=True
+    )
+    assert called.stdout == f"{checkout}: make test\n"
+    assert called.returncode == 7
