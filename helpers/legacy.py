@@ -42,7 +42,8 @@ class FunctionalModuleWithBuffers(nn.Module):
         """Run the model with these parameters and buffers, each in the order of its names."""
         state = dict(zip(self.param_names, params, strict=True))
         state |= zip(self.buffer_names, buffers, strict=True)
-        return functional_call(self.stateless_model, state, args, kwargs)
+        with modules.tensors_kept(self.stateless_model):
+            return functional_call(self.stateless_model, state, args, kwargs)
 
 
 class FunctionalModule(FunctionalModuleWithBuffers):

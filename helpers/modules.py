@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -110,20 +110,34 @@ def _add_zero_state(
 
 
 @contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[None]:
+def kept(*dictionaries: dict[str, Any]) -> Iterator[None]:
+    """Undo what a block binds to the names in these dictionaries."""
+    before = [dictionary.copy() for dictionary in dictionaries]
+    try:
+        yield
+    finally:
+        for dictionary, values in zip(dictionaries, before, strict=True):
+            dictionary.clear()
+            dictionary.update(values)
+
+
+def attributes_kept(model: nn.Module) -> AbstractContextManager[None]:
     """Undo what a block binds to plain attributes of a model's modules: counters, caches, stashes.
 
     Each sample, and each chunk of samples, starts from the same model. Without this, a value that
     a forward computed from one chunk and kept on `self` is read in the next one as if it were its
     own: wrong numbers, or an error that names no cause.
     """
-    kept = [(vars(module), vars(module).copy()) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for attributes, before in kept:
-            attributes.clear()
-            attributes.update(before)
+    return kept(*(vars(module) for module in model.modules()))
+
+
+def tensors_kept(model: nn.Module) -> AbstractContextManager[None]:
+    """Undo what a block leaves in place of a model's parameters and buffers.
+
+    `functional_call` leaves the last tensors that it was given where a layer has two names.
+    """
+    modules = list(model.modules())
+    return kept(*(m._parameters for m in modules), *(m._buffers for m in modules))
 
 
 def check_model(model: nn.Module) -> None:
