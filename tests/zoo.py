@@ -1,0 +1,282 @@
+"""Small models of many kinds, each with a batch and a loss.
+
+Every case is built in float64 from its own seed, so that two calls give equal models.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.models import MLP, SimpleCNN
+
+
+@dataclass
+class Case:
+    """A model and one batch to differentiate it at."""
+
+    model: nn.Module
+    data: Tensor
+    targets: Tensor
+    loss_fn: Callable[[Tensor, Tensor], Tensor]
+
+    def to(self, dtype: torch.dtype) -> "Case":
+        """Convert what is floating point."""
+        data, targets = (t.to(dtype) if t.is_floating_point() else t for t in self.batch)
+        return Case(self.model.to(dtype), data, targets, self.loss_fn)
+
+    @property
+    def batch(self) -> tuple[Tensor, Tensor]:
+        return self.data, self.targets
+
+    @property
+    def args(self) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Tensor, Tensor]:
+        """What every function of `helpers.gradients` takes, in its order."""
+        return self.model, self.loss_fn, self.data, self.targets
+
+
+def squared(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Half the squared error; its targets have the shape of the predictions."""
+    return (predictions - targets).square().sum() / 2
+
+
+class Apply(nn.Module):
+    """A module whose forward is a function of it: layers by keyword, then what to do with them."""
+
+    def __init__(self, forward: Callable[..., Tensor], **layers: object) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.run = forward
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.run(self, inputs)
+
+
+class Buffered(nn.Module):
+    """A linear layer whose output depends on a buffer, which `write` changes in the forward."""
+
+    def __init__(self, write: Callable[..., object], persistent: bool = True) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.register_buffer("seen", torch.tensor([1.0, -2.0, 0.5]), persistent=persistent)
+        self.register_buffer("calls", torch.tensor(1))
+        self.write = write
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.write(self, inputs)
+        return self.fc(inputs * self.seen) * self.calls
+
+
+def _increment(self: Buffered, inputs: Tensor) -> None:
+    self.calls += 1
+    self.seen.mul_(1.5)
+
+
+def _write_batched(self: Buffered, inputs: Tensor) -> None:
+    self.calls.add_(1)
+    self.seen += inputs[0]
+
+
+def _rebind(self: Buffered, inputs: Tensor) -> None:
+    self.calls = self.calls + 1
+    self.seen = 0.5 * self.seen + inputs.mean(0)
+
+
+def _copy_batched(self: Buffered, inputs: Tensor) -> None:
+    self.seen.copy_(inputs[0].detach().sin())
+
+
+def _index_batched(self: Buffered, inputs: Tensor) -> None:
+    self.seen[1] = inputs[0, 0]
+
+
+def _tie(model: nn.Sequential) -> nn.Sequential:
+    model[2].weight = model[0].weight
+    return model
+
+
+def _share() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    return Apply(lambda m, x: m.second(m.first(x).tanh()), first=layer, second=layer)
+
+
+def _freeze(model: nn.Sequential) -> nn.Sequential:
+    model[0].weight.requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+def _two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+
+
+def _stash(self: Apply, inputs: Tensor) -> Tensor:
+    self.activation = self.fc(inputs).tanh()
+    return self.head(self.activation)
+
+
+def _batch_norm() -> nn.Module:
+    layer = nn.BatchNorm2d(4)
+    layer.running_mean.uniform_(-1, 1)
+    layer.running_var.uniform_(0.5, 2)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), layer, nn.ReLU(), nn.Flatten()).eval()
+
+
+def _recurrent(layer: type[nn.RNNBase], start: str = "none", **options: object) -> nn.Module:
+    """Read the last step of a layer called without a state, with `None`, or with a keyword."""
+    calls = {
+        "none": lambda m, x: m.layer(x)[0][:, -1],
+        "positional": lambda m, x: m.layer(x, None)[0][:, -1],
+        "keyword": lambda m, x: m.layer(input=x, hx=None)[0][:, -1],
+    }
+    return Apply(calls[start], layer=layer(4, 3, batch_first=True, **options))
+
+
+def _cell(cell: nn.RNNCellBase) -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        state = self.cell(inputs[:, 0])
+        state = self.cell(inputs[:, 1], state)
+        return state[0] if isinstance(state, tuple) else state
+
+    return Apply(run, cell=cell)
+
+
+def _attention(train: bool) -> nn.Module:
+    layer = nn.MultiheadAttention(4, 2, batch_first=True).train(train)
+    return Apply(lambda m, x: m.layer(x, x, x)[0], layer=layer)
+
+
+def _encoder(train: bool, **options: bool) -> nn.Module:
+    return nn.TransformerEncoderLayer(
+        4, 2, dim_feedforward=6, dropout=0.0 if train else 0.1, batch_first=True, **options
+    ).train(train)
+
+
+class Scalars(nn.Module):
+    """Two parameters without a dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.shift = nn.Parameter(torch.tensor(-0.5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs * self.scale).sin() + self.shift
+
+
+weight_norm = nn.utils.parametrizations.weight_norm
+spectral_norm = nn.utils.parametrizations.spectral_norm
+
+
+def _hooked(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """Put an old-style norm on a layer, and run it once, or the oracle could not copy it."""
+    model = norm(nn.Linear(3, 2))
+    with torch.no_grad():
+        model(torch.ones(1, 3))
+    return model
+
+
+def _images(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def _instance_norm(tracking: bool) -> nn.Module:
+    norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=tracking)
+    return _images(nn.Conv2d(2, 4, 3), norm)
+
+
+Build = Callable[[], nn.Module]
+ROWS: dict[str, Build] = {
+    "linear": lambda: nn.Linear(3, 2),
+    "no bias": lambda: nn.Linear(3, 2, bias=False),
+    "bilinear": lambda: Apply(lambda m, x: m.b(x, x), b=nn.Bilinear(3, 3, 2)),
+    "scalars": Scalars,
+    "prelu": lambda: nn.Sequential(nn.Linear(3, 3), nn.PReLU()),
+    "tied weight": lambda: _tie(_two_layers()),
+    "shared layer": _share,
+    "frozen": lambda: _freeze(_two_layers()),
+    "unused": lambda: Apply(lambda m, x: m.a(x), z=nn.Linear(2, 2), a=nn.Linear(3, 2)),
+    "no_grad inside": lambda: Apply(lambda m, x: torch.no_grad()(m.a)(x), a=nn.Linear(3, 2)),
+    "buffer counts": lambda: Buffered(_increment),
+    "buffer in place": lambda: Buffered(_write_batched),
+    "buffer copied into": lambda: Buffered(_copy_batched),
+    "buffer indexed": lambda: Buffered(_index_batched),
+    "buffer rebound": lambda: Buffered(_rebind),
+    "buffer not persistent": lambda: Buffered(_write_batched, persistent=False),
+    "stash": lambda: Apply(_stash, fc=nn.Linear(3, 3), head=nn.Linear(3, 2)),
+    "weight norm hook": lambda: _hooked(nn.utils.weight_norm),
+    "weight norm": lambda: weight_norm(nn.Linear(3, 2)),
+    "weight norm twice": lambda: nn.Sequential(*(weight_norm(nn.Linear(3, 3)) for _ in "12")),
+    "spectral norm hook": lambda: _hooked(nn.utils.spectral_norm),
+    "spectral norm": lambda: spectral_norm(nn.Linear(3, 2)),
+    "spectral norm eval": lambda: spectral_norm(nn.Linear(3, 2)).eval(),
+}
+WORDS: dict[str, Build] = {
+    "embedding": lambda: nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(9, 2)),
+    "embedding padding": lambda: nn.Embedding(6, 3, padding_idx=0),
+    "embedding bag": lambda: nn.EmbeddingBag(6, 3),
+}
+SEQUENCES: dict[str, Build] = {
+    "lstm": lambda: _recurrent(nn.LSTM),
+    "lstm None": lambda: _recurrent(nn.LSTM, "positional"),
+    "lstm hx=None": lambda: _recurrent(nn.LSTM, "keyword"),
+    "lstm deep": lambda: _recurrent(nn.LSTM, num_layers=2),
+    "lstm both ways": lambda: _recurrent(nn.LSTM, num_layers=2, bidirectional=True),
+    "lstm projected": lambda: _recurrent(nn.LSTM, proj_size=2),
+    "gru": lambda: _recurrent(nn.GRU, num_layers=2, bidirectional=True),
+    "gru None": lambda: _recurrent(nn.GRU, "positional"),
+    "rnn": lambda: _recurrent(nn.RNN, num_layers=2),
+    "rnn relu": lambda: _recurrent(nn.RNN, nonlinearity="relu"),
+    "lstm cell": lambda: _cell(nn.LSTMCell(4, 3)),
+    "gru cell": lambda: _cell(nn.GRUCell(4, 3)),
+    "rnn cell": lambda: _cell(nn.RNNCell(4, 3)),
+    "encoder train": lambda: _encoder(True),
+    "encoder eval": lambda: _encoder(False),
+    "encoder norm first": lambda: _encoder(False, norm_first=True),
+    "attention train": lambda: _attention(True),
+    "attention eval": lambda: _attention(False),
+    "layer norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
+    "depthwise": lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
+}
+IMAGES: dict[str, Build] = {
+    "group norm": lambda: _images(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)),
+    "instance norm": lambda: _instance_norm(tracking=False),
+    "instance norm tracking": lambda: _instance_norm(tracking=True),
+    "instance norm eval": lambda: _instance_norm(tracking=True).eval(),
+    "batch norm eval": _batch_norm,
+    "dilated": lambda: _images(nn.Conv2d(2, 3, 3, dilation=2, padding=1)),
+    "grouped": lambda: _images(nn.Conv2d(2, 4, 3, groups=2, stride=2)),
+    "transposed": lambda: _images(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2)),
+    "pooled": lambda: _images(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(2)),
+}
+DIGITS: dict[str, Build] = {"mlp": MLP, "cnn": SimpleCNN}
+SHAPES = [
+    ((3,), ROWS),
+    ((3,), WORDS),
+    ((4, 4), SEQUENCES),
+    ((2, 4, 4), IMAGES),
+    ((1, 28, 28), DIGITS),
+]
+MODELS = {name: (build, shape) for shape, group in SHAPES for name, build in group.items()}
+
+
+def make(name: str, batch_size: int = 3) -> Case:
+    """Build a case; classifiers of digits get cross-entropy, the others a squared error."""
+    build, shape = MODELS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(sum(map(ord, name)))
+        model = build().double()
+        data = torch.randn(batch_size, *shape, dtype=torch.float64)
+        if name in WORDS:
+            data = torch.randint(6, (batch_size, *shape))
+        if name in DIGITS:
+            return Case(model, data, torch.randint(10, (batch_size,)), F.cross_entropy)
+        with torch.no_grad():  # one sample, on a copy: some models change, and some refuse B = 0
+            sample = torch.zeros_like(data[:1]) if batch_size else data.new_zeros((1, *shape))
+            output = copy.deepcopy(build().double())(sample)
+        targets = torch.randn(batch_size, *output.shape[1:], dtype=torch.float64)
+        return Case(model, data, targets, squared)
