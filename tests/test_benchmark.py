@@ -1,0 +1,121 @@
+"""What `helpers.benchmark` computes; never how fast anything is."""
+
+import itertools
+import re
+
+import pytest
+import torch
+from torch.utils.benchmark import Measurement, TaskSpec
+
+from helpers import benchmark
+
+
+def measured(*seconds: float, runs: int = 1) -> Measurement:
+    times = [runs * second for second in seconds]
+    return Measurement(runs, times, TaskSpec(stmt="candidate()", setup=""))
+
+
+def groups(calls: list[str]) -> list[str]:
+    """Collapse repeats: a a b b a becomes a b a."""
+    return [name for name, _ in itertools.groupby(calls)]
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_candidates_take_turns(rounds):
+    calls: list[str] = []
+    candidates = {name: lambda name=name: calls.append(name) for name in "abc"}
+    measurements = benchmark.measure(candidates, rounds=rounds, min_run_time=0.0)
+    assert list(measurements) == ["a", "b", "c"]
+    assert groups(calls) == list("abc") * (1 + rounds), "a warm-up of all, then the rounds"
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_the_rounds_of_a_candidate_are_merged(rounds):
+    measurements = benchmark.measure({"a": int, "b": str}, rounds=rounds, min_run_time=0.0)
+    for measurement in measurements.values():
+        assert len(measurement.times) == rounds
+        assert measurement.number_per_run == 1
+        assert measurement.median > 0
+
+
+class FakeTimer:
+    """A timer for which every call of a candidate takes as long as the candidate returns."""
+
+    runs: list[tuple[str, int]]
+
+    def __init__(self, stmt, globals, num_threads):
+        assert stmt == "candidate()"
+        assert num_threads == torch.get_num_threads()
+        self.candidate = globals["candidate"]
+
+    def timeit(self, number):
+        name, seconds = self.candidate()
+        FakeTimer.runs.append((name, number))
+        return measured(seconds, runs=number)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    FakeTimer.runs = []
+    monkeypatch.setattr(benchmark, "Timer", FakeTimer)
+    return FakeTimer.runs
+
+
+def test_each_candidate_runs_for_the_time_asked_for(runs):
+    candidates = {"fast": lambda: ("fast", 0.01), "slow": lambda: ("slow", 0.5)}
+    measurements = benchmark.measure(candidates, rounds=2, min_run_time=0.1)
+    warm_up, rounds = runs[:-4], runs[-4:]
+    assert {name for name, _ in warm_up} == {"fast", "slow"}
+    assert rounds == [("fast", 10), ("slow", 1), ("fast", 10), ("slow", 1)]
+    assert measurements["fast"].median == pytest.approx(0.01)
+    assert measurements["slow"].median == pytest.approx(0.5)
+
+
+def test_a_slow_first_call_does_not_count(runs):
+    seconds = itertools.chain([9.0], itertools.repeat(0.01))
+    measurements = benchmark.measure(
+        {"a": lambda: ("a", next(seconds))}, rounds=3, min_run_time=0.1
+    )
+    assert runs[-3:] == [("a", 10)] * 3
+    assert measurements["a"].median == pytest.approx(0.01)
+    assert max(measurements["a"].times) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "rounds"), [({}, 5), ({"a": int}, 0), ({"a": int}, -1)], ids=str
+)
+def test_nothing_to_measure_is_refused(candidates, rounds):
+    sentence = f"needs a candidate and a round at least, got {len(candidates)} and {rounds}"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        benchmark.measure(candidates, rounds=rounds, min_run_time=0.0)
+
+
+def test_an_error_of_a_candidate_reaches_the_caller():
+    def broken() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        benchmark.measure({"a": int, "b": broken}, rounds=1, min_run_time=0.0)
+
+
+def test_the_table_of_times():
+    measurements = {
+        "loop": measured(0.040, 0.041, 0.042, 0.080),
+        "vmap": measured(0.010, 0.010, 0.010),
+        "slower": measured(0.0830, 0.0832),
+    }
+    table = benchmark.table(measurements, reference="loop")
+    assert table.columns.tolist() == ["median (ms)", "spread (ms)", "times loop"]
+    assert table.index.tolist() == ["loop", "vmap", "slower"]
+    assert table["median (ms)"].tolist() == [41.5, 10.0, 83.1]
+    assert table["times loop"].tolist() == [1.0, 0.24, 2.0]
+    # Quartiles between 40.75 and 51.5 of the first, none of the second, 83.05 and 83.15.
+    assert table["spread (ms)"].tolist() == [10.75, 0.0, 0.1]
+    other = benchmark.table(measurements, reference="vmap")
+    assert other["times vmap"].tolist() == [4.15, 1.0, 8.31]
+
+
+def test_an_unknown_reference_is_refused():
+    sentence = "reference must be one of loop, vmap, got 'lop'"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        benchmark.table({"loop": measured(1.0), "vmap": measured(1.0)}, reference="lop")

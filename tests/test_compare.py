@@ -1,0 +1,179 @@
+"""The comparison fails by name, then by shape, then by value, and says the same everywhere."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import compare
+from helpers.gradients import func_gradients, loop_gradients
+from tests.zoo import squared
+
+nan, inf = float("nan"), float("inf")
+
+
+def gradients(scale: float = 1.0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    weight = torch.linspace(-1, 1, 12, dtype=dtype).reshape(2, 2, 3)
+    return {"weight": scale * weight, "bias": scale * weight[:, :, 0]}
+
+
+def failure(got: dict[str, Tensor], expected: dict[str, Tensor], **options: float) -> str:
+    """Return what `check` says, and require that `table` says it of some parameter too."""
+    assert not compare.table(got, expected, **options)["equal"].all()
+    with pytest.raises(AssertionError) as raised:
+        compare.check(got, expected, **options)
+    return str(raised.value)
+
+
+def test_the_table_reads_as_saved():
+    got, expected = gradients() | {"more": torch.zeros(2)}, gradients()
+    got["bias"] = got["bias"] + 0.25
+    expected |= {"scale": torch.zeros(2), "turned": torch.zeros(2, 3, 4)}
+    got["turned"] = torch.zeros(2, 4, 3)
+    assert compare.table(got, expected).to_string().split("\n") == [
+        "            shape per-sample shape       largest error  equal",
+        "parameter                                                    ",
+        "weight     (2, 3)        (2, 2, 3)         below 1e-05   True",
+        "bias         (2,)           (2, 2)             2.5e-01  False",
+        "scale          ()             (2,)             missing  False",
+        "turned     (4, 3)        (2, 4, 3)  expected (2, 3, 4)  False",
+        "more           ()             (2,)        not expected  False",
+    ]
+
+
+def test_check_returns_the_table_where_all_is_equal():
+    table = compare.check(gradients(), gradients())
+    assert table.equals(compare.table(gradients(), gradients()))
+    assert table["equal"].tolist() == [True, True]
+    assert table.index.tolist() == ["weight", "bias"]
+
+
+def test_names_are_compared_never_positions():
+    backwards = dict(reversed(gradients().items()))
+    assert compare.check(backwards, gradients()).index.tolist() == ["weight", "bias"]
+
+
+def test_it_fails_by_name_then_by_shape_then_by_value():
+    expected = gradients()
+    got = {"weight": torch.zeros(2, 3, 2), "Bias": expected["bias"], "extra": torch.zeros(2)}
+    assert failure(got, expected) == "missing: bias"
+    got["bias"] = expected["bias"] + 1
+    assert failure(got, expected) == "not expected: Bias, extra"
+    del got["Bias"], got["extra"]
+    message = "weight has the wrong shape: expected (2, 2, 3), got (2, 3, 2)"
+    assert failure(got, expected) == message
+    got["weight"] = expected["weight"]
+    message = "right shape, wrong values: bias by 1.0e+00 of the largest entry"
+    assert failure(got, expected) == message
+    got["weight"] = expected["weight"] * 3
+    message = "right shape, wrong values: weight by 2.0e+00, bias by 1.0e+00 of the largest entry"
+    assert failure(got, expected) == message
+
+
+def test_a_shape_that_would_broadcast_is_wrong():
+    got = {"w": torch.ones(1, 3)}
+    assert failure(got, {"w": torch.ones(2, 3)}).startswith("w has the wrong shape")
+    assert failure({"w": torch.ones(())}, {"w": torch.ones(2)}).startswith("w has the wrong shape")
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+@pytest.mark.parametrize(("dtype", "tolerance"), compare.TOLERANCES.items(), ids=str)
+def test_the_tolerance_is_relative_to_the_largest_entry(dtype, tolerance, scale):
+    expected = gradients(scale, torch.float64)
+    for factor, equal in ((0.5, True), (2.0, False)):
+        got = {name: tensor.clone() for name, tensor in expected.items()}
+        got["weight"][0, 0, 0] *= 1 + factor * tolerance
+        if dtype in (torch.float32, torch.float64):  # the others round by more than they test
+            got = {name: tensor.to(dtype) for name, tensor in got.items()}
+            options = {}
+        else:
+            options = {"tolerance": tolerance}
+        assert compare.table(got, expected, **options)["equal"].tolist() == [equal, True]
+
+
+@pytest.mark.parametrize("dtype", compare.TOLERANCES, ids=str)
+def test_the_tolerance_is_that_of_the_dtype(dtype):
+    ones = {"w": torch.ones(2, dtype=dtype)}
+    row = compare.table(ones, {"w": torch.ones(2, dtype=torch.float64)}).iloc[0]
+    assert row["largest error"] == f"below {compare.TOLERANCES[dtype]:.0e}"
+
+
+@pytest.mark.parametrize(
+    ("error", "tolerance", "text", "equal"),
+    [
+        (0.0, 0.0, "0.0e+00", True),
+        (0.25, 0.25, "2.5e-01", True),
+        (0.25, 0.5, "below 5e-01", True),
+        (0.25, 0.125, "2.5e-01", False),
+        (0.0, 2.5e-6, "below 2.5e-06", True),
+        (0.5, inf, "below inf", True),
+    ],
+)
+def test_the_edge_of_the_tolerance(error, tolerance, text, equal):
+    got, expected = {"w": torch.tensor([1.0, 1 - error])}, {"w": torch.ones(2)}
+    row = compare.table(got, expected, tolerance=tolerance).iloc[0]
+    assert (row["largest error"], row["equal"]) == (text, equal)
+
+
+@pytest.mark.parametrize("tolerance", [None, 1.0, inf])
+@pytest.mark.parametrize(("left", "right"), [(nan, 1.0), (1.0, nan), (nan, nan), (inf, 1.0)])
+def test_what_is_not_finite_is_never_equal(left, right, tolerance):
+    got, expected = {"w": torch.tensor([1.0, left])}, {"w": torch.tensor([1.0, right])}
+    message = "right shape, wrong values: w by inf of the largest entry"
+    assert failure(got, expected, tolerance=tolerance) == message
+
+
+@pytest.mark.parametrize("bad", [inf, -inf, nan])
+def test_one_bad_reference_does_not_excuse_the_others(bad):
+    expected = {"v": torch.ones(2), "w": torch.tensor([1.0, bad]), "x": torch.ones(2)}
+    got = {"v": torch.ones(2) * 1.5, "w": expected["w"], "x": torch.ones(2)}
+    assert compare.table(got, expected)["equal"].tolist() == [False, False, True]
+
+
+def test_missing_is_not_equal_at_any_tolerance():
+    table = compare.table({"a": torch.ones(2)}, {"b": torch.ones(2)}, tolerance=inf)
+    assert table["equal"].tolist() == [False, False]
+
+
+def test_empty_batches_and_no_parameters():
+    empty = {"weight": torch.zeros(0, 2, 3)}
+    assert compare.check(empty, empty)["equal"].tolist() == [True]
+    assert failure(empty, {"weight": torch.zeros(0, 2)}).startswith("weight has the wrong shape")
+    assert len(compare.check({}, {})) == 0
+
+
+def test_a_gradient_that_vanishes_is_measured_against_the_others():
+    # The bias of attention keys shifts all scores alike: nothing but rounding is left of it.
+    expected = {"keys": torch.full((2,), 1e-17), "weight": torch.ones(2, 3)}
+    got = {"keys": torch.full((2,), -3e-8), "weight": torch.ones(2, 3)}
+    assert compare.check(got, expected)["equal"].all()
+    got["keys"] += 1e-5
+    message = "right shape, wrong values: keys by 1.0e-04 of the largest entry"
+    assert failure(got, expected) == message
+    assert not compare.table({"keys": got["keys"]}, {"keys": expected["keys"]})["equal"].any()
+    # Where nothing but zeros is expected, the error is absolute.
+    zeros = {"w": torch.zeros(2)}
+    assert compare.check({"w": torch.full((2,), 1e-6)}, zeros)["equal"].all()
+    assert "w by 1.0e-04" in failure({"w": torch.full((2,), 1e-4)}, zeros)
+
+
+def test_it_compares_real_gradients():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    args = model, squared, torch.randn(5, 3), torch.randn(5, 2)
+    got, expected = func_gradients(*args), loop_gradients(*args)
+    compare.check(got, expected)
+    got["2.weight"][3, 1, 2] += 1e-2
+    assert re.match(r"right shape, wrong values: 2\.weight by ", failure(got, expected))
+
+
+def test_largest_error_of_one_pair():
+    assert compare.largest_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0])) == 0.25
+    assert compare.largest_error(torch.tensor([0.5]), torch.tensor([0.0])) == 0.5
+    assert compare.largest_error(torch.tensor([0.5]), torch.tensor([0.0]), scale=10.0) == 0.5
+    assert compare.largest_error(torch.tensor([0.5]), torch.tensor([0.0]), scale=20.0) == 0.25
+    assert compare.largest_error(torch.ones(0, 3), torch.ones(0, 3)) == 0.0
+    assert compare.largest_error(torch.tensor([nan]), torch.tensor([1.0])) == inf
+    tracked = torch.ones(2, requires_grad=True)
+    assert compare.largest_error(tracked, torch.ones(2)) == 0.0

@@ -1,0 +1,99 @@
+"""Batches of digits and of noise: shapes, ranges, the same every time, and what is refused."""
+
+import re
+
+import pytest
+import torch
+
+from helpers import data
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 1797])
+@pytest.mark.parametrize("dataset", data.DATASETS)
+def test_shapes_types_and_ranges(dataset, batch_size):
+    images, labels = data.load_batch(dataset, batch_size)
+    assert images.shape == (batch_size, 1, 28, 28)
+    assert labels.shape == (batch_size,)
+    assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert 0 <= images.min() < images.max() <= 1
+    assert 0 <= labels.min() <= labels.max() <= 9
+    if batch_size > 100:
+        assert labels.unique().tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("dataset", data.DATASETS)
+def test_the_same_every_time_and_from_no_stream_of_the_caller(dataset):
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = data.load_batch(dataset, 5)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    for tensor, again in zip(first, data.load_batch(dataset, 5), strict=True):
+        assert torch.equal(tensor, again)
+        tensor.zero_()  # nor does a caller's change reach the next one
+    assert data.load_batch(dataset, 5)[0].any()
+
+
+def test_the_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    originals = load_digits()
+    images, labels = data.load_digits()
+    assert images.shape == (1797, 1, 28, 28)
+    assert labels.tolist() == originals.target.tolist()
+    # Shrunk back, each is nearest to its own original of all of the first hundred.
+    small = torch.nn.functional.interpolate(images[:100], size=(8, 8), mode="area")[:, 0]
+    originals = torch.tensor(originals.images[:100] / 16, dtype=torch.float32)
+    distances = torch.cdist(small.flatten(1), originals.flatten(1))
+    assert distances.argmin(1).tolist() == list(range(100))
+
+
+def test_a_batch_is_the_first_digits():
+    images, labels = data.load_digits()
+    first, few = data.load_batch("digits", 64)
+    assert torch.equal(first, images[:64])
+    assert torch.equal(few, labels[:64])
+    assert data.load_batch()[0].shape == (64, 1, 28, 28)
+    assert torch.equal(data.load_batch()[0], first)
+
+
+def test_noise_holds_as_many_samples_as_asked_for():
+    images, _ = data.load_batch("random", 2000)
+    assert len(images) == 2000
+    assert 0.49 < images.mean() < 0.51
+    assert not torch.equal(images[0], images[1])
+
+
+def test_the_device_is_passed_on():
+    for tensor in (*data.load_batch("random", 2, "meta"), *data.load_digits("meta")):
+        assert tensor.device == torch.device("meta")
+
+
+SIZES = [0, -1, "many", "64", 1.5, 64.0, None, True]
+NAMES = ["mnist", "Digits", "", None]
+REFUSED = [
+    *((name, 1, f"dataset must be 'digits' or 'random', got {name!r}") for name in NAMES),
+    *(
+        (name, size, f"batch_size must be a whole number, at least 1, got {size!r}")
+        for name in data.DATASETS
+        for size in SIZES
+    ),
+    (
+        "digits",
+        1798,
+        "the digits are 1797 samples, batch_size asks for 1798: choose at most 1797, or dataset "
+        "'random'",
+    ),
+]
+
+
+@pytest.mark.parametrize("function", [data.check, data.load_batch])
+@pytest.mark.parametrize(("dataset", "batch_size", "sentence"), REFUSED, ids=str)
+def test_what_cannot_be_served_is_refused(dataset, batch_size, sentence, function):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        function(dataset, batch_size)
+
+
+def test_what_can_be_served_passes():
+    assert data.check("digits", 1797) is None
+    assert data.check("random", 10**9) is None

@@ -1,0 +1,123 @@
+"""Devices by name, as seen on machines that have them and on machines that do not."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import devices
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Pretend that the machine has so many GPUs, or Apple's."""
+
+    def pretend(gpus: int = 0, mps: bool = False) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mps", "names"),
+    [
+        (0, False, ["cpu"]),
+        (2, False, ["cuda:0", "cuda:1", "cpu"]),
+        (0, True, ["mps", "cpu"]),
+        (1, True, ["cuda:0", "mps", "cpu"]),
+    ],
+)
+def test_available_lists_the_best_first(machine, gpus, mps, names):
+    machine(gpus, mps)
+    assert devices.available() == names
+    assert devices.resolve() == devices.resolve("auto") == torch.device(names[0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"),
+    [
+        ("cpu", "cpu"),
+        ("CPU", "cpu"),
+        (" cpu ", "cpu"),
+        ("cuda", "cuda:0"),
+        ("Cuda:1", "cuda:1"),
+        ("mps", "mps"),
+        (torch.device("cpu"), "cpu"),
+        (torch.device("cuda"), "cuda:0"),
+        (torch.device("cuda:1"), "cuda:1"),
+        (torch.device("cuda", 1), "cuda:1"),
+    ],
+    ids=str,
+)
+def test_resolve_finds_what_is_there(machine, asked, got):
+    machine(2, mps=True)
+    resolved = devices.resolve(asked)
+    assert isinstance(resolved, torch.device)
+    assert str(resolved) == got
+
+
+@pytest.mark.parametrize("asked", ["cuda:2", "mps", "gpu", "", "cuda:-1", "cuda:", "cuda:01", None])
+def test_resolve_refuses_what_is_not_there_and_names_what_is(machine, asked):
+    machine(2)
+    sentence = (
+        f"device {str(asked)!r} is not on this machine, which has cuda:0, cuda:1, cpu: "
+        "choose one of these, or 'auto' for the best of them"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        devices.resolve(asked)
+
+
+@pytest.mark.parametrize("asked", ["cuda", "cuda:0", "mps", torch.device("cuda")], ids=str)
+def test_without_an_accelerator_there_is_the_cpu_alone(machine, asked):
+    machine()
+    sentence = f"device {str(asked)!r} is not on this machine, which has cpu: "
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        devices.resolve(asked)
+
+
+def test_the_cpu_computes_in_float64_where_mps_cannot():
+    assert devices.for_float64(torch.device("mps")) == torch.device("cpu")
+    for name in ("cpu", "cuda:1"):
+        assert devices.for_float64(torch.device(name)) == torch.device(name)
+
+
+def draws() -> tuple[float, ...]:
+    generator = np.random  # what scikit-learn draws from by default
+    return random.random(), generator.rand(), torch.rand(()).item()
+
+
+def test_make_repeatable_seeds_every_stream():
+    devices.make_repeatable()
+    first = draws()
+    devices.make_repeatable(1)
+    other = draws()
+    assert all(a != b for a, b in zip(first, other, strict=True))
+    devices.make_repeatable(0)
+    assert draws() == first
+    devices.make_repeatable(2**32 - 1)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.0, "0", None, True])
+def test_a_seed_that_is_no_such_number_is_refused(seed):
+    before = torch.get_rng_state()
+    sentence = f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        devices.make_repeatable(seed)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_float32_means_float32_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    switches = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = True
+        devices.make_repeatable()
+        assert [switch.allow_tf32 for switch in switches] == [False, False]
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value

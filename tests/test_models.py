@@ -1,0 +1,72 @@
+"""The two networks of the lessons: what they take and give, and how large they are."""
+
+import pytest
+import torch
+
+from helpers.models import MLP, SimpleCNN
+
+SHAPES = {
+    SimpleCNN: {
+        "conv1.weight": (32, 1, 3, 3),
+        "conv1.bias": (32,),
+        "conv2.weight": (64, 32, 3, 3),
+        "conv2.bias": (64,),
+        "fc1.weight": (128, 9216),
+        "fc1.bias": (128,),
+        "fc2.weight": (10, 128),
+        "fc2.bias": (10,),
+    },
+    MLP: {
+        "fc1.weight": (20, 784),
+        "fc1.bias": (20,),
+        "fc2.weight": (10, 20),
+        "fc2.bias": (10,),
+    },
+}
+both = pytest.mark.parametrize("network", [SimpleCNN, MLP])
+
+
+@pytest.mark.parametrize(("network", "count"), [(SimpleCNN, 1_199_882), (MLP, 15_910)])
+def test_parameters(network, count):
+    model = network()
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == SHAPES[network]
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    assert not list(model.buffers())
+
+
+@both
+@pytest.mark.parametrize("batch_size", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_digits_to_logits(network, batch_size, dtype):
+    logits = network().to(dtype)(torch.rand(batch_size, 1, 28, 28, dtype=dtype))
+    assert logits.shape == (batch_size, 10)
+    assert logits.dtype == dtype
+    assert (logits < 0).any() == (batch_size > 0), "logits, not probabilities"
+
+
+@both
+def test_a_sample_does_not_see_the_others_and_every_parameter_counts(network):
+    torch.manual_seed(0)
+    model, images = network(), torch.rand(3, 1, 28, 28)
+    alone = torch.cat([model(image) for image in images.split(1)])
+    logits = model(images)
+    torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-6)  # float32, sums in other orders
+    assert torch.equal(model(images), logits)
+    logits.square().sum().backward()
+    assert all(parameter.grad.any() for parameter in model.parameters())
+
+
+def test_the_mlp_takes_rows_as_well():
+    model, images = MLP(), torch.rand(3, 1, 28, 28)
+    assert torch.equal(model(images.flatten(1)), model(images))
+
+
+@both
+def test_a_seed_makes_the_same_weights(network):
+    weights = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        weights.append(torch.cat([p.flatten() for p in network().parameters()]))
+    assert torch.equal(*weights)
+    torch.manual_seed(4)
+    assert not torch.equal(torch.cat([p.flatten() for p in network().parameters()]), weights[0])
