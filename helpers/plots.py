@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 SIGNED = "RdBu_r"  # blue below zero, white at zero, red above
@@ -118,51 +119,48 @@ def curves(
         axis.plot(x, y, marker=marker, label=name)
     axis.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
     axis.set_xticks(x, [f"{value:g}" for value in x])
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
     axis.grid(alpha=0.3)
     axis.legend()
     return _finish(figure)
 
 
-def in_dims(arguments: dict[str, tuple[tuple[int, ...], int | None]], result: str) -> Figure:
-    """Draw what `vmap` does with each argument: give each call a slice, or the whole of it.
+def in_dims(arguments: dict[str, tuple[str, int | None]], function: str) -> Figure:
+    """Draw what `vmap` hands to each call: a slice of an argument, or the whole of it.
 
     Args:
-        arguments: `{name: (shape, in_dim)}`; `in_dim` is 0 for a batch, `None` for what is shared.
-        result: What stands at the end of the arrows, a call for each sample.
+        arguments: `{name: (what it is, in_dim)}`; `in_dim` is 0 for a batch, `None` for what all
+            calls share.
+        function: The name of the function that is mapped.
     """
-    calls = 3
-    figure, axis = plt.subplots(figsize=(8, 0.95 * len(arguments) + 0.6), layout="constrained")
-    top = len(arguments) * 1.2
-    heights = np.linspace(top - 0.6, 0.6, calls + 1)
-    labels = ["call 0", "call 1", "...", "call B-1"]
-    for height, label in zip(heights, labels, strict=True):
-        if label == "...":
-            axis.text(7.1, height, "...", ha="center", va="center", fontsize=14)
-            continue
-        axis.add_patch(Rectangle((6.2, height - 0.32), 1.8, 0.64, fill=False))
-        axis.text(7.1, height, f"{result}\n{label}", ha="center", va="center", fontsize=9)
-    for row, (name, (shape, dim)) in enumerate(arguments.items()):
-        y = top - 0.6 - 1.2 * row
-        color = "tab:gray" if dim is None else "tab:blue"
+    colors = {"call 0": "tab:blue", "call 1": "tab:orange", "...": "white", "call B-1": "tab:green"}
+    figure, axis = plt.subplots(figsize=(8, 1.1 * len(arguments)), layout="constrained")
+    top = 1.2 * len(arguments) - 0.6
+    calls = dict(zip(colors, np.linspace(top, 0.6, len(colors)), strict=True))
+    for call, y in calls.items():
+        if call != "...":
+            axis.add_patch(Rectangle((6.2, y - 0.3), 1.8, 0.6, fill=False, ec=colors[call], lw=2))
+        text = call if call == "..." else f"{function}\n{call}"
+        axis.text(7.1, y, text, ha="center", va="center", fontsize=9)
+    for row, (name, (what, dim)) in enumerate(arguments.items()):
+        y = top - 1.2 * row
         axis.text(-0.1, y, name, ha="right", va="center", fontsize=10, family="monospace")
-        slices = 1 if dim is None else calls + 1
-        for index in range(slices):
-            x = 0.1 + index * 1.6 / slices
-            axis.add_patch(
-                Rectangle((x, y - 0.3), 1.6 / slices, 0.6, facecolor=color, alpha=0.35, ec=color)
-            )
-        text = f"{shape}   in_dim {dim}" if shape else f"dictionary   in_dim {dim}"
-        axis.text(1.85, y, text, va="center", fontsize=9)
-        for index in (0, 1, 3):
-            start = (4.3, y)
-            axis.add_patch(
-                FancyArrowPatch(
-                    start, (6.15, heights[index]), arrowstyle="->", mutation_scale=9,
-                    color=color, alpha=0.8,
+        axis.text(1.85, y, f"{what}\nin_dim {dim}", va="center", fontsize=9)
+        if dim is None:
+            axis.add_patch(Rectangle((0.1, y - 0.3), 1.6, 0.6, fc="lightgray", ec="gray"))
+        for index, (call, color) in enumerate(colors.items()):
+            if dim is not None:
+                corner = (0.1 + 0.4 * index, y - 0.3)
+                axis.add_patch(Rectangle(corner, 0.4, 0.6, fc=color, ec="gray", alpha=0.6))
+            if call != "...":
+                arrow = FancyArrowPatch(
+                    (3.9, y), (6.15, calls[call]), arrowstyle="->", mutation_scale=10
                 )
-            )  # fmt: skip
-    axis.set(xlim=(-1.2, 8.2), ylim=(-0.1, top + 0.1))
+                arrow.set_color("gray" if dim is None else color)
+                axis.add_patch(arrow)
+    axis.set(xlim=(-1.2, 8.2), ylim=(0, top + 0.6))
     axis.axis("off")
     return _finish(figure)
 
