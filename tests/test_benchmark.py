@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.benchmark import Measurement, TaskSpec
 
 from helpers import benchmark
@@ -119,3 +120,72 @@ def test_an_unknown_reference_is_refused():
     sentence = "reference must be one of loop, vmap, got 'lop'"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         benchmark.table({"loop": measured(1.0), "vmap": measured(1.0)}, reference="lop")
+
+
+KILO = torch.ones(1000)  # 4,000 bytes
+
+
+def _chain() -> torch.Tensor:
+    first = KILO + 1
+    second = first * 2
+    del first
+    third = second * 3
+    del second
+    return third
+
+
+def _discard() -> None:
+    for _ in range(5):
+        KILO + 1
+
+
+def _large_first() -> torch.Tensor:
+    large = KILO.repeat(10)
+    del large
+    return KILO + 1
+
+
+def _halves() -> list[torch.Tensor]:
+    return list((KILO + 1).split(500))
+
+
+@pytest.mark.parametrize(
+    ("run", "peak", "kept"),
+    [
+        (lambda: None, 0, 0),
+        (lambda: KILO.reshape(10, 100).T, 0, 0),
+        (lambda: KILO.mul_(1), 0, 0),
+        (lambda: KILO * 2, 4000, 4000),
+        (lambda: KILO.double() + 1, 16000, 8000),
+        (lambda: torch.ones(1).expand(1000), 4, 4),
+        (lambda: {"a": [KILO + 1, KILO + 2]}, 8000, 8000),
+        (_chain, 8000, 4000),
+        (_large_first, 40000, 4000),
+        (_discard, 4000, 0),
+        (_halves, 4000, 4000),
+        (lambda: _halves()[0], 4000, 4000),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)).replace("<lambda>", ""),
+)
+def test_memory_counts_what_is_made_and_what_stays(run, peak, kept):
+    assert benchmark.memory(run) == benchmark.Memory(peak, kept)
+
+
+def test_memory_counts_through_transforms_and_backwards():
+    weight = torch.ones(1000, requires_grad=True)
+    rows = torch.ones(8, 1000)
+    per_sample = torch.func.vmap(torch.func.grad(lambda w, x: (w * x).sum()), in_dims=(None, 0))
+    assert benchmark.memory(lambda: per_sample(weight.detach(), rows)).kept == 8 * 4000
+    assert benchmark.memory(lambda: (weight * 2).sum().backward()).kept == 4000  # weight.grad
+
+
+def test_memory_counts_the_result_of_one_call():
+    calls = []
+    assert benchmark.memory(lambda: calls.append(KILO + 1)).kept == 4000
+    assert len(calls) == 1
+
+
+def test_memory_lets_errors_through_and_stops_counting():
+    with pytest.raises(ZeroDivisionError):
+        benchmark.memory(lambda: 1 / 0)
+    assert _get_current_dispatch_mode() is None

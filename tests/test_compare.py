@@ -42,6 +42,14 @@ def test_the_table_reads_as_saved():
     ]
 
 
+def test_jacobians_have_two_dimensions_in_front():
+    jacobians = {"weight": torch.ones(2, 5, 4, 3), "scale": torch.ones(2, 5)}
+    for function in (compare.table, compare.check):
+        table = function(jacobians, jacobians, batch_dims=2)
+        assert table["shape"].tolist() == [(4, 3), ()]
+        assert table["per-sample shape"].tolist() == [(2, 5, 4, 3), (2, 5)]
+
+
 def test_check_returns_the_table_where_all_is_equal():
     table = compare.check(gradients(), gradients())
     assert table.equals(compare.table(gradients(), gradients()))

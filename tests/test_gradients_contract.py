@@ -151,6 +151,13 @@ def test_global_state_is_left_as_it_was(method):
 
 
 @every_method
+def test_nothing_is_warned_of(method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # functorch's calls warn that they are deprecated
+        method(*make("mlp").args)
+
+
+@every_method
 def test_dropout_that_drops_nothing_is_welcome(method):
     case = make("linear")
     by_oracle = oracle(*case.args)
