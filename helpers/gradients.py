@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from helpers import legacy, modules
+from helpers import checks, legacy, modules
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,7 +60,7 @@ def loop_gradients(
         for name, leaf in leaves.items()
     }
     for index in range(len(data) if leaves else 0):
-        random_state = modules.random_state(data.device)
+        random_state = checks.random_state(data.device)
         with torch.enable_grad():
             # Each sample starts from the same buffers, whatever the forward writes into them.
             state = leaves | {name: buffer.clone() for name, buffer in buffers.items()}
@@ -69,9 +69,9 @@ def loop_gradients(
             target = targets[index : index + 1].detach().clone()
             with modules.attributes_kept(stand_in):
                 prediction = functional_call(stand_in, state, (sample,))
-            loss = modules.check_scalar(loss_fn(prediction, target))
+            loss = checks.check_scalar(loss_fn(prediction, target))
         if index == 0:
-            modules.check_repeatable(random_state, data.device)
+            checks.check_repeatable(random_state, data.device)
         if loss.requires_grad:
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             for per_sample_grad, sample_grad in zip(per_sample_grads.values(), grads, strict=True):
@@ -125,7 +125,7 @@ def functorch_gradients(
         buffers = tuple(buffer.clone() for buffer in buffers)
         with modules.attributes_kept(fmodel):
             prediction = fmodel(params, buffers, sample.unsqueeze(0))
-        return modules.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
+        return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     batch = (data.detach(), targets)
     return _detach(modules.map_samples(grad(compute_loss), selected, buffers, batch))
@@ -164,7 +164,7 @@ def func_gradients(
             unknown `randomness`.
     """
     selected = _prepare(model, data, targets, wrt)
-    modules.check_chunk_size(chunk_size)
+    checks.check_chunk_size(chunk_size)
     if randomness not in ("error", "different", "same"):
         raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
     if len(data) == 0 or not selected:
@@ -178,7 +178,7 @@ def func_gradients(
         state = params | {name: buffer.clone() for name, buffer in buffers.items()}
         with modules.attributes_kept(stand_in):
             prediction = functional_call(stand_in, state, (sample.unsqueeze(0),))
-        return modules.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
+        return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     per_sample_grads = modules.map_samples(
         grad(compute_loss),
@@ -195,8 +195,8 @@ def _prepare(
     model: nn.Module, data: Tensor, targets: Tensor, wrt: Iterable[str] | None
 ) -> dict[str, Tensor]:
     """Check the input and choose the parameters."""
-    modules.check_batch(data=data, targets=targets)
-    modules.check_model(model)
+    checks.check_batch(data=data, targets=targets)
+    checks.check_model(model)
     return modules.select_parameters(model, wrt)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from helpers import modules
+from helpers import checks, modules
 
 
 @torch.inference_mode(False)
@@ -29,21 +29,21 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
             forward draws random numbers.
     """
-    modules.check_batch(data=data)
-    modules.check_model(model)
+    checks.check_batch(data=data)
+    checks.check_model(model)
     parameters = modules.select_parameters(model)
     leaves = {name: parameter.requires_grad_() for name, parameter in parameters.items()}
     stand_in, buffers = modules.detached(model), dict(model.named_buffers())
     jacobians = None
     for index in range(len(data)):
-        random_state = modules.random_state(data.device)
+        random_state = checks.random_state(data.device)
         with torch.enable_grad():
             state = leaves | {name: buffer.clone() for name, buffer in buffers.items()}
             sample = data[index : index + 1].detach().clone()
             with modules.attributes_kept(stand_in):
                 outputs = functional_call(stand_in, state, (sample,))
         if index == 0:
-            modules.check_repeatable(random_state, data.device)
+            checks.check_repeatable(random_state, data.device)
             shape = (len(data), _output_count(outputs), _count(parameters))
             jacobians = outputs.new_zeros(shape, requires_grad=False)
         for row, output in enumerate(outputs[0]):
@@ -73,9 +73,9 @@ def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = N
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
             forward draws random numbers, or `chunk_size` is below 1.
     """
-    modules.check_batch(data=data)
-    modules.check_model(model)
-    modules.check_chunk_size(chunk_size)
+    checks.check_batch(data=data)
+    checks.check_model(model)
+    checks.check_chunk_size(chunk_size)
     parameters = modules.select_parameters(model)
     if len(data) == 0 or not parameters:
         return _empty(model, data)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers import gradients, modules
+from helpers import checks, gradients
 from tests.oracle import METHODS
 from tests.zoo import Apply, make, squared
 
@@ -27,11 +27,11 @@ DRAWS = [nn.Dropout(), nn.Dropout1d(), nn.AlphaDropout(), Apply(lambda m, x: x +
 def test_random_numbers_are_refused(layer, method):
     case = make("linear")
     case.model = nn.Sequential(case.model, layer).double()
-    with refused(modules.RANDOMNESS):
+    with refused(checks.RANDOMNESS):
         method(*case.args)
     lstm = make("lstm deep")
     lstm.model.layer.dropout = 0.5
-    with refused(modules.RANDOMNESS):
+    with refused(checks.RANDOMNESS):
         method(*lstm.args)
 
 

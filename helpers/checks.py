@@ -1,0 +1,94 @@
+"""What per-sample gradients and Jacobians refuse, each with one sentence."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse BatchNorm that normalises with the statistics of the batch.
+
+    Raises:
+        ValueError: With the name of the layer, the reason and the way out.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise ValueError(
+                f"{name or 'the model'} is BatchNorm in training mode: it mixes the samples of a "
+                "batch, so the gradient of one sample alone is not defined; call model.eval() on "
+                "a model with running statistics, or use GroupNorm"
+            )
+
+
+def check_batch(**batches: Tensor) -> None:
+    """Refuse data, and targets if there are any, that are not batches of one size.
+
+    Args:
+        batches: `data`, and `targets` where the caller takes them.
+
+    Raises:
+        TypeError: One of them is not a tensor.
+        ValueError: One has no batch dimension, or their sizes differ.
+    """
+    for name, batch in batches.items():
+        if not isinstance(batch, Tensor):
+            raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
+        if batch.dim() == 0:
+            raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
+    sizes = [len(batch) for batch in batches.values()]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"{' and '.join(batches)} must have one batch size, got {' and '.join(map(str, sizes))}"
+        )
+
+
+def check_scalar(loss: Tensor) -> Tensor:
+    """Return the loss of one sample, if it is one number.
+
+    Raises:
+        ValueError: It is no tensor of shape `()`.
+    """
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            "loss_fn must return a scalar, a tensor of shape (), for a batch of one, "
+            f"got {what}: reduction='sum' or 'mean' gives one"
+        )
+    return loss
+
+
+def check_chunk_size(chunk_size: int | None) -> None:
+    """Refuse a chunk that holds no sample.
+
+    Raises:
+        ValueError: It is neither `None` nor a whole number, at least 1.
+    """
+    if chunk_size is None:
+        return
+    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
+        raise ValueError(
+            f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
+        )
+
+
+RANDOMNESS = (
+    "the model draws random numbers (dropout in training mode?) and nothing says whether samples "
+    "share them: call model.eval(), or func_gradients with randomness='different' or 'same'"
+)
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state of the random stream that a forward on this device draws from."""
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    return torch.get_device_module(device).get_rng_state()
+
+
+def check_repeatable(state_before: Tensor, device: torch.device) -> None:
+    """Refuse a forward that drew random numbers since `random_state` was read.
+
+    Raises:
+        ValueError: It did.
+    """
+    if not torch.equal(state_before, random_state(device)):
+        raise ValueError(RANDOMNESS)
