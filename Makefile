@@ -49,8 +49,9 @@ test: lint  ## everything that is checked: lint, unit tests, saved outputs
 nbval: $(made)  ## execute lessons and compare their saved outputs
 	$(python) -m pytest $(if $(LAX),--nbval-lax) $(or $(patsubst %,notebooks/%*.ipynb,$(LESSON)),notebooks)
 
-outputs: $(made)  ## execute lessons and save their outputs in place
+outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README
 	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
+	@$(python) -m helpers.tooling.picture
 
 lab: $(made)  ## open the lessons in JupyterLab
 	$(python) -m jupyter lab notebooks

@@ -5,6 +5,7 @@ Run from the folder that holds `notebooks/`: `python -m helpers.tooling.outputs 
 
 import argparse
 import hashlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,7 +124,9 @@ def _execute(notebook: NotebookNode, execution: Execution) -> None:
         **execution.options(),
     )
     # Not `client.execute()`: that takes Ctrl-C for a dead kernel, and the next lesson would start.
-    with client.setup_kernel(cwd=str(execution.lesson.parent)):
+    # Progress bars are for somebody who watches; what they leave behind would be saved.
+    environment = {**os.environ, "TQDM_DISABLE": "1"}
+    with client.setup_kernel(cwd=str(execution.lesson.parent), env=environment):
         cells = tqdm(notebook.cells, desc=execution.lesson.stem, unit="cell")
         for index, cell in enumerate(cells):
             client.execute_cell(cell, index)

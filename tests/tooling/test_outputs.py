@@ -13,7 +13,7 @@ CLOCK = "import time\nprint(time.perf_counter())"
 def test_twice_is_once_and_timings_stay():
     source = lesson(
         code("sum", "print(1, flush=True)\nprint(2, flush=True)\nbatch_size"),
-        code("clock", CLOCK, "nbval-ignore-output"),
+        code("clock", f"from tqdm import tqdm\nlist(tqdm('ab'))\n{CLOCK}", "nbval-ignore-output"),
         code("where", "import os\nprint(os.path.basename(os.getcwd()))"),
     )
     source.metadata["papermill"] = {"duration": 3.1}
@@ -31,6 +31,7 @@ def test_twice_is_once_and_timings_stay():
     assert [each.execution_count for each in lessons.code_cells(before)] == [1, 2, 3, 4]
     assert [each.get("text") for each in cell(before, "sum").outputs] == ["1\n2\n", None]
     assert cell(before, "where").outputs[0].text == "notebooks\n"
+    assert [each.name for each in cell(before, "clock").outputs] == ["stdout"]  # no progress bar
     assert not list(path.parent.glob(".*"))
 
     assert outputs.main(["--timings"]) == 0
