@@ -94,8 +94,9 @@ def test_commands(checkout):
     assert commands("test") == [*lint, "-m pytest"]
     assert commands("nbval") == ["-m pytest notebooks"]
     assert commands("nbval", "LAX=1") == ["-m pytest --nbval-lax notebooks"]
-    assert commands("outputs", "LESSON=03") == ["-m helpers.tooling.outputs 03"]
-    assert commands("outputs", "TIMINGS=1") == ["-m helpers.tooling.outputs --timings"]
+    picture = "-m helpers.tooling.picture"
+    assert commands("outputs", "LESSON=03") == ["-m helpers.tooling.outputs 03", picture]
+    assert commands("outputs", "TIMINGS=1") == ["-m helpers.tooling.outputs --timings", picture]
     assert commands("lab") == ["-m jupyter lab notebooks"]
 
 
