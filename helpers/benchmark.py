@@ -42,8 +42,9 @@ def measure(
     }
     numbers = {}
     for name, timer in timers.items():
-        once = timer.timeit(1).median  # warm-up: the first call allocates, compiles, picks kernels
-        once = min(once, timer.timeit(1).median)
+        once = timer.timeit(
+            1
+        ).median  # after two runs that warm up: allocate, compile, pick kernels
         numbers[name] = max(1, round(min_run_time / once))
     measurements = {name: [] for name in timers}
     for _ in tqdm(range(rounds), desc="timing", unit="round", leave=False):

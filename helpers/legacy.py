@@ -11,9 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 from helpers import modules
+
+__all__ = [
+    "combine_state_for_ensemble",
+    "functorch",
+    "grad",
+    "make_functional",
+    "make_functional_with_buffers",
+    "vmap",
+]
 
 
 def functorch() -> ModuleType:

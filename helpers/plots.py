@@ -10,7 +10,8 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
-SIGNED = "RdBu_r"  # blue below zero, white at zero, red above
+SIGNED = plt.get_cmap("RdBu_r").copy()  # blue below zero, white at zero, red above
+SIGNED.set_bad("lightgray")  # what holds no number
 
 
 def digits(images: Tensor, titles: Sequence[object]) -> Figure:
@@ -35,7 +36,7 @@ def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor) -> Figur
     """
     count, channels, _, height, width = gradients.shape
     figure, axes = plt.subplots(
-        2, count, figsize=(1.7 * count, 3.2), squeeze=False, layout="constrained"
+        2, count, figsize=(2.2 * count, 3.6), squeeze=False, layout="constrained"
     )
     limit = gradients.abs().max().item()
     for column in range(count):
@@ -47,34 +48,39 @@ def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor) -> Figur
         tiles = tiles.reshape(4, channels // 4, height + 1, width + 1)
         mosaic = tiles.transpose(1, 2).reshape(4 * (height + 1), -1)[:-1, :-1]
         mappable = _image(axes[1, column], mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
-    figure.colorbar(mappable, ax=axes[1, :], shrink=0.8, label="gradient")
+    figure.colorbar(mappable, ax=axes[1, :], label="gradient")
     return _finish(figure)
 
 
-def norms(values: Tensor, images: Tensor, labels: Tensor, shown: int = 5) -> Figure:
-    """Draw the distribution of gradient norms, and the digits at its two ends.
+def norms(before: Tensor, after: Tensor, images: Tensor, labels: Tensor, shown: int = 5) -> Figure:
+    """Draw how gradient norms are distributed, and the digits at the two ends.
 
     Args:
-        values: `(N,)`, a norm for each image, positive.
+        before: `(M,)`, norms before training, positive; samples may be fewer.
+        after: `(N,)`, norms after training, positive, one for each image.
         images: `(N, 1, 28, 28)`.
         labels: `(N,)`.
         shown: How many digits to draw for each end.
     """
-    values, shown = values.cpu(), min(shown, len(values))
-    figure = plt.figure(figsize=(9, 3), layout="constrained")
+    before, after, shown = before.cpu(), after.cpu(), min(shown, len(after))
+    figure = plt.figure(figsize=(10, 3.2), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
     axis = left.subplots()
-    bins = np.geomspace(values.min().item() * 0.99, values.max().item() * 1.01, 30)
-    axis.hist(values.numpy(), bins=bins, color="tab:blue")
-    axis.set(xscale="log", xlabel="norm of a sample's gradient", ylabel="samples")
-    order = values.argsort()
+    both = torch.cat([before, after])
+    bins = np.geomspace(both.min().item() * 0.99, both.max().item() * 1.01, 30)
+    for values, name in ((after, "after training"), (before, "before training")):
+        share = torch.full_like(values, 1 / len(values))
+        axis.hist(values.numpy(), bins=bins, weights=share.numpy(), alpha=0.7, label=name)
+    axis.set(xscale="log", xlabel="norm of a sample's gradient", ylabel="share of the samples")
+    axis.legend()
+    order = after.argsort()
     axes = right.subplots(2, shown, squeeze=False)
     for row, (indices, word) in enumerate(
         [(order[:shown], "smallest"), (order[-shown:].flip(0), "largest")]
     ):
         for axis, index in zip(axes[row], indices.tolist(), strict=True):
             _image(axis, images[index, 0])
-            axis.set_title(f"{labels[index].item()}: {values[index]:.2g}", fontsize=9)
+            axis.set_title(f"{labels[index].item()}: {after[index]:.3g}", fontsize=9)
         axes[row, 0].set_ylabel(word)
     return _finish(figure)
 
@@ -104,7 +110,12 @@ def similarities(matrix: Tensor, labels: Tensor) -> Figure:
 
 
 def curves(
-    x: Sequence[float], series: dict[str, Sequence[float]], *, xlabel: str, ylabel: str
+    x: Sequence[float],
+    series: dict[str, Sequence[float]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    level: float | None = None,
 ) -> Figure:
     """Draw several curves over one positive axis, both axes logarithmic.
 
@@ -113,6 +124,7 @@ def curves(
         series: `{name: N positive numbers}`.
         xlabel: What `x` is, with its unit.
         ylabel: What the series are, with their unit.
+        level: Where to draw a horizontal line to compare with, if anywhere.
     """
     figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
     for (name, y), marker in zip(series.items(), "osD^v*PX", strict=False):
@@ -123,6 +135,8 @@ def curves(
     axis.yaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
     axis.grid(alpha=0.3)
+    if level is not None:
+        axis.axhline(level, color="gray", linestyle="--")
     axis.legend()
     return _finish(figure)
 
@@ -135,32 +149,37 @@ def in_dims(arguments: dict[str, tuple[str, int | None]], function: str) -> Figu
             calls share.
         function: The name of the function that is mapped.
     """
-    colors = {"call 0": "tab:blue", "call 1": "tab:orange", "...": "white", "call B-1": "tab:green"}
-    figure, axis = plt.subplots(figsize=(8, 1.1 * len(arguments)), layout="constrained")
-    top = 1.2 * len(arguments) - 0.6
-    calls = dict(zip(colors, np.linspace(top, 0.6, len(colors)), strict=True))
-    for call, y in calls.items():
-        if call != "...":
-            axis.add_patch(Rectangle((6.2, y - 0.3), 1.8, 0.6, fill=False, ec=colors[call], lw=2))
-        text = call if call == "..." else f"{function}\n{call}"
-        axis.text(7.1, y, text, ha="center", va="center", fontsize=9)
-    for row, (name, (what, dim)) in enumerate(arguments.items()):
-        y = top - 1.2 * row
-        axis.text(-0.1, y, name, ha="right", va="center", fontsize=10, family="monospace")
-        axis.text(1.85, y, f"{what}\nin_dim {dim}", va="center", fontsize=9)
+    slices = ["0", "1", "...", "B-1"]
+    colors = ["tab:blue", "tab:orange", "white", "tab:green"]
+    width = 4.6 * len(arguments) - 0.6  # an argument is 4 wide, a gap 0.6
+    figure, axis = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    calls = np.linspace(1.5, width - 1.5, len(slices))
+    for x, index, color in zip(calls, slices, colors, strict=True):
+        if index == "...":
+            axis.text(x, 0.5, index, ha="center", va="center", fontsize=12)
+            continue
+        axis.add_patch(Rectangle((x - 1.45, 0), 2.9, 1, fill=False, ec=color, lw=2))
+        axis.text(x, 0.5, f"{function}\ncall {index}", ha="center", va="center", fontsize=9)
+    for column, (name, (what, dim)) in enumerate(arguments.items()):
+        left = 4.6 * column
+        axis.text(left + 2, 5.2, name, ha="center", fontsize=11, family="monospace")
+        axis.text(left + 2, 4.6, f"{what}, in_dim {dim}", ha="center", fontsize=9)
         if dim is None:
-            axis.add_patch(Rectangle((0.1, y - 0.3), 1.6, 0.6, fc="lightgray", ec="gray"))
-        for index, (call, color) in enumerate(colors.items()):
+            axis.add_patch(Rectangle((left, 3.5), 4, 0.8, fc="lightgray", ec="gray"))
+        for number, (index, color) in enumerate(zip(slices, colors, strict=True)):
+            middle = left + 2 if dim is None else left + number + 0.5
             if dim is not None:
-                corner = (0.1 + 0.4 * index, y - 0.3)
-                axis.add_patch(Rectangle(corner, 0.4, 0.6, fc=color, ec="gray", alpha=0.6))
-            if call != "...":
+                axis.add_patch(
+                    Rectangle((left + number, 3.5), 1, 0.8, fc=color, ec="gray", alpha=0.6)
+                )
+                axis.text(middle, 3.9, index, ha="center", va="center", fontsize=9)
+            if index != "...":
                 arrow = FancyArrowPatch(
-                    (3.9, y), (6.15, calls[call]), arrowstyle="->", mutation_scale=10
+                    (middle, 3.5), (calls[number], 1.02), arrowstyle="->", mutation_scale=10
                 )
                 arrow.set_color("gray" if dim is None else color)
                 axis.add_patch(arrow)
-    axis.set(xlim=(-1.2, 8.2), ylim=(0, top + 0.6))
+    axis.set(xlim=(-0.2, width + 0.2), ylim=(-0.1, 5.7))
     axis.axis("off")
     return _finish(figure)
 
@@ -178,6 +197,10 @@ def weight_jacobian(jacobian: Tensor) -> Figure:
     limit = mosaic.abs().max().item()
     figure, axis = plt.subplots(figsize=(9, 9 * outputs / hidden + 0.6), layout="constrained")
     mappable = axis.imshow(mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
+    for edge in range(1, outputs):
+        axis.axhline(28 * edge - 0.5, color="lightgray", linewidth=0.5)
+    for edge in range(1, hidden):
+        axis.axvline(28 * edge - 0.5, color="lightgray", linewidth=0.5)
     axis.set_xticks([28 * unit + 13.5 for unit in range(hidden)], range(hidden))
     axis.set_yticks([28 * output + 13.5 for output in range(outputs)], range(outputs))
     axis.set(xlabel="hidden unit, whose 784 weights make one tile", ylabel="output")

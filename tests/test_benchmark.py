@@ -40,7 +40,10 @@ def test_the_rounds_of_a_candidate_are_merged(rounds):
 
 
 class FakeTimer:
-    """A timer for which every call of a candidate takes as long as the candidate returns."""
+    """A timer for which every call of a candidate takes as long as the candidate returns.
+
+    As torch's does, it calls the candidate twice before it counts.
+    """
 
     runs: list[tuple[str, int]]
 
@@ -50,6 +53,8 @@ class FakeTimer:
         self.candidate = globals["candidate"]
 
     def timeit(self, number):
+        self.candidate()
+        self.candidate()
         name, seconds = self.candidate()
         FakeTimer.runs.append((name, number))
         return measured(seconds, runs=number)
@@ -70,6 +75,12 @@ def test_each_candidate_runs_for_the_time_asked_for(runs):
     assert rounds == [("fast", 10), ("slow", 1), ("fast", 10), ("slow", 1)]
     assert measurements["fast"].median == pytest.approx(0.01)
     assert measurements["slow"].median == pytest.approx(0.5)
+
+
+def test_torch_s_timer_warms_up():
+    calls = []
+    benchmark.Timer("candidate()", globals={"candidate": lambda: calls.append(1)}).timeit(1)
+    assert len(calls) == 3
 
 
 def test_a_slow_first_call_does_not_count(runs):
