@@ -47,7 +47,7 @@ def check(dataset: str, batch_size: int) -> None:
         raise ValueError(f"batch_size must be a whole number, at least 1, got {batch_size!r}")
     if dataset == "digits" and batch_size > 1797:
         raise ValueError(
-            f"the digits are 1797 samples, batch_size asks for {batch_size}: "
+            f"the digits are 1797 samples, and {batch_size} were asked for: "
             "choose at most 1797, or dataset 'random'"
         )
 

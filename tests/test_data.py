@@ -81,7 +81,7 @@ REFUSED = [
     (
         "digits",
         1798,
-        "the digits are 1797 samples, batch_size asks for 1798: choose at most 1797, or dataset "
+        "the digits are 1797 samples, and 1798 were asked for: choose at most 1797, or dataset "
         "'random'",
     ),
 ]
