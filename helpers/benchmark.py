@@ -1,5 +1,6 @@
 """Fair measurement: candidates warmed up and interleaved, medians with spread; peak memory."""
 
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.benchmark import Measurement, Timer
 from tqdm import tqdm
+
+# A CUDA build of torch on a machine without a GPU warns on import that it cannot build extensions.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+from torch.utils.benchmark import Measurement, Timer  # noqa: E402
 
 
 def measure(
