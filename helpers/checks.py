@@ -42,19 +42,30 @@ def check_batch(**batches: Tensor) -> None:
         )
 
 
-def check_scalar(loss: Tensor) -> Tensor:
-    """Return the loss of one sample, if it is one number.
+def check_scalar(
+    value: Tensor,
+    source: str = "loss_fn",
+    given: str = "a batch of one",
+    remedy: str = "reduction='sum' or 'mean'",
+) -> Tensor:
+    """Return the value of a function for one sample, if it is one number.
+
+    Args:
+        value: What the function returned.
+        source: The function's name, for the sentence.
+        given: What it was given.
+        remedy: What gives a scalar there.
 
     Raises:
         ValueError: It is no tensor of shape `()`.
     """
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
-            "loss_fn must return a scalar, a tensor of shape (), for a batch of one, "
-            f"got {what}: reduction='sum' or 'mean' gives one"
+            f"{source} must return a scalar, a tensor of shape (), for {given}, "
+            f"got {what}: {remedy} gives one"
         )
-    return loss
+    return value
 
 
 def check_chunk_size(chunk_size: int | None) -> None:
