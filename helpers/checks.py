@@ -1,5 +1,8 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
+from collections.abc import Sequence
+from inspect import Parameter
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -42,6 +45,34 @@ def check_batch(**batches: Tensor) -> None:
         )
 
 
+def check_fits(batch: Sequence[Tensor], parameters: Sequence[Parameter]) -> tuple[Tensor, ...]:
+    """Return the tensors of a batch, detached, if a function of one sample could take them.
+
+    Args:
+        batch: A tuple or a list of tensors `(B, ...)`.
+        parameters: What the function takes, as `inspect` says it: a name for each tensor, or one
+            such as `*sample` for any number.
+
+    Raises:
+        TypeError: The batch is no tuple or list, or one of its parts is no tensor.
+        ValueError: It has too few tensors or too many, or their batch sizes differ.
+    """
+    names = [parameter.name for parameter in parameters]
+    if not isinstance(batch, list | tuple):
+        raise TypeError(
+            f"batch must be a tuple or a list of tensors, ({', '.join(names)}), "
+            f"got {type(batch).__name__}"
+        )
+    if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters):
+        names = [f"tensor_{index}" for index in range(len(batch) or 1)]
+    if len(batch) != len(names):
+        raise ValueError(
+            f"batch must hold {len(names)} tensors, ({', '.join(names)}), got {len(batch)}"
+        )
+    check_batch(**dict(zip(names, batch, strict=True)))
+    return tuple(tensor.detach() for tensor in batch)
+
+
 def check_scalar(
     value: Tensor,
     source: str = "loss_fn",
@@ -80,6 +111,19 @@ def check_chunk_size(chunk_size: int | None) -> None:
         raise ValueError(
             f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
         )
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse a dtype that gradients cannot have.
+
+    Raises:
+        TypeError: It is no dtype.
+        ValueError: It is not floating point.
+    """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be floating point, such as torch.float32, got {dtype}")
 
 
 RANDOMNESS = (
