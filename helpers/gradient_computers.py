@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 
 from helpers import checks, derivatives, devices, modules, samples
 from helpers.model_outputs import AbstractModelOutput
@@ -39,8 +40,7 @@ class AbstractGradientComputer(ABC):
     Raises:
         TypeError: `dtype` is no dtype, `task` lacks a method, or `grad_wrt` is one string.
         ValueError: `dtype` is not floating point, `device` is not there, `grad_wrt` has an
-            unknown name, `grad_dim` is not P, `chunk_size` is below 1, or the model has BatchNorm
-            in training mode.
+            unknown name, `grad_dim` is not P, or `chunk_size` is below 1.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class AbstractGradientComputer(ABC):
 
         Raises:
             TypeError: `grad_wrt` is one string.
-            ValueError: `grad_wrt` has an unknown name, `grad_dim` is not P, or the model has
-                BatchNorm in training mode.
+            ValueError: `grad_wrt` has an unknown name, or `grad_dim` is not P.
         """
         selected = self._selected(model)
         entries = sum(parameter.numel() for parameter in selected.values())
@@ -87,7 +86,6 @@ class AbstractGradientComputer(ABC):
                 f"entries: {', '.join(selected) or 'there is none'}; without grad_wrt they are "
                 "those with requires_grad"
             )
-        checks.check_model(model)
         self.model = model
 
     @abstractmethod
@@ -128,7 +126,8 @@ class AbstractGradientComputer(ABC):
         return modules.select_parameters(model, self.grad_wrt, argument="grad_wrt")
 
     def _checked(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Refuse a batch that the task could not take, and a model that changed its mode."""
+        """Refuse a batch that the task could not take, and BatchNorm in training mode."""
+        # Not before: `traker` makes a computer first, and calls `model.eval()` later.
         checks.check_model(self.model)
         signature = inspect.signature(self.task.get_output)
         return checks.check_fits(batch, [*signature.parameters.values()][3:])
@@ -177,11 +176,23 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         batch = self._checked(batch)
         if len(batch[0]) == 0:
             return torch.zeros(0, 1, dtype=self.dtype, device=self.device)
-        with torch.no_grad():
-            loss_grads = samples.vmapped(
-                self._loss_grad, self.model, {}, batch, chunk_size=self.chunk_size
-            )
-        return loss_grads.to(self.device, self.dtype)
+        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+
+        def loss_grad(
+            model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor
+        ) -> Tensor:
+            # Nothing is pulled back: under differentiation, recurrent layers take a path that
+            # `vmap` can transform, and else one that it cannot.
+            def of_weights(weights: Tensors) -> Tensor:
+                own = {name: buffer.clone() for name, buffer in buffers.items()}
+                return self._loss_grad(model, weights, own, *sample)
+
+            return vjp(of_weights, weights)[0] if weights else of_weights(weights)
+
+        loss_grads = samples.vmapped(
+            loss_grad, self.model, weights, batch, chunk_size=self.chunk_size
+        )
+        return loss_grads.detach().to(self.device, self.dtype)
 
 
 class IterativeGradientComputer(AbstractGradientComputer):

@@ -102,8 +102,8 @@ class _Margin(AbstractModelOutput):
         Raises:
             ValueError: The logits or the labels have a wrong shape.
         """
-        with torch.no_grad():
-            return torch.sigmoid(-self._margins(model, weights, buffers, batch)).unsqueeze(1)
+        margins = self._margins(model, weights, buffers, batch).detach()
+        return torch.sigmoid(-margins).unsqueeze(1)
 
 
 class ImageClassificationModelOutput(_Margin):

@@ -54,16 +54,21 @@ def project(
     """
     _check(grads, k, kind, seed=seed, model_id=model_id)
     first = next(iter(grads.values()))
-    dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+    double = any(tensor.dtype == torch.float64 for tensor in grads.values())
+    dtype = torch.float64 if double else torch.float32
     features = torch.zeros(len(first), k, dtype=dtype, device=first.device)
     block = 0
     for tensor in grads.values():
         # Not flatten(1), which a parameter without a dimension does not have.
         flat = tensor.detach().reshape(len(tensor), tensor.shape[1:].numel())
         for rows in flat.split(max(1, BLOCK // k), dim=1):
-            entries = _entries(rows.shape[1] * k, kind, (seed, model_id, block))
-            matrix = torch.from_numpy(entries).view(-1, k).to(first.device, dtype)
-            features.addmm_(rows.to(first.device, dtype), matrix)
+            # No name for the block, which would keep it while the next one is made.
+            features.addmm_(
+                rows.to(dtype),
+                torch.from_numpy(_entries(rows.shape[1] * k, kind, (seed, model_id, block)))
+                .to(first.device, dtype)
+                .view(-1, k),
+            )
             block += 1
     return features.div_(k**0.5)
 
