@@ -1,5 +1,8 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
+from collections.abc import Sequence
+from inspect import Parameter
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -42,19 +45,58 @@ def check_batch(**batches: Tensor) -> None:
         )
 
 
-def check_scalar(loss: Tensor) -> Tensor:
-    """Return the loss of one sample, if it is one number.
+def check_fits(batch: Sequence[Tensor], parameters: Sequence[Parameter]) -> tuple[Tensor, ...]:
+    """Return the tensors of a batch, detached, if a function of one sample could take them.
+
+    Args:
+        batch: A tuple or a list of tensors `(B, ...)`.
+        parameters: What the function takes, as `inspect` says it: a name for each tensor, or one
+            such as `*sample` for any number.
+
+    Raises:
+        TypeError: The batch is no tuple or list, or one of its parts is no tensor.
+        ValueError: It has too few tensors or too many, or their batch sizes differ.
+    """
+    names = [parameter.name for parameter in parameters]
+    if not isinstance(batch, list | tuple):
+        raise TypeError(
+            f"batch must be a tuple or a list of tensors, ({', '.join(names)}), "
+            f"got {type(batch).__name__}"
+        )
+    if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters):
+        names = [f"tensor_{index}" for index in range(len(batch) or 1)]
+    if len(batch) != len(names):
+        raise ValueError(
+            f"batch must hold {len(names)} tensors, ({', '.join(names)}), got {len(batch)}"
+        )
+    check_batch(**dict(zip(names, batch, strict=True)))
+    return tuple(tensor.detach() for tensor in batch)
+
+
+def check_scalar(
+    value: Tensor,
+    source: str = "loss_fn",
+    given: str = "a batch of one",
+    remedy: str = "reduction='sum' or 'mean'",
+) -> Tensor:
+    """Return the value of a function for one sample, if it is one number.
+
+    Args:
+        value: What the function returned.
+        source: The function's name, for the sentence.
+        given: What it was given.
+        remedy: What gives a scalar there.
 
     Raises:
         ValueError: It is no tensor of shape `()`.
     """
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
-            "loss_fn must return a scalar, a tensor of shape (), for a batch of one, "
-            f"got {what}: reduction='sum' or 'mean' gives one"
+            f"{source} must return a scalar, a tensor of shape (), for {given}, "
+            f"got {what}: {remedy} gives one"
         )
-    return loss
+    return value
 
 
 def check_chunk_size(chunk_size: int | None) -> None:
@@ -69,6 +111,19 @@ def check_chunk_size(chunk_size: int | None) -> None:
         raise ValueError(
             f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
         )
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse a dtype that gradients cannot have.
+
+    Raises:
+        TypeError: It is no dtype.
+        ValueError: It is not floating point.
+    """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be floating point, such as torch.float32, got {dtype}")
 
 
 RANDOMNESS = (

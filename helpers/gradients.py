@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from helpers import checks, legacy, modules
+from helpers import checks, derivatives, legacy, modules, samples
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,31 +52,8 @@ def loop_gradients(
         TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
-    leaves = _prepare(model, data, targets, wrt)
-    leaves = {name: parameter.requires_grad_() for name, parameter in leaves.items()}
-    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
-    per_sample_grads = {
-        name: leaf.new_zeros((len(data), *leaf.shape), requires_grad=False)
-        for name, leaf in leaves.items()
-    }
-    for index in range(len(data) if leaves else 0):
-        random_state = checks.random_state(data.device)
-        with torch.enable_grad():
-            # Each sample starts from the same buffers, whatever the forward writes into them.
-            state = leaves | {name: buffer.clone() for name, buffer in buffers.items()}
-            # Clones, since autograd does not save tensors that were made in inference mode.
-            sample = data[index : index + 1].detach().clone()
-            target = targets[index : index + 1].detach().clone()
-            with modules.attributes_kept(stand_in):
-                prediction = functional_call(stand_in, state, (sample,))
-            loss = checks.check_scalar(loss_fn(prediction, target))
-        if index == 0:
-            checks.check_repeatable(random_state, data.device)
-        if loss.requires_grad:
-            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            for per_sample_grad, sample_grad in zip(per_sample_grads.values(), grads, strict=True):
-                per_sample_grad[index] = sample_grad
-    return per_sample_grads
+    selected = _prepare(model, data, targets, wrt)
+    return derivatives.by_loop(_loss(loss_fn), model, selected, (data, targets))
 
 
 @torch.inference_mode(False)
@@ -109,7 +86,8 @@ def functorch_gradients(
     """
     selected = _prepare(model, data, targets, wrt)
     if len(data) == 0 or not selected:
-        return _empty(selected, len(data))
+        # Nothing is computed; the tensors have the right shapes.
+        return derivatives.by_vmap(_loss(loss_fn), model, selected, (data, targets))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
         fmodel, params, buffers = legacy.functorch().make_functional_with_buffers(
@@ -122,13 +100,12 @@ def functorch_gradients(
     ) -> Tensor:
         # The functional model takes all parameters, by position.
         params = tuple((fixed | selected).values())
-        buffers = tuple(buffer.clone() for buffer in buffers)
-        with modules.attributes_kept(fmodel):
-            prediction = fmodel(params, buffers, sample.unsqueeze(0))
+        prediction = fmodel(params, buffers, sample.unsqueeze(0))
         return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
-    batch = (data.detach(), targets)
-    return _detach(modules.map_samples(grad(compute_loss), selected, buffers, batch))
+    per_sample = samples.isolated(grad(compute_loss), fmodel)
+    grads = samples.map_samples(per_sample, selected, buffers, (data.detach(), targets))
+    return {name: tensor.detach() for name, tensor in grads.items()}
 
 
 @torch.inference_mode(False)
@@ -167,28 +144,14 @@ def func_gradients(
     checks.check_chunk_size(chunk_size)
     if randomness not in ("error", "different", "same"):
         raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
-    if len(data) == 0 or not selected:
-        return _empty(selected, len(data))
-    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
-
-    def compute_loss(
-        params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor, target: Tensor
-    ) -> Tensor:
-        # Without a clone, a forward that writes into a buffer would write into the model's.
-        state = params | {name: buffer.clone() for name, buffer in buffers.items()}
-        with modules.attributes_kept(stand_in):
-            prediction = functional_call(stand_in, state, (sample.unsqueeze(0),))
-        return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
-
-    per_sample_grads = modules.map_samples(
-        grad(compute_loss),
+    return derivatives.by_vmap(
+        _loss(loss_fn),
+        model,
         selected,
-        buffers,
         (data.detach(), targets),
         chunk_size=chunk_size,
         randomness=randomness,
     )
-    return _detach(per_sample_grads)
 
 
 def _prepare(
@@ -200,13 +163,17 @@ def _prepare(
     return modules.select_parameters(model, wrt)
 
 
-def _empty(selected: dict[str, Tensor], batch_size: int) -> dict[str, Tensor]:
-    """Return the gradients of an empty batch, which no transform would compute."""
-    return {
-        name: tensor.new_zeros((batch_size, *tensor.shape)) for name, tensor in selected.items()
-    }
+def _loss(loss_fn: LossFn) -> Callable[..., Tensor]:
+    """Make the loss a function of one sample, as `helpers.samples` takes it."""
 
+    def compute_loss(
+        model: nn.Module,
+        params: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        sample: Tensor,
+        target: Tensor,
+    ) -> Tensor:
+        prediction = functional_call(model, params | buffers, (sample.unsqueeze(0),))
+        return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
-def _detach(per_sample_grads: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Cut the graph that a loss with parameters of its own would leave."""
-    return {name: tensor.detach() for name, tensor in per_sample_grads.items()}
+    return compute_loss

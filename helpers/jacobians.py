@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from helpers import checks, modules
+from helpers import checks, modules, samples
 
 
 @torch.inference_mode(False)
@@ -33,20 +33,12 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
     checks.check_model(model)
     parameters = modules.select_parameters(model)
     leaves = {name: parameter.requires_grad_() for name, parameter in parameters.items()}
-    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
     jacobians = None
-    for index in range(len(data)):
-        random_state = checks.random_state(data.device)
-        with torch.enable_grad():
-            state = leaves | {name: buffer.clone() for name, buffer in buffers.items()}
-            sample = data[index : index + 1].detach().clone()
-            with modules.attributes_kept(stand_in):
-                outputs = functional_call(stand_in, state, (sample,))
-        if index == 0:
-            checks.check_repeatable(random_state, data.device)
-            shape = (len(data), _output_count(outputs), _count(parameters))
+    for index, outputs in enumerate(samples.loop(_outputs, model, leaves, (data,))):
+        if jacobians is None:
+            shape = (len(data), len(outputs), _count(parameters))
             jacobians = outputs.new_zeros(shape, requires_grad=False)
-        for row, output in enumerate(outputs[0]):
+        for row, output in enumerate(outputs):
             if leaves and output.requires_grad:
                 grads = torch.autograd.grad(
                     output, list(leaves.values()), retain_graph=True, materialize_grads=True
@@ -79,28 +71,18 @@ def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = N
     parameters = modules.select_parameters(model)
     if len(data) == 0 or not parameters:
         return _empty(model, data)
-    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
-
-    def compute_outputs(
-        params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
-    ) -> Tensor:
-        state = params | {name: buffer.clone() for name, buffer in buffers.items()}
-        with modules.attributes_kept(stand_in):
-            outputs = functional_call(stand_in, state, (sample.unsqueeze(0),))
-        _output_count(outputs)
-        return outputs.squeeze(0)
 
     def compute_jacobian(
-        params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
+        model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
     ) -> Tensor:
-        jacobian = jacrev(compute_outputs)(params, buffers, sample)  # {name: (Y, *shape)}
+        jacobian = jacrev(_outputs, argnums=1)(model, params, buffers, sample)
         return torch.cat(
             [block.reshape(len(block), params[name].numel()) for name, block in jacobian.items()],
             dim=1,
         )
 
-    return modules.map_samples(
-        compute_jacobian, parameters, buffers, (data.detach(),), chunk_size=chunk_size
+    return samples.vmapped(
+        compute_jacobian, model, parameters, (data.detach(),), chunk_size=chunk_size
     ).detach()
 
 
@@ -128,6 +110,15 @@ def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor
         name: block.unflatten(-1, parameter.shape) if parameter.dim() else block.squeeze(-1)
         for (name, parameter), block in zip(parameters.items(), blocks, strict=True)
     }
+
+
+def _outputs(
+    model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
+) -> Tensor:
+    """Run the model on one sample: outputs `(Y,)`."""
+    outputs = functional_call(model, params | buffers, (sample.unsqueeze(0),))
+    _output_count(outputs)
+    return outputs.squeeze(0)
 
 
 def _count(parameters: dict[str, Tensor]) -> int:

@@ -1,23 +1,23 @@
-"""Modules under transforms: their parameters, a stand-in to work on, one call for each sample."""
+"""Modules under transforms: their parameters, and a stand-in to work on."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
-
-from helpers import checks
+from torch.utils._pytree import tree_leaves
 
 
-def select_parameters(model: nn.Module, wrt: Iterable[str] | None = None) -> dict[str, Tensor]:
+def select_parameters(
+    model: nn.Module, wrt: Iterable[str] | None = None, *, argument: str = "wrt"
+) -> dict[str, Tensor]:
     """Choose the parameters to differentiate.
 
     Args:
         model: Any module.
         wrt: Names of parameters, frozen ones too; `None` means all with `requires_grad`.
+        argument: What the caller calls `wrt`, for the sentences of its refusals.
 
     Returns:
         Detached parameters by name, which share their storage with the model's, in the order of
@@ -31,14 +31,14 @@ def select_parameters(model: nn.Module, wrt: Iterable[str] | None = None) -> dic
     if wrt is None:
         wrt = [name for name, parameter in parameters.items() if parameter.requires_grad]
     elif isinstance(wrt, str):
-        raise TypeError(f"wrt must be several names, for example [{wrt!r}], got one string")
+        raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
     else:
         wrt = list(wrt)
         unknown = [name for name in wrt if name not in parameters]
         if unknown:
             raise ValueError(
-                f"wrt names {', '.join(map(repr, unknown))}, which is no parameter of this model: "
-                f"it has {', '.join(parameters)}"
+                f"{argument} names {', '.join(map(repr, unknown))}, which is no parameter of this "
+                f"model: it has {', '.join(parameters)}"
             )
     return {name: parameters[name].detach() for name in wrt}
 
@@ -138,54 +138,3 @@ def tensors_kept(model: nn.Module) -> AbstractContextManager[None]:
     """
     modules = list(model.modules())
     return kept(*(m._parameters for m in modules), *(m._buffers for m in modules))
-
-
-# How torch says that a batched value does not fit into a tensor that has no batch dimension; the
-# last is InstanceNorm, which updates its running statistics.
-_UNBATCHED = (
-    "vmap: inplace arithmetic",
-    "doesn't match the broadcast shape",
-    "running_mean or running_var, which will be updated in place, were not batched",
-)
-
-
-def map_samples(
-    per_sample: Callable[..., Any],
-    state: Any,
-    buffers: dict[str, Tensor] | Sequence[Tensor],
-    batch: tuple[Tensor, ...],
-    *,
-    chunk_size: int | None = None,
-    randomness: str = "error",
-) -> Any:
-    """Run `per_sample(state, buffers, *sample)` for each sample of a batch, with `torch.vmap`.
-
-    Args:
-        per_sample: Function of one sample; tensors of a batch reach it without their dimension B.
-        state: What all samples share.
-        buffers: The model's buffers, by name or in order. All samples share them as well, unless
-            the model writes a sample's values into them; then each sample gets its own.
-        batch: Tensors `(B, ...)`.
-        chunk_size: How many samples at a time; `None` means all.
-        randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-
-    Returns:
-        What `per_sample` returns, with a dimension B in front of each tensor.
-
-    Raises:
-        ValueError: The model draws random numbers and `randomness` is `"error"`.
-    """
-    options = {"chunk_size": chunk_size, "randomness": randomness}
-    dims = (0,) * len(batch)
-    try:
-        try:
-            return vmap(per_sample, in_dims=(None, None, *dims), **options)(state, buffers, *batch)
-        except RuntimeError as error:
-            if not any(fragment in str(error) for fragment in _UNBATCHED):
-                raise
-        own = tree_map(lambda buffer: buffer.expand(len(batch[0]), *buffer.shape), buffers)
-        return vmap(per_sample, in_dims=(None, 0, *dims), **options)(state, own, *batch)
-    except RuntimeError as error:
-        if "randomness error mode" in str(error):
-            raise ValueError(checks.RANDOMNESS) from error
-        raise

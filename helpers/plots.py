@@ -208,6 +208,75 @@ def weight_jacobian(jacobian: Tensor) -> Figure:
     return _finish(figure)
 
 
+def attributions(
+    targets: Tensor, raising: Tensor, lowering: Tensor, titles: Sequence[str]
+) -> Figure:
+    """Draw digits beside the training digits that most raise and most lower their margins.
+
+    Args:
+        targets: `(T, 1, 28, 28)`, one row of the picture for each.
+        raising: `(T, N, 1, 28, 28)`, the most raising one first.
+        lowering: `(T, N, 1, 28, 28)`, the most lowering one first.
+        titles: T titles of the targets.
+    """
+    count = raising.shape[1]
+    figure = plt.figure(figsize=(0.85 * (2 * count + 1) + 0.6, 1.15 * len(targets)))
+    widths = [1, 0.4, *[1] * count, 0.4, *[1] * count]  # two empty columns between the groups
+    axes = figure.subplots(
+        len(targets), len(widths), squeeze=False, gridspec_kw={"width_ratios": widths}
+    )
+    for axis in axes.flat:
+        axis.axis("off")
+    for row, target, helping, hurting, title in zip(
+        axes, targets, raising, lowering, titles, strict=True
+    ):
+        for axis, image in zip(
+            [row[0], *row[2 : 2 + count], *row[-count:]], [target, *helping, *hurting], strict=True
+        ):
+            axis.axis("on")
+            _image(axis, image[0])
+        row[0].set_title(title, fontsize=8)
+    axes[0, 2 + count // 2].set_title("raise the margin most", fontsize=9)
+    axes[0, -1 - count // 2].set_title("lower the margin most", fontsize=9)
+    return _finish(figure)
+
+
+def agreement(predicted: Tensor, exact: Tensor, *, xlabel: str, ylabel: str) -> Figure:
+    """Draw predictions against what they predict; on the diagonal they are right.
+
+    Args:
+        predicted: `(N,)`.
+        exact: `(N,)`.
+        xlabel: What `predicted` is, with its unit.
+        ylabel: What `exact` is, with its unit.
+    """
+    figure, axis = plt.subplots(figsize=(4.2, 4), layout="constrained")
+    axis.axline((0, 0), slope=1, color="gray", linewidth=0.8)
+    axis.scatter(predicted.cpu(), exact.cpu(), s=5, alpha=0.4)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.grid(alpha=0.3)
+    return _finish(figure)
+
+
+def effects(groups: dict[str, Tensor], *, ylabel: str) -> Figure:
+    """Draw groups of numbers as points, with a bar at the mean of each group.
+
+    Args:
+        groups: `{name: (T,)}`; the same T things in every group, joined by lines.
+        ylabel: What the numbers are, with their unit.
+    """
+    figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+    values = torch.stack([group.cpu() for group in groups.values()])
+    axis.plot(values, color="gray", marker="o", markersize=4, linewidth=0.5, alpha=0.7)
+    places = range(len(groups))
+    axis.hlines(values.mean(1), [p - 0.2 for p in places], [p + 0.2 for p in places], linewidth=3)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set_xticks(places, list(groups))
+    axis.set(ylabel=ylabel)
+    axis.grid(axis="y", alpha=0.3)
+    return _finish(figure)
+
+
 def _image(axis: plt.Axes, image: Tensor, **options: object) -> object:
     """Draw one `(height, width)` image without ticks, dark ink on light paper unless told."""
     options = options or {"cmap": "gray_r", "vmin": 0, "vmax": 1}

@@ -1,0 +1,231 @@
+"""Gradient computers: per-sample gradients of a task's model output behind one interface.
+
+The interface is that of TRAK (Park et al. 2023, arXiv:2303.14186), so that a computer of this
+module serves the package `traker` as its own would. The functional computer is fast, on
+`torch.func`; the iterative one takes any model that has a backward.
+
+Both return the same dictionary for the same model, with the names, zeros, and refusals of
+`helpers.gradients`, and leave the model as it was.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp
+
+from helpers import checks, derivatives, devices, modules, samples
+from helpers.model_outputs import AbstractModelOutput
+
+Batch = Sequence[Tensor]
+Tensors = dict[str, Tensor]
+
+
+class AbstractGradientComputer(ABC):
+    """What computes per-sample gradients of a task: its settings, and two methods to fill in.
+
+    Args:
+        model: Any module whose tensors are on one device; it is read at each computation.
+        task: The model output that is differentiated.
+        grad_dim: P, how many numbers one gradient has: the entries of the chosen parameters.
+        dtype: Of the results, a floating point type. The model computes in its own.
+        device: Of the results. The model and the batches stay where they are.
+        grad_wrt: Names of the parameters to differentiate, in the order that the results have;
+            `None` means all with `requires_grad`, in the order of `model.named_parameters()`.
+        chunk_size: How many samples are differentiated at a time; `None` means all of a batch.
+            The iterative computer takes one at a time, whatever this says.
+
+    Raises:
+        TypeError: `dtype` is no dtype, `task` lacks a method, or `grad_wrt` is one string.
+        ValueError: `dtype` is not floating point, `device` is not there, `grad_wrt` has an
+            unknown name, `grad_dim` is not P, or `chunk_size` is below 1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: AbstractModelOutput,
+        grad_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        grad_wrt: Iterable[str] | None = None,
+        *,
+        chunk_size: int | None = None,
+    ) -> None:
+        checks.check_dtype(dtype)
+        checks.check_chunk_size(chunk_size)
+        _check_task(task)
+        self.task = task
+        self.grad_dim = grad_dim
+        self.dtype = dtype
+        self.device = devices.resolve(device)
+        # An iterator could be read only once; a single string is refused below.
+        self.grad_wrt = grad_wrt if grad_wrt is None or isinstance(grad_wrt, str) else [*grad_wrt]
+        self.chunk_size = chunk_size
+        self.load_model_params(model)
+
+    def load_model_params(self, model: nn.Module) -> None:
+        """Take the parameters and buffers of this model from now on.
+
+        Nothing is copied: a later step of an optimizer is seen.
+
+        Args:
+            model: A module with the parameters that `grad_wrt` names.
+
+        Raises:
+            TypeError: `grad_wrt` is one string.
+            ValueError: `grad_wrt` has an unknown name, or `grad_dim` is not P.
+        """
+        selected = self._selected(model)
+        entries = sum(parameter.numel() for parameter in selected.values())
+        if self.grad_dim != entries:
+            raise ValueError(
+                f"grad_dim is {self.grad_dim}, but the parameters to differentiate have {entries} "
+                f"entries: {', '.join(selected) or 'there is none'}; without grad_wrt they are "
+                "those with requires_grad"
+            )
+        self.model = model
+
+    @abstractmethod
+    def compute_per_sample_grad(self, batch: Batch) -> Tensors:
+        """Differentiate the model output of each sample.
+
+        Args:
+            batch: A tuple or a list of tensors `(B, ...)`, as the task's `get_output` takes them.
+
+        Returns:
+            `{name: (B, *parameter.shape)}`, detached, in `dtype` and on `device`; zeros where the
+            output does not reach a parameter.
+
+        Raises:
+            TypeError: `batch` is no tuple or list of tensors.
+            ValueError: It does not fit the task, the output is no scalar, the model has BatchNorm
+                in training mode, or its forward draws random numbers.
+        """
+
+    @abstractmethod
+    def compute_loss_grad(self, batch: Batch) -> Tensor:
+        """Compute how strongly the loss of each sample depends on its model output.
+
+        Each sample meets the model alone, as in `compute_per_sample_grad`.
+
+        Args:
+            batch: As in `compute_per_sample_grad`.
+
+        Returns:
+            `(B, 1)`, detached, in `dtype` and on `device`: the diagonal of TRAK's Q.
+
+        Raises:
+            TypeError: As in `compute_per_sample_grad`.
+            ValueError: As there, or the task returned no `(B, 1)`.
+        """
+
+    def _selected(self, model: nn.Module) -> Tensors:
+        return modules.select_parameters(model, self.grad_wrt, argument="grad_wrt")
+
+    def _checked(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Refuse a batch that the task could not take, and BatchNorm in training mode."""
+        # Not before: `traker` makes a computer first, and calls `model.eval()` later.
+        checks.check_model(self.model)
+        signature = inspect.signature(self.task.get_output)
+        return checks.check_fits(batch, [*signature.parameters.values()][3:])
+
+    # What `helpers.samples` calls for each sample; `model` is a copy of the structure. A task gets
+    # all weights, those that are not differentiated too.
+    def _output(
+        self, model: nn.Module, selected: Tensors, buffers: Tensors, *sample: Tensor
+    ) -> Tensor:
+        weights = dict(model.named_parameters()) | selected
+        output = self.task.get_output(model, weights, buffers, *sample)
+        return checks.check_scalar(output, "get_output", "one sample", ".squeeze(0) or .sum()")
+
+    def _loss_grad(
+        self, model: nn.Module, selected: Tensors, buffers: Tensors, *sample: Tensor
+    ) -> Tensor:
+        weights = dict(model.named_parameters()) | selected
+        batch = tuple(tensor.unsqueeze(0) for tensor in sample)
+        loss_grad = self.task.get_out_to_loss_grad(model, weights, buffers, batch)
+        if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
+            what = getattr(loss_grad, "shape", type(loss_grad).__name__)
+            what = tuple(what) if isinstance(what, torch.Size) else what
+            raise ValueError(f"get_out_to_loss_grad must return (B, 1), got {what} for B = 1")
+        return loss_grad.detach().squeeze(0)
+
+
+class FunctionalGradientComputer(AbstractGradientComputer):
+    """All samples at once, with `vmap` over `grad` of `torch.func`."""
+
+    @torch.inference_mode(False)
+    def compute_per_sample_grad(self, batch: Batch) -> Tensors:
+        """Differentiate with `vmap(grad(output))`; see `AbstractGradientComputer`."""
+        grads = derivatives.by_vmap(
+            self._output,
+            self.model,
+            self._selected(self.model),
+            self._checked(batch),
+            dtype=self.dtype,
+            chunk_size=self.chunk_size,
+        )
+        return {name: tensor.to(self.device) for name, tensor in grads.items()}
+
+    @torch.inference_mode(False)
+    def compute_loss_grad(self, batch: Batch) -> Tensor:
+        """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
+        batch = self._checked(batch)
+        if len(batch[0]) == 0:
+            return torch.zeros(0, 1, dtype=self.dtype, device=self.device)
+        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+
+        def loss_grad(
+            model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor
+        ) -> Tensor:
+            # Nothing is pulled back: under differentiation, recurrent layers take a path that
+            # `vmap` can transform, and else one that it cannot.
+            def of_weights(weights: Tensors) -> Tensor:
+                own = {name: buffer.clone() for name, buffer in buffers.items()}
+                return self._loss_grad(model, weights, own, *sample)
+
+            return vjp(of_weights, weights)[0] if weights else of_weights(weights)
+
+        loss_grads = samples.vmapped(
+            loss_grad, self.model, weights, batch, chunk_size=self.chunk_size
+        )
+        return loss_grads.detach().to(self.device, self.dtype)
+
+
+class IterativeGradientComputer(AbstractGradientComputer):
+    """One sample after the other, in plain autograd: for models that `vmap` cannot transform.
+
+    A forward and a backward for each sample, so that B samples cost B times as much as one. One
+    forward for the batch and B backwards through it would cost B * B.
+    """
+
+    @torch.inference_mode(False)
+    def compute_per_sample_grad(self, batch: Batch) -> Tensors:
+        """Differentiate in a loop; see `AbstractGradientComputer`."""
+        grads = derivatives.by_loop(
+            self._output,
+            self.model,
+            self._selected(self.model),
+            self._checked(batch),
+            dtype=self.dtype,
+        )
+        return {name: tensor.to(self.device) for name, tensor in grads.items()}
+
+    @torch.inference_mode(False)
+    def compute_loss_grad(self, batch: Batch) -> Tensor:
+        """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
+        batch = self._checked(batch)
+        loss_grads = torch.zeros(len(batch[0]), 1, dtype=self.dtype, device=self.device)
+        for index, row in enumerate(samples.loop(self._loss_grad, self.model, {}, batch)):
+            loss_grads[index] = row
+        return loss_grads
+
+
+def _check_task(task: AbstractModelOutput) -> None:
+    """Refuse what is no task; one of another package is one, if it has the two methods."""
+    for method in ("get_output", "get_out_to_loss_grad"):
+        if not callable(getattr(task, method, None)):
+            raise TypeError(f"task must have the method {method}, got {type(task).__name__}")

@@ -1,0 +1,197 @@
+"""Model outputs: the one number for each sample that data attribution differentiates.
+
+A model output f(z, theta) is a function of a sample z and of the parameters. TRAK (Park et al.
+2023, arXiv:2303.14186, Section 3) needs two things of it: its value, to be differentiated by
+theta, and how the training loss depends on it. A task answers both; how gradients are computed is
+no concern of it. So one task serves every gradient computer.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Tensors = dict[str, Tensor]
+
+
+class AbstractModelOutput(ABC):
+    """What to differentiate: a task."""
+
+    @abstractmethod
+    def get_output(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor
+    ) -> Tensor:
+        """Compute the model output of one sample.
+
+        A gradient computer may call it under `vmap` and `grad`, so a functional one needs it
+        without `.item()`, branches on values, or indexing by a label.
+
+        Args:
+            model: The structure; its own tensors do not count.
+            weights: All parameters by name.
+            buffers: All buffers by name.
+            sample: One sample of each tensor of a batch, without the dimension B.
+
+        Returns:
+            A scalar, a tensor of shape `()`.
+        """
+
+    @abstractmethod
+    def get_out_to_loss_grad(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Compute how strongly the loss of each sample depends on its model output.
+
+        Args:
+            model: The structure; its own tensors do not count.
+            weights: All parameters by name.
+            buffers: All buffers by name.
+            batch: Tensors `(B, ...)`.
+
+        Returns:
+            `(B, 1)`, detached: the size of the derivative of the loss by the output.
+        """
+
+
+class _Margin(AbstractModelOutput):
+    """The margin of a classifier; subclasses say how the model is called."""
+
+    @abstractmethod
+    def _logits(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, *inputs: Tensor
+    ) -> Tensor:
+        """Run the model on inputs `(B, ...)`; return logits `(B, C)`."""
+
+    def _margins(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Compute `(B,)`: the label's logit minus the logsumexp of the others."""
+        *inputs, labels = batch
+        _check_labels(labels)
+        logits = _check_logits(self._logits(model, weights, buffers, *inputs))
+        # Not `logits[range(B), labels]`, which `vmap` over `grad` cannot transform.
+        own = logits.gather(1, labels.long()[:, None]).squeeze(1)
+        is_own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+        return own - logits.masked_fill(is_own, -torch.inf).logsumexp(dim=1)
+
+    def _output(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, sample: tuple[Tensor, ...]
+    ) -> Tensor:
+        batch = tuple(tensor.unsqueeze(0) for tensor in sample)
+        return self._margins(model, weights, buffers, batch).squeeze(0)
+
+    def get_out_to_loss_grad(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Compute 1 - p for each sample, p being the probability of its label.
+
+        The loss is `-log p = log(1 + exp(-f))`, since the margin f is `log(p / (1 - p))`, and its
+        derivative by f is -(1 - p); TRAK takes its size, the diagonal of Q (Section 3.4). It is
+        `sigmoid(-f)`, which unlike 1 minus a softmax keeps its digits where p is close to 1.
+
+        Args:
+            model: The classifier.
+            weights: All parameters by name.
+            buffers: All buffers by name.
+            batch: As in `get_output`, with a dimension B.
+
+        Returns:
+            `(B, 1)`, detached, from 0 to 1, in the dtype of the logits.
+
+        Raises:
+            ValueError: The logits or the labels have a wrong shape.
+        """
+        margins = self._margins(model, weights, buffers, batch).detach()
+        return torch.sigmoid(-margins).unsqueeze(1)
+
+
+class ImageClassificationModelOutput(_Margin):
+    """The margin of an image classifier, called as `model(images)` (TRAK, Section 3.3)."""
+
+    def get_output(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, image: Tensor, label: Tensor
+    ) -> Tensor:
+        """Compute the margin of one image, the log-odds `log(p / (1 - p))` of its label.
+
+        Args:
+            model: Maps images `(B, ...)` to logits `(B, C)`, with C at least 2.
+            weights: All parameters by name.
+            buffers: All buffers by name.
+            image: One image, without the dimension B.
+            label: `()`, whole number, 0 to C - 1.
+
+        Returns:
+            A scalar: the label's logit minus the logsumexp of the others.
+
+        Raises:
+            ValueError: The logits or the label have a wrong shape.
+        """
+        return self._output(model, weights, buffers, (image, label))
+
+    def _logits(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, images: Tensor
+    ) -> Tensor:
+        return functional_call(model, (weights, buffers), (images,))
+
+
+class TextClassificationModelOutput(_Margin):
+    """The margin of a text classifier, called with three keywords (TRAK, Section 3.3).
+
+    They are `input_ids`, `token_type_ids` and `attention_mask`, as in BERT.
+    """
+
+    def get_output(
+        self,
+        model: nn.Module,
+        weights: Tensors,
+        buffers: Tensors,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        attention_mask: Tensor,
+        label: Tensor,
+    ) -> Tensor:
+        """Compute the margin of one text, the log-odds `log(p / (1 - p))` of its label.
+
+        Args:
+            model: Maps the three keywords, each `(B, T)` for T tokens, to logits `(B, C)`, with C
+                at least 2.
+            weights: All parameters by name.
+            buffers: All buffers by name.
+            input_ids: `(T,)`, whole numbers: the tokens.
+            token_type_ids: `(T,)`, whole numbers: which of two segments a token belongs to.
+            attention_mask: `(T,)`, 1 for a token, 0 for padding.
+            label: `()`, whole number, 0 to C - 1.
+
+        Returns:
+            A scalar: the label's logit minus the logsumexp of the others.
+
+        Raises:
+            ValueError: The logits or the label have a wrong shape.
+        """
+        sample = (input_ids, token_type_ids, attention_mask, label)
+        return self._output(model, weights, buffers, sample)
+
+    def _logits(
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, *inputs: Tensor
+    ) -> Tensor:
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        keywords = dict(zip(names, inputs, strict=True))
+        return functional_call(model, (weights, buffers), (), keywords)
+
+
+def _check_logits(logits: Tensor) -> Tensor:
+    """Refuse what has no margin."""
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
+        what = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"the model must return logits (B, C) with C at least 2, got {what}")
+    return logits
+
+
+def _check_labels(labels: Tensor) -> None:
+    """Refuse labels that are no class numbers."""
+    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            "labels must be whole numbers, one for each sample (B,), "
+            f"got {tuple(labels.shape)} of {labels.dtype}"
+        )

@@ -1,0 +1,518 @@
+"""Both gradient computers against an oracle of its own, and each fault that others have."""
+
+import copy
+import functools
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers import benchmark, checks, gradients
+from helpers.gradient_computers import (
+    AbstractGradientComputer,
+    FunctionalGradientComputer,
+    IterativeGradientComputer,
+)
+from helpers.model_outputs import (
+    AbstractModelOutput,
+    ImageClassificationModelOutput,
+    TextClassificationModelOutput,
+)
+from helpers.models import MLP, SimpleCNN
+from tests.oracle import TOLERANCES, assert_equal, oracle
+from tests.test_gradients import snapshot
+from tests.zoo import MODELS, Apply, Buffered, Case, make
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # vmap's, of LSTM
+    pytest.mark.filterwarnings("ignore:LSTM with projections"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning"),  # the old hook's
+]
+KINDS = {"functional": FunctionalGradientComputer, "iterative": IterativeGradientComputer}
+both = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+TOLERANCE = TOLERANCES[torch.float64]
+IMAGES = ImageClassificationModelOutput()
+
+
+class LossOf(AbstractModelOutput):
+    """The loss of a case of the zoo as a task."""
+
+    def __init__(self, loss_fn) -> None:
+        self.loss_fn = loss_fn
+
+    def get_output(self, model, weights, buffers, sample, target) -> Tensor:
+        prediction = functional_call(model, (weights, buffers), (sample[None],))
+        return self.loss_fn(prediction, target[None])
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch) -> Tensor:
+        """Return the first number of each prediction."""
+        predictions = functional_call(model, (weights, buffers), (batch[0],))
+        return predictions.flatten(1)[:, :1]
+
+
+def computer(
+    kind: type[AbstractGradientComputer],
+    model: nn.Module,
+    task: AbstractModelOutput = IMAGES,
+    dtype: torch.dtype = torch.float64,
+    grad_wrt: list[str] | None = None,
+    **options: object,
+) -> AbstractGradientComputer:
+    params = dict(model.named_parameters())
+    names = [n for n, p in params.items() if p.requires_grad] if grad_wrt is None else grad_wrt
+    count = sum(params[name].numel() for name in dict.fromkeys(names))
+    return kind(model, task, count, dtype, "cpu", grad_wrt, **options)
+
+
+def of_case(kind, case: Case, **options: object) -> AbstractGradientComputer:
+    return computer(kind, case.model, LossOf(case.loss_fn), **options)
+
+
+@functools.cache
+def expected(name: str) -> dict[str, Tensor]:
+    return oracle(*make(name).args)
+
+
+def refused(sentence: str, error: type[Exception] = ValueError):
+    return pytest.raises(error, match=f"^{re.escape(sentence)}$")
+
+
+@both
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_the_oracle_and_leaves_the_model_as_it_was(name, kind):
+    case = make(name)
+    before = snapshot(case.model)
+    got = of_case(kind, case).compute_per_sample_grad(case.batch)
+    assert_equal(got, expected(name), TOLERANCE)
+    assert all(tensor.is_leaf and not tensor.requires_grad for tensor in got.values())
+    assert snapshot(case.model) == before
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "embedding padding"])
+def test_loss_gradients_of_each_sample_alone(name):
+    case = make(name)
+    alone = []
+    for sample in case.data.split(1):
+        with torch.no_grad():
+            alone.append(copy.deepcopy(case.model)(sample).flatten(1)[:, :1])
+    for kind in KINDS.values():
+        got = of_case(kind, case).compute_loss_grad(case.batch)
+        assert got.shape == (3, 1)
+        assert not got.requires_grad
+        torch.testing.assert_close(got, torch.cat(alone), rtol=1e-10, atol=1e-12)
+
+
+class Text(nn.Module):
+    """An embedding and one attention, with a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.types = nn.Embedding(11, 6), nn.Embedding(2, 6)
+        self.query, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states = self.words(input_ids) + self.types(token_type_ids)
+        scores = self.query(states) @ states.mT
+        scores = scores.masked_fill(attention_mask[:, None] == 0, -torch.inf)
+        states = scores.softmax(-1) @ states * attention_mask[..., None]
+        return self.head(states.sum(1) / attention_mask.sum(1, keepdim=True))
+
+
+def text_batch(batch_size: int = 5, padding: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 11, (batch_size, 7), generator=generator)
+    mask = (torch.arange(7) < torch.arange(3, 3 + batch_size)[:, None]).long()
+    ids = torch.where(mask == 1, ids, padding)
+    return [ids, (torch.arange(7) > 3).long().expand(batch_size, 7), mask, torch.arange(5) % 4]
+
+
+def test_text_with_a_mask():
+    torch.manual_seed(0)
+    model, task, batch = Text().double(), TextClassificationModelOutput(), text_batch()
+    functional, iterative = (computer(kind, model, task) for kind in KINDS.values())
+    by_vmap = functional.compute_per_sample_grad(batch)
+    assert by_vmap["words.weight"].shape == (5, 11, 6)
+    assert_equal(by_vmap, iterative.compute_per_sample_grad(batch), TOLERANCE)
+    # By autograd on the unpadded text of each sample: padding counts for nothing.
+    params = list(model.parameters())
+    for index, length in enumerate(range(3, 8)):
+        ids, types, mask = (tensor[index : index + 1, :length] for tensor in batch[:3])
+        logits = model(ids, types, mask)[0]
+        label = batch[3][index]
+        others = torch.cat([logits[:label], logits[label + 1 :]])
+        margin = logits[label] - others.logsumexp(0)
+        rows = torch.autograd.grad(margin, params)
+        for got, row in zip(by_vmap.values(), rows, strict=True):
+            torch.testing.assert_close(got[index], row)
+        one_minus_p = 1 - logits.softmax(0)[label]
+        torch.testing.assert_close(iterative.compute_loss_grad(batch)[index, 0], one_minus_p)
+    other = text_batch(padding=9)
+    assert_equal(functional.compute_per_sample_grad(other), by_vmap, TOLERANCE)
+
+
+# What the original's computers get wrong, one by one.
+
+
+@both
+@pytest.mark.parametrize("wrt", [["2.bias", "0.weight"], ["2.weight"], [], ["0.bias"] * 2], ids=str)
+def test_grad_wrt_gives_these_names_in_its_order_from_any_iterable(kind, wrt):
+    case = make("frozen")  # 0.weight and 2.bias
+    by_oracle = oracle(*case.args, wrt=dict.fromkeys(wrt))
+    for names in (wrt, tuple(wrt), iter(wrt), dict.fromkeys(wrt)):
+        count = sum(case.model.get_parameter(name).numel() for name in dict.fromkeys(wrt))
+        taken = kind(case.model, LossOf(case.loss_fn), count, torch.float64, "cpu", names)
+        for _ in range(2):  # an iterator is read once
+            assert_equal(taken.compute_per_sample_grad(case.batch), by_oracle, TOLERANCE)
+        assert taken.compute_loss_grad(case.batch).shape == (3, 1)
+
+
+@both
+def test_what_is_not_wanted_is_not_differentiated(kind):
+    def cost(grad_wrt: list[str] | None) -> tuple[int, int]:
+        taken = computer(kind, model, dtype=torch.float32, grad_wrt=grad_wrt)
+        with FlopCounterMode(display=False) as counter:
+            peak = benchmark.memory(lambda: taken.compute_per_sample_grad(batch)).peak
+        return counter.get_total_flops(), peak
+
+    model, batch = SimpleCNN(), (torch.rand(4, 1, 28, 28), torch.arange(4))
+    forward = FlopCounterMode(display=False)
+    with forward, torch.no_grad():
+        model(batch[0])
+    (every_flop, every_byte), (flops, bytes_) = cost(None), cost(["fc2.weight", "fc2.bias"])
+    assert flops < 1.01 * forward.get_total_flops()
+    assert every_flop > 2.5 * forward.get_total_flops()
+    assert bytes_ < every_byte / 5
+
+    seen = []
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        seen.append([self.a.weight.requires_grad, self.b.weight.requires_grad])
+        return self.b(self.a(inputs))
+
+    small = Apply(run, a=nn.Linear(3, 3), b=nn.Linear(3, 2))
+    computer(kind, small, grad_wrt=["b.weight"]).compute_per_sample_grad(
+        (torch.ones(2, 3), torch.tensor([0, 1]))
+    )
+    assert seen
+    assert all(flags == [False, True] for flags in seen)
+
+
+def test_the_iterative_one_costs_o_of_b():
+    taken = computer(IterativeGradientComputer, MLP(), dtype=torch.float32)
+    calls = []
+    backward = torch.autograd.grad
+
+    def count(*args: object, **options: object) -> object:
+        calls.append(args)
+        return backward(*args, **options)
+
+    def flops(batch_size: int) -> int:
+        batch = torch.rand(batch_size, 784), torch.arange(batch_size) % 10
+        with FlopCounterMode(display=False) as counter, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.autograd, "grad", count)
+            taken.compute_per_sample_grad(batch)
+        return counter.get_total_flops()
+
+    assert flops(32) == 8 * flops(4) == 32 * flops(1)
+    assert len(calls) == 32 + 4 + 1
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_results_have_the_dtype_and_the_device_that_were_asked_for(kind, dtype):
+    model, batch = MLP(), (torch.rand(3, 784), torch.arange(3))
+    exact = computer(kind, model, dtype=torch.float64)
+    taken = computer(kind, model, dtype=dtype)
+    for name, tensor in taken.compute_per_sample_grad(batch).items():
+        assert tensor.dtype == dtype
+        assert tensor.device == torch.device("cpu")
+        assert torch.equal(tensor, exact.compute_per_sample_grad(batch)[name].to(dtype))
+    assert taken.compute_loss_grad(batch).dtype == dtype
+    empty = (torch.rand(0, 784), torch.arange(0))
+    for tensor in (*taken.compute_per_sample_grad(empty).values(), taken.compute_loss_grad(empty)):
+        assert tensor.dtype == dtype
+        assert tensor.shape[0] == 0
+
+
+@both
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_works_where_gradients_are_off(kind, mode):
+    case = make("cnn", 2)
+    by_oracle = oracle(*case.args)
+    with mode():
+        got = of_case(kind, case).compute_per_sample_grad(case.batch)
+        loss_grads = of_case(kind, case).compute_loss_grad(case.batch)
+    assert_equal(got, by_oracle, TOLERANCE)
+    assert not any(t.requires_grad or t.is_inference() for t in (*got.values(), loss_grads))
+
+
+@both
+def test_a_model_without_parameters(kind):
+    taken = computer(kind, nn.Flatten())
+    batch = torch.zeros(2, 4), torch.tensor([0, 3])
+    assert taken.compute_per_sample_grad(batch) == {}
+    torch.testing.assert_close(taken.compute_loss_grad(batch), torch.full((2, 1), 0.75).double())
+
+
+@both
+def test_nothing_of_a_graph_stays_alive(kind):
+    model, batch = MLP(), (torch.rand(8, 784), torch.arange(8))
+    taken = computer(kind, model, dtype=torch.float32)
+    kept = benchmark.memory(lambda: taken.compute_per_sample_grad(batch)["fc2.bias"]).kept
+    assert kept == 8 * 10 * 4
+    assert benchmark.memory(lambda: taken.compute_loss_grad(batch)).kept == 8 * 4
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 99])
+@both
+def test_chunks_change_nothing(kind, chunk_size):
+    for name in ("mlp", "buffer in place", "tied weight"):
+        case = make(name)
+        taken = of_case(kind, case, chunk_size=chunk_size)
+        assert_equal(taken.compute_per_sample_grad(case.batch), expected(name), TOLERANCE)
+        whole = of_case(kind, case).compute_loss_grad(case.batch)
+        torch.testing.assert_close(taken.compute_loss_grad(case.batch), whole)
+
+
+@both
+def test_one_task_serves_both_and_gets_all_weights(kind):
+    names = []
+
+    class Task(LossOf):
+        def get_output(self, model, weights, buffers, *sample) -> Tensor:
+            names.append((list(weights), list(buffers)))
+            return super().get_output(model, weights, buffers, *sample)
+
+    case = make("batch norm eval")
+    taken = computer(kind, case.model, Task(case.loss_fn), grad_wrt=["1.bias"])
+    taken.compute_per_sample_grad(case.batch)
+    assert names[0][0] == [name for name, _ in case.model.named_parameters()]
+    assert names[0][1] == [name for name, _ in case.model.named_buffers()]
+
+
+class Branching(nn.Module):
+    """As deep as a value of its input says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        deep = inputs.mean().item() > 0
+        return self.second(self.first(inputs).tanh()) if deep else self.first(inputs)
+
+
+def test_a_model_with_item_is_for_the_iterative_one():
+    model = Branching().double()
+    inputs = torch.tensor([[1.0, 2, 3], [-1, -2, -3], [0, 1, 0]], dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2])
+    iterative = computer(IterativeGradientComputer, model)
+    got = iterative.compute_per_sample_grad((inputs, labels))
+    assert got["second.weight"].flatten(1).any(1).tolist() == [True, False, True]
+    p = torch.stack([model(x[None])[0].softmax(0)[y] for x, y in zip(inputs, labels, strict=True)])
+    loss_grads = iterative.compute_loss_grad((inputs, labels))
+    torch.testing.assert_close(loss_grads.squeeze(1), (1 - p).detach())
+    functional = computer(FunctionalGradientComputer, model)
+    for compute in (functional.compute_per_sample_grad, functional.compute_loss_grad):
+        with pytest.raises(RuntimeError, match=r"\.item\(\) on a Tensor"):
+            compute((inputs, labels))
+
+
+@both
+def test_new_weights_are_seen_at_once_and_another_model_by_loading_it(kind):
+    case, other = make("mlp"), make("mlp")
+    taken = of_case(kind, case)
+    with torch.no_grad():
+        for parameter in (*case.model.parameters(), *other.model.parameters()):
+            parameter.mul_(1.5)
+    assert_equal(taken.compute_per_sample_grad(case.batch), oracle(*case.args), TOLERANCE)
+    with torch.no_grad():
+        other.model.fc1.weight.mul_(2)
+    taken.load_model_params(other.model)
+    assert_equal(taken.compute_per_sample_grad(case.batch), oracle(*other.args), TOLERANCE)
+
+
+# Refusals, each one sentence.
+
+
+def make_one(kind, **changes: object) -> AbstractGradientComputer:
+    arguments = dict(
+        model=nn.Linear(3, 2), task=IMAGES, grad_dim=8, dtype=torch.float32, device="cpu"
+    )
+    return kind(**(arguments | changes))
+
+
+HAS = "which is no parameter of this model: it has weight, bias"
+CHUNK = "chunk_size must be None or a whole number, at least 1, got"
+DIM = "but the parameters to differentiate have"
+WITHOUT = "without grad_wrt they are those with requires_grad"
+BAD = [
+    ({"grad_wrt": ["wieght"]}, ValueError, f"grad_wrt names 'wieght', {HAS}"),
+    ({"grad_wrt": iter(["a", "bias", "b"])}, ValueError, f"grad_wrt names 'a', 'b', {HAS}"),
+    (
+        {"grad_wrt": "bias"},
+        TypeError,
+        "grad_wrt must be several names, for example ['bias'], got one string",
+    ),
+    ({"grad_dim": 9}, ValueError, f"grad_dim is 9, {DIM} 8 entries: weight, bias; {WITHOUT}"),
+    ({"grad_dim": None}, ValueError, f"grad_dim is None, {DIM} 8 entries: weight, bias; {WITHOUT}"),
+    ({"grad_wrt": ["bias"]}, ValueError, f"grad_dim is 8, {DIM} 2 entries: bias; {WITHOUT}"),
+    ({"grad_wrt": []}, ValueError, f"grad_dim is 8, {DIM} 0 entries: there is none; {WITHOUT}"),
+    (
+        {"dtype": torch.int64},
+        ValueError,
+        "dtype must be floating point, such as torch.float32, got torch.int64",
+    ),
+    (
+        {"dtype": torch.complex64},
+        ValueError,
+        "dtype must be floating point, such as torch.float32, got torch.complex64",
+    ),
+    ({"dtype": "float32"}, TypeError, "dtype must be a torch.dtype, got str"),
+    ({"chunk_size": 0}, ValueError, f"{CHUNK} 0"),
+    ({"chunk_size": 2.0}, ValueError, f"{CHUNK} 2.0"),
+    (
+        {"task": "image_classification"},
+        TypeError,
+        "task must have the method get_output, got str",
+    ),
+]
+
+
+@both
+@pytest.mark.parametrize(("changes", "error", "sentence"), BAD, ids=lambda value: "")
+def test_wrong_settings_are_refused(changes, error, sentence, kind):
+    changes = {  # an iterator serves one test only
+        name: ["a", "bias", "b"] if name == "grad_wrt" and not hasattr(value, "__len__") else value
+        for name, value in changes.items()
+    }
+    with refused(sentence, error):
+        make_one(kind, **changes)
+
+
+@both
+def test_a_device_that_is_not_there_is_refused(kind):
+    with pytest.raises(ValueError, match=r"^device 'cuda:99' is not on this machine"):
+        make_one(kind, device="cuda:99")
+
+
+@both
+def test_frozen_parameters_do_not_count_in_grad_dim(kind):
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    with refused(f"grad_dim is 8, {DIM} 6 entries: weight; {WITHOUT}"):
+        make_one(kind, model=model)
+    taken = make_one(kind, model=model, grad_dim=6)
+    with refused(f"grad_dim is 6, {DIM} 8 entries: weight, bias; {WITHOUT}"):
+        taken.load_model_params(nn.Linear(3, 2))
+    assert taken.model is model
+
+
+X, Y = torch.ones(3, 3), torch.zeros(3, dtype=torch.long)
+WANTS = "batch must hold 2 tensors, (image, label), got"
+SEQUENCE = "batch must be a tuple or a list of tensors, (image, label), got"
+BATCHES = [
+    ((X,), ValueError, f"{WANTS} 1"),
+    ((), ValueError, f"{WANTS} 0"),
+    ([X, Y, Y, Y], ValueError, f"{WANTS} 4"),
+    (X, TypeError, f"{SEQUENCE} Tensor"),
+    ({"image": X, "label": Y}, TypeError, f"{SEQUENCE} dict"),
+    ((X, Y[:2]), ValueError, "image and label must have one batch size, got 3 and 2"),
+    ((X, [0, 1, 2]), TypeError, "label must be a tensor (B, ...), got list"),
+    ((X, Y[0]), ValueError, "label must have a batch dimension, (B, ...), got shape ()"),
+]
+
+
+@both
+@pytest.mark.parametrize(("batch", "error", "sentence"), BATCHES, ids=lambda value: "")
+def test_a_wrong_batch_is_refused(batch, error, sentence, kind):
+    taken = make_one(kind)
+    for compute in (taken.compute_per_sample_grad, taken.compute_loss_grad):
+        with refused(sentence, error):
+            compute(batch)
+
+
+class Variadic(LossOf):
+    """A task that takes any number of tensors."""
+
+    def __init__(self, output, loss_grad=None) -> None:
+        self.output, self.loss_grad = output, loss_grad
+
+    def get_output(self, model, weights, buffers, *sample) -> Tensor:
+        return self.output(functional_call(model, (weights, buffers), (sample[0][None],)))
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch) -> Tensor:
+        return self.loss_grad(batch)
+
+
+@both
+def test_a_task_of_any_number_of_tensors(kind):
+    taken = make_one(kind, task=Variadic(lambda out: out.sum()))
+    for count in (1, 2, 3):
+        got = taken.compute_per_sample_grad([X] * count)
+        assert torch.equal(got["weight"], torch.ones(3, 2, 3))
+    with refused("tensor_0 and tensor_1 must have one batch size, got 3 and 2"):
+        taken.compute_per_sample_grad((X, X[:2]))
+    with refused("batch must hold 1 tensors, (tensor_0), got 0"):
+        taken.compute_per_sample_grad(())
+
+
+@both
+def test_what_a_task_returns_is_checked(kind):
+    scalar = "get_output must return a scalar, a tensor of shape (), for one sample, got"
+    for output, got in ((lambda z: z.sum(1), "(1,)"), (lambda z: z, "(1, 2)"), (list, "list")):
+        with refused(f"{scalar} {got}: .squeeze(0) or .sum() gives one"):
+            make_one(kind, task=Variadic(output)).compute_per_sample_grad((X,))
+    rows = "get_out_to_loss_grad must return (B, 1), got"
+    for loss_grad, got in (
+        (lambda b: b[0][:, 0], "(1,)"),
+        (lambda b: b[0], "(1, 3)"),
+        (len, "int"),
+    ):
+        with refused(f"{rows} {got} for B = 1"):
+            make_one(kind, task=Variadic(None, loss_grad)).compute_loss_grad((X,))
+
+
+@both
+def test_batch_norm_in_training_mode_is_refused(kind):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    taken = computer(kind, model, dtype=torch.float32)  # as the real package does
+    for compute in (taken.compute_per_sample_grad, taken.compute_loss_grad):
+        with pytest.raises(ValueError, match=r"^1 is BatchNorm in training mode: .*GroupNorm$"):
+            compute((X, Y))
+    model.eval()
+    taken.compute_per_sample_grad((X, Y))
+    taken.compute_loss_grad((X, Y))
+
+
+@both
+def test_random_numbers_are_refused(kind):
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+    taken = computer(kind, model)
+    for compute in (taken.compute_per_sample_grad, taken.compute_loss_grad):
+        with refused(checks.RANDOMNESS):
+            compute((X, Y))
+    model.eval()
+    taken.compute_per_sample_grad((X, Y))
+
+
+def test_the_abstract_one_computes_nothing():
+    with pytest.raises(TypeError, match="abstract method"):
+        make_one(AbstractGradientComputer)
+
+
+def test_they_stand_on_the_functions_of_helpers_gradients():
+    case = make("mlp")
+    for kind, function in zip(
+        KINDS.values(), (gradients.func_gradients, gradients.loop_gradients), strict=True
+    ):
+        got = of_case(kind, case).compute_per_sample_grad(case.batch)
+        reference = function(*case.args)
+        assert all(torch.equal(got[name], reference[name]) for name in reference)
+
+
+def test_the_zoo_still_holds_models_that_write_into_buffers():
+    assert isinstance(make("buffer in place").model, Buffered)

@@ -1,0 +1,156 @@
+"""The tasks: margins, how the loss depends on them, and what they refuse."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from helpers.model_outputs import (
+    AbstractModelOutput,
+    ImageClassificationModelOutput,
+    TextClassificationModelOutput,
+)
+
+IMAGES, TEXT = ImageClassificationModelOutput(), TextClassificationModelOutput()
+
+
+class Recorder(nn.Module):
+    """A text model that keeps the keywords that it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.calls: list[dict[str, Tensor]] = []
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        self.calls.append({"ids": input_ids, "types": token_type_ids, "mask": attention_mask})
+        return (self.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1)
+
+
+def tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return dict(model.named_parameters()), dict(model.named_buffers())
+
+
+def refused(sentence: str):
+    return pytest.raises(ValueError, match=f"^{re.escape(sentence)}$")
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_the_margin_is_the_log_odds(classes):
+    model = nn.Linear(4, classes).double()
+    inputs, labels = torch.randn(5, 4).double(), torch.arange(5) % classes
+    p = model(inputs).softmax(1)[range(5), labels]
+    for x, label, probability in zip(inputs, labels, p, strict=True):
+        margin = IMAGES.get_output(model, *tensors(model), x, label)
+        assert margin.shape == ()
+        torch.testing.assert_close(margin, torch.log(probability / (1 - probability)))
+    loss_grads = IMAGES.get_out_to_loss_grad(model, *tensors(model), (inputs, labels))
+    assert loss_grads.shape == (5, 1)
+    assert not loss_grads.requires_grad
+    torch.testing.assert_close(loss_grads.squeeze(1), (1 - p).detach())
+
+
+def test_the_loss_depends_on_the_margin_by_minus_1_minus_p():
+    logits = torch.randn(3, 6, dtype=torch.float64)
+    model = nn.Identity()
+    labels = torch.tensor([0, 5, 2])
+    loss = F.cross_entropy(logits, labels, reduction="none")
+    margins = torch.stack(
+        [IMAGES.get_output(model, {}, {}, z, y) for z, y in zip(logits, labels, strict=True)]
+    ).requires_grad_()
+    torch.testing.assert_close(F.softplus(-margins), loss)
+    (slopes,) = torch.autograd.grad(F.softplus(-margins).sum(), margins)
+    loss_grads = IMAGES.get_out_to_loss_grad(model, {}, {}, (logits, labels))
+    torch.testing.assert_close(loss_grads.squeeze(1), -slopes)
+
+
+def test_a_sure_network_keeps_its_digits():
+    logits = torch.tensor([[30.0, 0.0], [0.0, 300.0], [-300.0, 0.0]])
+    got = IMAGES.get_out_to_loss_grad(nn.Identity(), {}, {}, (logits, torch.tensor([0, 0, 1])))
+    assert got[0].item() == pytest.approx(9.358e-14, rel=1e-2, abs=0)
+    assert got[1].item() == 1
+    assert 0 <= got[2].item() < 1e-30
+    assert got.isfinite().all()
+
+
+def test_the_weights_and_buffers_that_are_given_count():
+    model = nn.BatchNorm1d(3).eval()
+    weights = {"weight": torch.tensor([1.0, 2.0, 3.0]), "bias": torch.zeros(3)}
+    buffers = dict(model.named_buffers()) | {"running_mean": torch.tensor([0.0, 1.0, 0.0])}
+    got = IMAGES.get_output(model, weights, buffers, torch.ones(3), torch.tensor(2))
+    scale = (1 + model.eps) ** -0.5
+    expected = 3 * scale - torch.tensor([scale, 0.0]).logsumexp(0)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_transforms_take_it_with_any_whole_labels(dtype):
+    model = nn.Linear(4, 3)
+    inputs, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0], dtype=dtype)
+    params, buffers = tensors(model)
+
+    def output(params: dict[str, Tensor], x: Tensor, label: Tensor) -> Tensor:
+        return IMAGES.get_output(model, params, buffers, x, label)
+
+    grads = vmap(grad(output), in_dims=(None, 0, 0))(params, inputs, labels)
+    # By hand: the label's row minus the softmax among the other classes.
+    logits = model(inputs)
+    own = F.one_hot(labels.long(), 3)
+    slopes = own - logits.masked_fill(own.bool(), -torch.inf).softmax(1)
+    torch.testing.assert_close(grads["bias"], slopes)
+    torch.testing.assert_close(grads["weight"], slopes[:, :, None] * inputs[:, None])
+
+
+def test_text_reaches_the_model_by_keyword():
+    model = Recorder()
+    batch = [torch.randint(9, (2, 5)) for _ in "12"]
+    batch += [torch.ones(2, 5, dtype=torch.long), torch.tensor([3, 0])]
+    one = TEXT.get_output(model, *tensors(model), *(tensor[0] for tensor in batch))
+    loss_grads = TEXT.get_out_to_loss_grad(model, *tensors(model), batch)
+    assert [list(call) for call in model.calls] == [["ids", "types", "mask"]] * 2
+    for got, expected in zip(model.calls[0].values(), batch, strict=False):
+        assert torch.equal(got, expected[:1])
+    for got, expected in zip(model.calls[1].values(), batch, strict=False):
+        assert torch.equal(got, expected)
+    torch.testing.assert_close(loss_grads[0, 0], torch.sigmoid(-one).detach())
+
+
+@pytest.mark.parametrize(
+    ("output", "got"),
+    [
+        (lambda x: x[:, 0], "(1,)"),
+        (lambda x: x[:, :1], "(1, 1)"),
+        (lambda x: x[None], "(1, 1, 3)"),
+        (lambda x: (x,), "tuple"),
+    ],
+    ids=["no classes", "one class", "three dimensions", "tuple"],
+)
+def test_what_has_no_margin_is_refused(output, got):
+    class Model(nn.Module):
+        def forward(self, inputs: Tensor) -> object:
+            return output(inputs)
+
+    sentence = f"the model must return logits (B, C) with C at least 2, got {got}"
+    with refused(sentence):
+        IMAGES.get_output(Model(), {}, {}, torch.ones(3), torch.tensor(0))
+    with refused(sentence):
+        IMAGES.get_out_to_loss_grad(Model(), {}, {}, (torch.ones(1, 3), torch.tensor([0])))
+
+
+@pytest.mark.parametrize("label", [torch.tensor(1.0), torch.tensor([1])], ids=["float", "(B, 1)"])
+def test_labels_that_are_no_class_numbers_are_refused(label):
+    got = f"{(1, *label.shape)} of {label.dtype}"
+    with refused(f"labels must be whole numbers, one for each sample (B,), got {got}"):
+        IMAGES.get_output(nn.Identity(), {}, {}, torch.ones(3), label)
+
+
+def test_a_task_must_fill_in_both_methods():
+    class Half(AbstractModelOutput):
+        def get_output(self, *args: object) -> Tensor:
+            return torch.zeros(())
+
+    with pytest.raises(TypeError, match=r"abstract method '?get_out_to_loss_grad"):
+        Half()

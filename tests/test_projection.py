@@ -1,0 +1,218 @@
+"""Random projection: what it keeps, its random streams, its memory, and what it refuses."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import benchmark, projection
+from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.model_outputs import ImageClassificationModelOutput
+from helpers.models import MLP
+from helpers.projection import project, project_batches
+
+every_kind = pytest.mark.parametrize("kind", projection.KINDS)
+
+
+def gradients(batch_size: int = 6, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 40), "scalar": (), "b": (7,), "empty": (0, 3), "c": (2, 3, 5)}
+    return {
+        name: torch.randn(batch_size, *shape, generator=generator, dtype=dtype)
+        for name, shape in shapes.items()
+    }
+
+
+def matrix(k: int, **options: object) -> Tensor:
+    """Read the whole matrix `(P, k)` off: the projection of the unit vectors."""
+    sizes = {name: tensor[0].numel() for name, tensor in gradients(1).items()}
+    total = sum(sizes.values())
+    columns = torch.eye(total, dtype=torch.float64).split(list(sizes.values()), dim=1)
+    units = {
+        name: column.reshape(total, *gradients(1)[name].shape[1:])
+        for name, column in zip(sizes, columns, strict=True)
+    }
+    return project(units, k, **options) * k**0.5
+
+
+@every_kind
+def test_it_is_a_product_with_one_matrix(kind, monkeypatch):
+    monkeypatch.setattr(projection, "BLOCK", 64)  # several blocks for each parameter
+    flat = torch.cat([t.flatten(1) for n, t in gradients().items() if n != "scalar"], dim=1)
+    flat = torch.cat([flat[:, :120], gradients()["scalar"][:, None], flat[:, 120:]], dim=1)
+    expected = flat @ matrix(8, kind=kind) / 8**0.5
+    torch.testing.assert_close(project(gradients(), 8, kind=kind), expected)
+
+
+def test_the_entries_are_what_their_names_say():
+    signs = matrix(200, kind="rademacher")
+    assert set(signs.round(decimals=9).unique().tolist()) == {-1.0, 1.0}
+    normal = matrix(200, kind="normal")
+    count = signs.numel()  # 31,600
+    for entries, fourth in ((signs, 1), (normal, 3)):
+        assert abs(entries.mean()) < 5 / count**0.5
+        assert entries.var().item() == pytest.approx(1, abs=5 * 2**0.5 / count**0.5)
+        assert (entries**4).mean().item() == pytest.approx(fourth, abs=5 * 10 / count**0.5)
+
+
+@every_kind
+def test_inner_products_are_kept_up_to_the_law(kind):
+    grads = {"w": torch.randn(12, 3000, generator=torch.Generator().manual_seed(1))}
+    flat = grads["w"]
+    scale = flat.norm(dim=1)[:, None] * flat.norm(dim=1)
+    errors = {}
+    for k in (64, 1024):
+        features = [project(grads, k, kind=kind, model_id=m) for m in range(8)]
+        error = torch.stack([f @ f.T - flat @ flat.T for f in features]) / scale
+        errors[k] = error.square().mean().sqrt().item() * k**0.5
+    # sqrt(1 + cos**2) over pairs, of which a twelfth are of a vector with itself
+    assert 0.8 < errors[64] < 1.3
+    assert 0.8 < errors[1024] < 1.3
+
+
+@every_kind
+def test_every_model_and_block_has_a_stream_of_its_own_at_any_k(kind, monkeypatch):
+    drawn: dict[bytes, tuple[int, ...]] = {}
+    draw = projection._entries
+
+    def record(count: int, kind: str, stream: tuple[int, ...]) -> np.ndarray:
+        entries = draw(count, kind, stream)
+        first = entries[:256].tobytes()
+        assert drawn.setdefault(first, stream) == stream, "two streams give the same numbers"
+        return entries
+
+    monkeypatch.setattr(projection, "_entries", record)
+    monkeypatch.setattr(projection, "BLOCK", 2048)
+    grads = {"w": torch.ones(1, 256)}
+    for seed, model_id in [(0, 0), (0, 1), (0, 2), (1, 0), (1000, 0), (100_000, 0), (2**32, 0)]:
+        for k in (1024,):
+            project(grads, k, kind=kind, seed=seed, model_id=model_id)
+    assert len(drawn) == 7 * 128, "more than 100 blocks for each"
+
+
+def test_a_seed_means_the_same_numbers_in_another_process_and_for_any_batch(monkeypatch):
+    code = (
+        "import torch; from helpers.projection import project;"
+        "print(project({'w': torch.ones(1, 99)}, 3, kind='normal', seed=5, model_id=2).tolist())"
+    )
+    grads = {"w": torch.ones(4, 99)}
+    torch.manual_seed(123)
+    here = project(grads, 3, kind="normal", seed=5, model_id=2)
+    torch.manual_seed(7)
+    assert torch.equal(here, project(grads, 3, kind="normal", seed=5, model_id=2))
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    torch.testing.assert_close(here[:1], torch.tensor(eval(there.stdout)))
+    state = torch.get_rng_state()
+    project(grads, 3)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random stream stays"
+    assert not torch.equal(here, project(grads, 3, kind="normal", seed=6, model_id=2))
+    assert not torch.equal(here, project(grads, 3, kind="normal", seed=5, model_id=3))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+    ids=str,
+)
+def test_half_precision_is_summed_in_float32(dtype, expected):
+    grads = {"w": torch.full((2, 4000), 60.0, dtype=dtype), "b": torch.ones(2, 1, dtype=dtype)}
+    features = project(grads, 5)
+    assert features.dtype == expected
+    assert features.isfinite().all()
+    exact = project({name: tensor.double() for name, tensor in grads.items()}, 5)
+    torch.testing.assert_close(features.double(), exact, rtol=1e-5, atol=1e-2)
+    assert project(gradients(0), 4).shape == (0, 4)
+    assert project(gradients(1), 1).shape == (1, 1)
+
+
+def computer(kind: type = FunctionalGradientComputer, model_count: int = 15_910) -> object:
+    torch.manual_seed(0)
+    task = ImageClassificationModelOutput()
+    return kind(MLP(), task, model_count, torch.float32, "cpu")
+
+
+def batches(count: int, size: int) -> list[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(count, 784, generator=generator), torch.arange(count) % 10
+    return list(zip(images.split(size), labels.split(size), strict=True))
+
+
+@pytest.mark.parametrize("kind", [FunctionalGradientComputer, IterativeGradientComputer])
+def test_batches_give_the_features_of_all_at_once(kind):
+    whole = project(computer(kind).compute_per_sample_grad(batches(10, 10)[0]), 32, seed=3)
+    streamed = project_batches(computer(kind), iter(batches(10, 4)), 32, seed=3)
+    torch.testing.assert_close(streamed, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_the_peak_memory_does_not_grow_with_n_times_p(monkeypatch):
+    monkeypatch.setattr(projection, "BLOCK", 2**14)
+    taken = computer()
+
+    def peak(count: int, k: int = 8) -> int:
+        some = batches(count, 8)
+        return benchmark.memory(lambda: project_batches(taken, some, k)).peak
+
+    one_batch, small, large = peak(8), peak(40), peak(160)
+    features = 160 * 8 * 4
+    assert large <= one_batch + 3 * features
+    assert small <= one_batch + 3 * features
+    held = benchmark.memory(
+        lambda: project(taken.compute_per_sample_grad(batches(160, 160)[0]), 8)
+    ).peak
+    assert held > 160 * 15_910 * 4 > 8 * large
+
+
+def test_the_random_matrix_is_never_there_as_a_whole(monkeypatch):
+    grads = {"w": torch.ones(1, 50_000)}
+    k = 64
+    whole = benchmark.memory(lambda: project(grads, k)).peak
+    assert whole < 50_000 * k * 4
+    assert whole < projection.BLOCK * 4 * 1.1 + 50_000 * 4
+    monkeypatch.setattr(projection, "BLOCK", 2**12)
+    assert benchmark.memory(lambda: project(grads, k)).peak < 2**12 * 4 + 10_000
+
+
+GOOD = {"w": torch.ones(2, 3)}
+BAD = [
+    (GOOD, {"k": 0}, ValueError, "k must be a whole number, at least 1, got 0"),
+    (GOOD, {"k": -4}, ValueError, "k must be a whole number, at least 1, got -4"),
+    (GOOD, {"k": 2.0}, ValueError, "k must be a whole number, at least 1, got 2.0"),
+    (GOOD, {"k": True}, ValueError, "k must be a whole number, at least 1, got True"),
+    (GOOD, {"kind": "gauss"}, ValueError, "kind must be 'rademacher' or 'normal', got 'gauss'"),
+    (GOOD, {"seed": -1}, ValueError, "seed must be a whole number, at least 0, got -1"),
+    (GOOD, {"model_id": 0.5}, ValueError, "model_id must be a whole number, at least 0, got 0.5"),
+    ({}, {}, ValueError, "grads must hold a parameter at least, got none"),
+    (
+        torch.ones(2, 3),
+        {},
+        TypeError,
+        "grads must be a dictionary {name: (B, *shape)}, got Tensor",
+    ),
+    (
+        {"w": torch.ones(2, 3), "b": torch.ones(3, 3)},
+        {},
+        ValueError,
+        "w and b must have one batch size, got 2 and 3",
+    ),
+    ({"w": torch.ones(2).long()}, {}, TypeError, "w must be floating point, got torch.int64"),
+]
+
+
+@pytest.mark.parametrize(("grads", "options", "error", "sentence"), BAD, ids=lambda value: "")
+def test_bad_input_is_refused(grads, options, error, sentence):
+    with pytest.raises(error, match=f"^{re.escape(sentence)}$"):
+        project(grads, **{"k": 4, **options})
+
+
+def test_no_batch_is_refused():
+    with pytest.raises(ValueError, match=r"^batches must hold a batch at least, got none$"):
+        project_batches(computer(), [], 4)

@@ -1,0 +1,146 @@
+"""Drop-in for the real package: `traker` runs on these computers and this task, with its scores."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.data import load_digits
+from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.model_outputs import ImageClassificationModelOutput
+from helpers.projection import project
+
+trak = pytest.importorskip("trak", reason="traker, a test dependency, is not installed")
+from trak.gradient_computers import FunctionalGradientComputer as TheirComputer  # noqa: E402
+from trak.modelout_functions import (  # noqa: E402
+    ImageClassificationModelOutput as TheirTask,
+)
+from trak.projectors import BasicProjector  # noqa: E402
+
+TRAINING, TARGETS = 400, 15
+KINDS = {"functional": FunctionalGradientComputer, "iterative": IterativeGradientComputer}
+both = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    images, labels = load_digits()
+    return F.avg_pool2d(images, 2)[: TRAINING + TARGETS], labels[: TRAINING + TARGETS]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(digits) -> list[dict[str, Tensor]]:
+    """Train a small network, with BatchNorm, on digits from two starts."""
+    trained = []
+    for start in range(2):
+        torch.manual_seed(start)
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(12):
+            optimizer.zero_grad()
+            F.cross_entropy(model(digits[0][:TRAINING]), digits[1][:TRAINING]).backward()
+            optimizer.step()
+        trained.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    return trained
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10)
+    )
+
+
+def scores(
+    folder: Path,
+    digits: tuple[Tensor, Tensor],
+    checkpoints: list[dict[str, Tensor]],
+    computer: type,
+    task: object,
+    **options: object,
+) -> Tensor:
+    """Run the package as its tutorial does, two models and batches of 50."""
+    model = network()
+    traker = trak.TRAKer(
+        model=model,
+        task=task,
+        train_set_size=TRAINING,
+        save_dir=str(folder),
+        device="cpu",
+        gradient_computer=computer,
+        use_half_precision=False,
+        proj_dim=110,  # two blocks of the package's projector
+        # Without a ridge, the inverse of the kernel would magnify the rounding of float32.
+        lambda_reg=0.1,
+        logging_level=logging.ERROR,
+        **options,
+    )
+    for model_id, checkpoint in enumerate(checkpoints):
+        traker.load_checkpoint(checkpoint, model_id=model_id)
+        for batch in zip(*(tensor[:TRAINING].split(50) for tensor in digits), strict=True):
+            traker.featurize(batch=batch, num_samples=len(batch[0]))
+    traker.finalize_features()
+    for model_id, checkpoint in enumerate(checkpoints):
+        traker.start_scoring_checkpoint("digits", checkpoint, model_id, num_targets=TARGETS)
+        traker.score(batch=[tensor[TRAINING:] for tensor in digits], num_samples=TARGETS)
+    return torch.tensor(traker.finalize_scores("digits"))
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
+    assert got.shape == (TRAINING, TARGETS)
+    assert expected.abs().max() > 0
+    assert (got - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory, digits, checkpoints) -> Tensor:
+    folder = tmp_path_factory.mktemp("theirs")
+    return scores(folder, digits, checkpoints, TheirComputer, "image_classification")
+
+
+@both
+def test_the_package_gives_its_own_scores(kind, tmp_path, digits, checkpoints, theirs):
+    own_task = ImageClassificationModelOutput()
+    assert_same(scores(tmp_path, digits, checkpoints, kind, own_task), theirs)
+
+
+@both
+def test_with_the_package_task_as_well(kind, tmp_path, digits, checkpoints, theirs):
+    assert_same(scores(tmp_path, digits, checkpoints, kind, TheirTask()), theirs)
+
+
+def test_the_package_computer_takes_this_task(tmp_path, digits, checkpoints, theirs):
+    own_task = ImageClassificationModelOutput()
+    assert_same(scores(tmp_path, digits, checkpoints, TheirComputer, own_task), theirs)
+
+
+@both
+def test_a_subset_of_the_parameters(kind, tmp_path, digits, checkpoints, theirs):
+    names = ["4.weight", "1.bias"]
+    expected = scores(
+        tmp_path / "theirs", digits, checkpoints, TheirComputer, TheirTask(), grad_wrt=names[::-1]
+    )
+    own_task = ImageClassificationModelOutput()
+    # The package returns the model's order, the computers the order that was asked for.
+    got = scores(tmp_path / "own", digits, checkpoints, kind, own_task, grad_wrt=names[::-1])
+    assert_same(got, expected)
+    assert (got - theirs).abs().max() > 1e-2 * theirs.abs().max(), "a subset has other scores"
+
+
+def test_the_scores_say_something(digits, theirs):
+    labels = digits[1]
+    same = labels[:TRAINING, None] == labels[None, TRAINING:]
+    assert theirs[same].mean() > theirs[~same].mean()
+
+
+def test_the_package_repeats_a_random_stream_beyond_100_blocks_and_this_projection_does_not():
+    def first_column(model_id: int, column: int) -> Tensor:
+        projector = BasicProjector(5, column + 1, 0, "normal", "cpu", block_size=1)
+        return projector.project(torch.eye(5), model_id)[:, column]
+
+    assert torch.equal(first_column(model_id=0, column=100), first_column(model_id=1, column=0))
+    unit = {"w": torch.eye(5)}
+    columns = [project(unit, 101, kind="normal", model_id=model_id) for model_id in (0, 1)]
+    assert not torch.isclose(*(c[:, i] for c, i in zip(columns, (100, 0), strict=True))).any()
