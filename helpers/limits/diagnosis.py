@@ -1,5 +1,6 @@
 """A self-check for a model of one's own: what in it raises, differs silently, or falls back."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from helpers import checks, compare, gradients
 from helpers.limits import inspection, observation, trial
 from helpers.limits.bare import Case
-from helpers.limits.entry import describe
+from helpers.limits.entry import describe, one_line
 from helpers.limits.gallery import ENTRIES
 from helpers.limits.watch import streams_kept
 
@@ -71,7 +72,8 @@ class Diagnosis:
             f"{each.where}: {each.will} ({each.entry})\n    {each.cause}\n    {each.fix}"
             for each in self.findings
         ]
-        return "\n".join([*(lines or ["nothing found"]), self.conclusion])
+        conclusion = f"compared with the loop: {self.conclusion}"
+        return "\n".join([*(lines or ["nothing found"]), conclusion])
 
     def _repr_markdown_(self) -> str:
         lines = ["| where | will | entry | cause | way out |", "|---|---|---|---|---|"]
@@ -79,7 +81,7 @@ class Diagnosis:
             cells = (f"`{each.where}`", each.will, each.entry, each.cause, each.fix)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         found = "\n".join(lines) if self.findings else "Nothing found."
-        return f"{found}\n\n{self.conclusion[0].upper()}{self.conclusion[1:]}."
+        return f"{found}\n\n**Compared with the loop.** {self.conclusion}."
 
     __repr__ = __str__
 
@@ -114,11 +116,12 @@ def diagnose(
             samples without any transform.
     """
     _check_arguments(model, loss_fn, data, targets)
-    few = (data[:FEW].detach(), targets[:FEW].detach())
-    with streams_kept(data.device):
+    few = (data[:FEW].detach().clone(), targets[:FEW].detach().clone())
+    with streams_kept(data.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fallbacks are findings
         found = list(inspection.unrunnable(model))
         if found:
-            return Diagnosis(_findings(found), None, "not compared: mend this first")
+            return Diagnosis(_findings(found), None, "not possible before this is mended")
         inner, wrapped = inspection.unwrap(model)
         case = Case(inner, loss_fn, *few)
         seen = list(observation.observe(case))
@@ -154,19 +157,28 @@ def _findings(found: list[tuple[str, ...]]) -> tuple[Finding, ...]:
 
 
 def _compare(case: Case) -> tuple[pd.DataFrame | None, str]:
-    """Compare `func_gradients` with the loop, on the model as it is."""
+    """Compare `func_gradients` with the loop; in evaluation mode where training is refused."""
+    comparison, says = _compare_as_it_is(case)
+    if comparison is None and case.model.training:
+        model = trial.fresh(case.model).eval()
+        in_eval, says_in_eval = _compare_as_it_is(case._replace(model=model))
+        if in_eval is not None:
+            return in_eval, f"{says}; in evaluation mode, {says_in_eval}"
+    return comparison, says
+
+
+def _compare_as_it_is(case: Case) -> tuple[pd.DataFrame | None, str]:
     results = {}
     for method in (gradients.func_gradients, gradients.loop_gradients):
         try:
             results[method.__name__] = method(*case)
+        except ValueError as error:
+            return None, f"{method.__name__} refuses: {one_line(error)}"
         except Exception as error:  # anything that a model can raise
-            return None, f"not compared: {method.__name__} raises {describe(error)}"
+            return None, f"{method.__name__} raises {describe(error)}"
     comparison = compare.table(results["func_gradients"], results["loop_gradients"])
-    few = f"{len(case.data)} sample" + ("s" if len(case.data) > 1 else "")
-    if comparison["equal"].all():
-        return (
-            comparison,
-            f"func_gradients equals the loop for all {len(comparison)} parameters, on {few}",
-        )
-    wrong = inspection.listed(comparison.index[~comparison["equal"]])
-    return comparison, f"func_gradients differs from the loop in {wrong}, on {few}"
+    on_few = f"on {len(case.data)} sample" + ("s" if len(case.data) > 1 else "")
+    wrong = comparison.index[~comparison["equal"]]
+    if len(wrong):
+        return comparison, f"func_gradients differs in {inspection.listed(wrong)}, {on_few}"
+    return comparison, f"func_gradients is equal for all {len(comparison)} parameters, {on_few}"

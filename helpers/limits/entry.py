@@ -1,5 +1,6 @@
 """An entry of the gallery: what goes wrong, why, the way out, and both as functions that run."""
 
+import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -191,7 +192,8 @@ def one_line(error: Exception) -> str:
 
 def describe(error: Exception) -> str:
     """Return the type of an error, and the beginning of its message."""
-    return f"{type(error).__name__}: {one_line(error)[:100]}"
+    message = textwrap.shorten(one_line(error), 100, placeholder=" ...")
+    return f"{type(error).__name__}: {message}"
 
 
 def _seeded(function: Run, images: Tensor, labels: Tensor, *, compute: bool = False) -> Any:

@@ -47,8 +47,8 @@ def item_fixed(images: Tensor, labels: Tensor) -> Case:
 def numpy(images: Tensor, labels: Tensor) -> Case:
     class Model(Classifier):
         def forward(self, images):
-            ink = images.cpu().numpy().mean()
-            return super().forward(images) / float(ink)
+            ink = images.flatten().tolist()
+            return super().forward(images) / (sum(ink) / len(ink))
 
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
