@@ -145,9 +145,10 @@ def everything(case: Case) -> list[object]:
 def test_it_changes_nothing(name):
     case = Case(*zoo.make(name, 4).args) if name in zoo.MODELS else ENTRIES[name].find_case(*BATCH)
     before = everything(case)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
         diagnose(*case)
+    assert heard == []
     assert everything(case) == before
 
 
@@ -193,6 +194,18 @@ def test_what_training_refuses_is_compared_in_evaluation():
 def test_a_difference_is_said():
     case = ENTRIES["numpy-draws"].find_case(*BATCH)
     assert diagnose(*case).conclusion == "func_gradients differs in weight, bias, on 4 samples"
+
+
+def test_draws_of_python_are_found_and_given_back():
+    class Model(Classifier):
+        def forward(self, images):
+            return super().forward(images) * random.random()
+
+    before = random.getstate()
+    assert found(diagnose(Model().double(), F.cross_entropy, *BATCH)) == [
+        ("numpy-draws", "the model")
+    ]
+    assert random.getstate() == before
 
 
 def test_an_error_that_no_entry_covers_is_shown():

@@ -179,7 +179,8 @@ ENTRIES = [
     Loud(
         name="autograd-function-without-vmap",
         symptom="but it does not have vmap support",
-        cause="The new form, and nothing says how to run it over a batch.",
+        cause="An `autograd.Function` in the new form, and nothing says how to run it over a "
+        "batch.",
         fix="`generate_vmap_rule = True`, if forward and backward consist of operations of torch.",
         broken=function_without_vmap,
         fixed=function_with_vmap,

@@ -92,8 +92,8 @@ ENTRIES = [
         name="batchnorm-of-one-value",
         error=ValueError,
         symptom="Expected more than 1 value per channel when training",
-        cause="The same layer on vectors: in a batch of one, a channel is one number, and has no "
-        "variance. A loop over samples fails in the same way.",
+        cause="BatchNorm in training mode, on vectors: in a batch of one, a channel is one number, "
+        "and has no variance. A loop over samples fails in the same way.",
         fix="`model.eval()`, or GroupNorm or LayerNorm.",
         broken=batch_norm_of_one,
         fixed=batch_norm_of_one_fixed,

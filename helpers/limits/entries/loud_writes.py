@@ -152,7 +152,8 @@ ENTRIES = [
     Loud(
         name="copy-into-zeros",
         symptom="has more elements than `self`. This happened due to `other` being vmapped over",
-        cause="The same with `copy_`, `scatter_` or an assignment to a slice.",
+        cause="`copy_`, `scatter_` or an assignment to a slice writes a sample's value into a "
+        "tensor that was made for all samples.",
         fix="`new_zeros` or `zeros_like`; or `F.pad`, `torch.cat`.",
         broken=copied,
         fixed=copied_fixed,

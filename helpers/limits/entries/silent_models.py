@@ -174,7 +174,7 @@ ENTRIES = [
         name="samples-that-meet",
         symptom="the gradients of all samples",
         cause="The forward computes something over the batch. In a batch of one, that is the "
-        "sample itself: here, each image minus itself.",
+        "sample itself: centring, for one, is then each image minus itself.",
         fix="Compute it outside and hand it in as a constant, or over another dimension.",
         broken=mixed,
         fixed=mixed_fixed,

@@ -127,8 +127,8 @@ ENTRIES = [
     Slow(
         name="lstm-fallback",
         symptom=_FALLBACK + "mkldnn_rnn_layer",
-        cause="On a CPU in float32, LSTM is one fused operation, which `vmap` cannot batch. It "
-        "runs it once for each sample.",
+        cause="On a CPU in float32, LSTM is one fused operation, which `vmap` cannot batch, "
+        "and runs once for each sample.",
         fix="Switch the fused operation off, and hand in a state made with `new_zeros`.",
         broken=lstm,
         fixed=lstm_fixed,
@@ -149,8 +149,8 @@ ENTRIES = [
         name="operator-fallback",
         symptom=_FALLBACK,
         cause="Any operation without a batching rule runs once for each sample; the warning names "
-        "it. Here, `scatter_`; also `ctc_loss`, `max_unpool2d`, `multi_margin_loss`.",
-        fix="Write it with operations that have a rule: here, `gather`.",
+        "it. `scatter_`, `ctc_loss`, `max_unpool2d` and `multi_margin_loss` are among them.",
+        fix="Write it with operations that have a rule: `gather` in place of `scatter_`.",
         broken=operator,
         fixed=operator_fixed,
         truth=_truth(operator),
