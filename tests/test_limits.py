@@ -183,6 +183,13 @@ def test_the_index_has_a_row_for_each_entry_of_a_part(part):
         assert row.count(" | ") == 3
 
 
+def test_backticks_in_a_message_do_not_end_its_code():
+    assert "``AttributeError: ...has no attribute `_orig_mod`...``" in index("loud")
+    assert "``AttributeError: ...has no attribute `_orig_mod`...``" in show(
+        "compiled-names", *BATCH
+    )
+
+
 def test_an_unknown_entry_is_refused_with_the_names():
     with pytest.raises(ValueError, match=r"no entry 'items': there are data-dependent-branch"):
         show("items", *BATCH)

@@ -196,6 +196,19 @@ def test_a_difference_is_said():
     assert diagnose(*case).conclusion == "func_gradients differs in weight, bias, on 4 samples"
 
 
+def test_weights_that_the_forward_writes_into_stay():
+    class Shortening(Classifier):
+        def forward(self, images):
+            with torch.no_grad():
+                self.weight.mul_(0.5)
+            return super().forward(images)
+
+    model = Shortening().double()
+    before = model.weight.clone()
+    diagnose(model, F.cross_entropy, *BATCH)
+    assert torch.equal(model.weight, before)
+
+
 def test_draws_of_python_are_found_and_given_back():
     class Model(Classifier):
         def forward(self, images):

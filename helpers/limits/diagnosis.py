@@ -171,7 +171,8 @@ def _compare_as_it_is(case: Case) -> tuple[pd.DataFrame | None, str]:
     results = {}
     for method in (gradients.func_gradients, gradients.loop_gradients):
         try:
-            results[method.__name__] = method(*case)
+            # A copy for each: a forward may write into its weights, as `max_norm` does.
+            results[method.__name__] = method(*case._replace(model=trial.fresh(case.model)))
         except ValueError as error:
             return None, f"{method.__name__} refuses: {one_line(error)}"
         except Exception as error:  # anything that a model can raise

@@ -110,9 +110,9 @@ def index(part: str | None = None) -> Markdown:
 def seen(entry: Entry) -> str:
     """Write what one sees of an entry: an error or a warning with its message, or the number."""
     if isinstance(entry, Loud):
-        return f"`{entry.error.__name__}: ...{entry.symptom}...`"
+        return _code(f"{entry.error.__name__}: ...{entry.symptom}...")
     if getattr(entry, "warns", False):
-        return f"`UserWarning: ...{entry.symptom}...`"
+        return _code(f"UserWarning: ...{entry.symptom}...")
     return f"{'wrong' if entry.part == 'silent' else 'slow'}: {entry.symptom}"
 
 
@@ -131,7 +131,13 @@ def _changed(name: str) -> str:
 def _outcome(entry: Entry, verdict: Verdict) -> str:
     """Say what the broken side did."""
     if entry.part == "loud":
-        return f"**It raises.** `{verdict.broken}`"
+        return f"**It raises.** {_code(verdict.broken)}"
     if entry.part == "slow":
         return f"**It runs.** {verdict.broken[0].upper()}{verdict.broken[1:]}."
     return f"**It says nothing.** {entry.symptom[0].upper()}{entry.symptom[1:]}: {verdict.broken}."
+
+
+def _code(text: str) -> str:
+    """Write text as code, between as many backticks as its own do not end."""
+    ticks = "``" if "`" in text else "`"
+    return f"{ticks}{text}{ticks}"
