@@ -1,0 +1,26 @@
+"""What breaks under `torch.func`, loudly, silently and slowly: a gallery that runs.
+
+`ENTRIES` holds the entries; `show` runs one and writes its page, `index` writes the table of all
+of them, `changed` lists those that do something else on this machine. `diagnose` looks for them
+in a model of your own.
+"""
+
+from helpers.limits.bare import Case, Classifier, bare_gradients
+from helpers.limits.costs import ratios
+from helpers.limits.diagnosis import Diagnosis, Finding, diagnose
+from helpers.limits.gallery import ENTRIES, changed, index, show, source
+
+__all__ = [
+    "ENTRIES",
+    "Case",
+    "Classifier",
+    "Diagnosis",
+    "Finding",
+    "bare_gradients",
+    "changed",
+    "diagnose",
+    "index",
+    "ratios",
+    "show",
+    "source",
+]

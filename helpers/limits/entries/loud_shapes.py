@@ -1,0 +1,150 @@
+"""Loud entries: the value of a sample decides a shape or an index."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from helpers.limits.bare import Case, Classifier, sequences
+from helpers.limits.entry import Loud
+
+_DECIDES = "attempting to use a Tensor in some data-dependent control flow"
+
+
+def mask(images: Tensor, labels: Tensor) -> Case:
+    def loss_fn(z, labels):
+        return z[z > 0].sum()
+
+    return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+def mask_fixed(images: Tensor, labels: Tensor) -> Case:
+    def loss_fn(z, labels):
+        return torch.where(z > 0, z, 0.0).sum()
+
+    return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+def nonzero(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            return super().forward(images) / len(images.nonzero())
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
+def nonzero_fixed(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            return super().forward(images) / (images != 0).sum(dim=(1, 2, 3))[:, None]
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
+def index(images: Tensor, labels: Tensor) -> Case:
+    def loss_fn(z, labels):
+        rows = zip(z.log_softmax(dim=1), labels, strict=True)
+        return -sum(row[label] for row, label in rows)
+
+    return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+def index_fixed(images: Tensor, labels: Tensor) -> Case:
+    def loss_fn(z, labels):
+        return -z.log_softmax(dim=1).gather(1, labels[:, None]).sum()
+
+    return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+def one_hot(images: Tensor, labels: Tensor) -> Case:
+    def loss_fn(z, labels):
+        return -(z.log_softmax(dim=1) * F.one_hot(labels, 10)).sum()
+
+    return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+def one_hot_fixed(images: Tensor, labels: Tensor) -> Case:
+    def loss_fn(z, labels):
+        hot = torch.arange(10, device=labels.device) == labels[:, None]
+        return -(z.log_softmax(dim=1) * hot).sum()
+
+    return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+class _LastState(nn.Module):
+    """An LSTM over rows of ink, read at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(28, 6, batch_first=True)
+        self.fc = nn.Linear(6, 10)
+
+
+def packed(images: Tensor, labels: Tensor) -> Case:
+    class Model(_LastState):
+        def forward(self, rows):
+            lengths = torch.full((len(rows),), 28)
+            packed = pack_padded_sequence(rows, lengths, batch_first=True)
+            return self.fc(self.lstm(packed)[1][0][-1])
+
+    return Case(Model().to(images), F.cross_entropy, sequences(images), labels)
+
+
+def packed_fixed(images: Tensor, labels: Tensor) -> Case:
+    class Model(_LastState):
+        def forward(self, rows):
+            start = rows.new_zeros(1, len(rows), 6)
+            return self.fc(self.lstm(rows, (start, start))[0][:, 27])  # the last real row
+
+    return Case(Model().to(images), F.cross_entropy, sequences(images), labels)
+
+
+ENTRIES = [
+    Loud(
+        name="boolean-mask",
+        symptom="Attempting to batch over indexing with a boolean mask",
+        cause="How many entries a mask keeps differs from sample to sample. The result would have "
+        "no common shape.",
+        fix="`torch.where(mask, x, 0.0)` keeps the shape.",
+        broken=mask,
+        fixed=mask_fixed,
+    ),
+    Loud(
+        name="dynamic-shape",
+        symptom="We do not support batching operators that can output dynamic shape",
+        cause="`nonzero`, `unique` and their kin return as many entries as they find.",
+        fix="Count, weigh or mask over the full shape instead.",
+        broken=nonzero,
+        fixed=nonzero_fixed,
+    ),
+    Loud(
+        name="index-by-target",
+        symptom=_DECIDES,
+        cause="`z[i]` with a tensor `i` of shape `()` reads it as a number. Under plain `vmap` it "
+        "works, under `vmap(grad)` and `vmap(jacrev)` it raises.",
+        fix="`gather`, or indices with a dimension, `z[torch.arange(len(z)), labels]`.",
+        broken=index,
+        fixed=index_fixed,
+        functions=("__getitem__",),
+    ),
+    Loud(
+        name="one-hot",
+        symptom=_DECIDES,
+        cause="`F.one_hot` checks the values of its labels. Under plain `vmap` that is skipped, "
+        "under `vmap(grad)` it raises.",
+        fix="Compare with all classes: `torch.arange(C) == labels[:, None]`.",
+        broken=one_hot,
+        fixed=one_hot_fixed,
+        functions=("one_hot",),
+    ),
+    Loud(
+        name="packed-sequence",
+        symptom=_DECIDES,
+        cause="A packed sequence is laid out by the lengths, which are values.",
+        fix="Run over the padded sequence, and read each sample at its own length.",
+        broken=packed,
+        fixed=packed_fixed,
+        functions=("_pack_padded_sequence",),
+        at=lambda module: isinstance(module, nn.RNNBase),
+    ),
+]

@@ -1,0 +1,204 @@
+"""An entry of the gallery: what goes wrong, why, the way out, and both as functions that run."""
+
+import textwrap
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from helpers.compare import TOLERANCES, largest_error
+from helpers.gradients import loop_gradients
+from helpers.limits.bare import Case, bare_gradients, one_vector
+from helpers.limits.sources import listing, with_helpers
+
+Run = Callable[[Tensor, Tensor], Any]
+"""A function of digits `(B, 1, 28, 28)` in float64 and labels `(B,)`.
+
+It returns a `Case` to take per-sample gradients of, or gradients by name, or what it measured.
+"""
+SEEN_ON = "2.13"
+"""The version of torch with which every entry was last seen to hold, on a CPU."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the two sides of an entry did when they ran."""
+
+    broken: str
+    fixed: str
+    changed: bool
+    """Whether that is anything else than the entry says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One way in which a per-sample gradient goes wrong."""
+
+    name: str
+    """The heading of the entry in the lesson, and what `diagnose` reports."""
+    symptom: str
+    """A stable fragment of the message, or what the wrong number is."""
+    cause: str
+    fix: str
+    broken: Run
+    fixed: Run
+    truth: Run | None = None
+    """What the fix must equal; `None` means the loop, for a fix that returns a `Case`."""
+    case: Run | None = None
+    """A case for `diagnose` to name the entry at; `None` means that of `broken`, if it has one."""
+    at: Callable[[nn.Module], bool] | None = None
+    """Which modules raise the error for this cause, where several causes share one message."""
+    functions: tuple[str, ...] = ()
+    """Which functions of torch raise it, for the same purpose."""
+    lasting: bool = False
+    """Whether mathematics decides, and no version of torch can change it."""
+    part: ClassVar[str]
+    """`"loud"`, `"silent"` or `"slow"`."""
+
+    @property
+    def code(self) -> tuple[str, str]:
+        """The source of what is broken, with what it uses, and that of the way out."""
+        broken = with_helpers(self.broken)
+        fixed = [each for each in with_helpers(self.fixed) if each not in broken]
+        return listing(*broken), listing(*fixed)
+
+    def check(self, images: Tensor, labels: Tensor) -> Verdict:
+        """Run both sides.
+
+        Args:
+            images: `(B, 1, 28, 28)`, float64, with B of at least 4.
+            labels: `(B,)`.
+
+        Returns:
+            What they did. Nothing is raised where a version of torch, or a device, does something
+            else than the entry says: then the verdict is `changed`.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            broken, fails = self._check_broken(images, labels)
+            fixed, works = self._check_fixed(images, labels)
+        return Verdict(broken, fixed, changed=not (fails and works))
+
+    def find_case(self, images: Tensor, labels: Tensor) -> Case | None:
+        """Return the case that `diagnose` names this entry at; `None` if the caller is at fault."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found = _seeded(self.case or self.broken, images, labels)
+            except Exception:  # the call is what fails
+                return None
+        return found if isinstance(found, Case) else None
+
+    def _check_broken(self, images: Tensor, labels: Tensor) -> tuple[str, bool]:
+        raise NotImplementedError
+
+    def _check_fixed(self, images: Tensor, labels: Tensor) -> tuple[str, bool]:
+        try:
+            equal = agree(run(self.fixed, images, labels), self._find_truth(images, labels))
+        except Exception as error:  # another version of torch may raise anything
+            return f"the way out raises {describe(error)}", False
+        return f"equal to {'the truth' if self.truth else 'the loop'}: {equal}", equal
+
+    def _find_truth(self, images: Tensor, labels: Tensor) -> Any:
+        if self.truth:
+            return run(self.truth, images, labels)
+        return one_vector(loop_gradients(*_seeded(self.fixed, images, labels)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loud(Entry):
+    """It raises."""
+
+    error: type[Exception] = RuntimeError
+    part = "loud"
+
+    def _check_broken(self, images: Tensor, labels: Tensor) -> tuple[str, bool]:
+        try:
+            run(self.broken, images, labels)
+        except Exception as error:  # which one it is, is the question
+            if isinstance(error, self.error) and self.symptom in one_line(error):
+                return f"{self.error.__name__}: ...{self.symptom}...", True
+            return f"raises {describe(error)}", False
+        return "nothing is raised", False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Entry):
+    """It returns a wrong number, or harms the model."""
+
+    part = "silent"
+
+    def _check_broken(self, images: Tensor, labels: Tensor) -> tuple[str, bool]:
+        try:
+            wrong, right = run(self.broken, images, labels), run(self.fixed, images, labels)
+        except Exception as error:  # silent no more
+            return f"raises {describe(error)}", False
+        says = f"wrong {show(wrong)}, right {show(right)}"
+        if isinstance(right, Tensor) and right.dim():
+            says += f", apart by {(wrong - right).norm() / right.norm():.0%}"
+        return says, not agree(wrong, right, 1e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(Entry):
+    """It is right, and slow."""
+
+    warns: bool = True
+    """Whether the symptom is a fragment of a warning."""
+    part = "slow"
+
+    def _check_broken(self, images: Tensor, labels: Tensor) -> tuple[str, bool]:
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                got = run(self.broken, images, labels)
+            equal = agree(got, self._find_truth(images, labels))
+        except Exception as error:  # slow no more
+            return f"raises {describe(error)}", False
+        warned = any(self.symptom in str(warning.message) for warning in caught)
+        says = f"warns: ...{self.symptom}..." if warned else "no warning"
+        return f"{says}, the values are right: {equal}", equal and warned == self.warns
+
+
+def run(function: Run, images: Tensor, labels: Tensor) -> Any:
+    """Run one side of an entry, and the bare composition over the case that it returns."""
+    result = _seeded(function, images, labels, compute=True)
+    return one_vector(result) if isinstance(result, dict) else result
+
+
+def agree(got: Any, expected: Any, tolerance: float | None = None) -> bool:
+    """Compare two results, tensors within the tolerance of the coarser dtype."""
+    if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
+        return got == expected
+    if tolerance is None:
+        tolerance = max(TOLERANCES[tensor.dtype] for tensor in (got, expected))
+    return got.shape == expected.shape and largest_error(got, expected) < tolerance
+
+
+def show(result: Any) -> str:
+    """Write a number with three digits, and of a larger tensor its norm."""
+    if not isinstance(result, Tensor):
+        return str(result)
+    return f"{result.item():.3g}" if result.dim() == 0 else f"norm {result.norm().item():.3g}"
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an error without line breaks."""
+    return " ".join(str(error).split())
+
+
+def describe(error: Exception) -> str:
+    """Return the type of an error, and the beginning of its message."""
+    message = textwrap.shorten(one_line(error), 100, placeholder=" ...")
+    return f"{type(error).__name__}: {message}"
+
+
+def _seeded(function: Run, images: Tensor, labels: Tensor, *, compute: bool = False) -> Any:
+    """Call a function from the same seed each time, and leave the random stream as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        result = function(images, labels)
+        return bare_gradients(*result) if compute and isinstance(result, Case) else result

@@ -1,0 +1,143 @@
+"""All entries, in the order of the lesson, and their pages and index in Markdown."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from helpers.limits.entries import (
+    loud_autograd,
+    loud_calls,
+    loud_norms,
+    loud_shapes,
+    loud_values,
+    loud_wrappers,
+    loud_writes,
+    silent_calls,
+    silent_losses,
+    silent_models,
+    silent_state,
+    slow,
+)
+from helpers.limits.entry import SEEN_ON, Entry, Loud, Verdict
+from helpers.limits.sources import listing
+
+ENTRIES: dict[str, Entry] = {
+    entry.name: entry
+    for module in (
+        loud_values,
+        loud_shapes,
+        loud_norms,
+        loud_writes,
+        loud_autograd,
+        loud_calls,
+        loud_wrappers,
+        silent_losses,
+        silent_state,
+        silent_models,
+        silent_calls,
+        slow,
+    )
+    for entry in module.ENTRIES
+}
+"""Every entry by name: loud ones, silent ones, slow ones."""
+
+_LASTING = "It holds for every version of torch."
+_OF_TORCH = f"Seen on torch {SEEN_ON}; another version may do something else."
+
+
+class Markdown(str):
+    """Text that a notebook shows as Markdown, and that prints as it is."""
+
+    __slots__ = ()
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def source(*functions: Callable[..., object]) -> Markdown:
+    """Write the source of functions or classes."""
+    return Markdown(f"```python\n{listing(*functions)}\n```")
+
+
+def show(name: str, images: Tensor, labels: Tensor) -> Markdown:
+    """Run an entry and write its page: code, what it did, cause, way out, code, and the check.
+
+    Args:
+        name: The entry's name.
+        images: `(B, 1, 28, 28)`, float64, with B of at least 4.
+        labels: `(B,)`.
+
+    Raises:
+        ValueError: There is no such entry.
+    """
+    if name not in ENTRIES:
+        raise ValueError(f"there is no entry {name!r}: there are {', '.join(ENTRIES)}")
+    entry = ENTRIES[name]
+    verdict = entry.check(images, labels)
+    broken, fixed = entry.code
+    equal = verdict.fixed[0].upper() + verdict.fixed[1:]
+    lines = [
+        f"```python\n{broken}\n```",
+        _outcome(entry, verdict),
+        f"**Cause.** {entry.cause}",
+        f"**Way out.** {entry.fix}",
+        f"```python\n{fixed}\n```",
+        f"{equal}. {_LASTING if entry.lasting else _OF_TORCH}",
+    ]
+    if verdict.changed:
+        lines.append(f"**Changed.** {_changed(name)}")
+    return Markdown("\n\n".join(lines))
+
+
+def index(part: str | None = None) -> Markdown:
+    """Write the table of entries: what is seen, why, the way out, and a link to the heading.
+
+    Args:
+        part: `"loud"`, `"silent"` or `"slow"`; `None` means all of them.
+    """
+    rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]
+    for entry in ENTRIES.values():
+        if part in (None, entry.part):
+            cells = [f"[{entry.name}](#{entry.name})", seen(entry), entry.cause, entry.fix]
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return Markdown("\n".join(rows))
+
+
+def seen(entry: Entry) -> str:
+    """Write what one sees of an entry: an error or a warning with its message, or the number."""
+    if isinstance(entry, Loud):
+        return _code(f"{entry.error.__name__}: ...{entry.symptom}...")
+    if getattr(entry, "warns", False):
+        return _code(f"UserWarning: ...{entry.symptom}...")
+    return f"{'wrong' if entry.part == 'silent' else 'slow'}: {entry.symptom}"
+
+
+def changed(images: Tensor, labels: Tensor, names: Iterable[str] = ENTRIES) -> list[str]:
+    """List the entries that do something else here than they say, each in one sentence."""
+    return [_changed(name) for name in names if ENTRIES[name].check(images, labels).changed]
+
+
+def _changed(name: str) -> str:
+    return (
+        f"{name} was seen on torch {SEEN_ON} on a CPU; with torch "
+        f"{torch.__version__.partition('+')[0]} here it does something else"
+    )
+
+
+def _outcome(entry: Entry, verdict: Verdict) -> str:
+    """Say what the broken side did."""
+    if entry.part == "loud":
+        return f"**It raises.** {_code(verdict.broken)}"
+    if entry.part == "slow":
+        return f"**It runs.** {verdict.broken[0].upper()}{verdict.broken[1:]}."
+    return f"**It says nothing.** {entry.symptom[0].upper()}{entry.symptom[1:]}: {verdict.broken}."
+
+
+def _code(text: str) -> str:
+    """Write text as code, between as many backticks as its own do not end."""
+    ticks = "``" if "`" in text else "`"
+    return f"{ticks}{text}{ticks}"

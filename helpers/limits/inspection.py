@@ -1,0 +1,99 @@
+"""What can be seen in a model without running it."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
+
+Found = tuple[str, str]
+"""The name of an entry, and the place in the model."""
+# By the names of their types: to import that of compiled models takes seconds.
+_WRAPPERS = {
+    "DataParallel": ("data-parallel", "module"),
+    "DistributedDataParallel": ("data-parallel", "module"),
+    "OptimizedModule": ("compiled-names", "_orig_mod"),
+}
+
+
+def unrunnable(model: nn.Module) -> Iterator[Found]:
+    """Find what has to be mended before the model can be copied and run."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            yield "scripted-module", name or "the model"
+            return
+        lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin)
+        if lazy and module.has_uninitialized_params():
+            yield "lazy-module", name or "the model"
+    for place, tensor, owned in _tensors(model):
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            yield "shared-layer" if owned else "stashed-activation", f"{place}, left dead"
+
+
+def unwrap(model: nn.Module) -> tuple[nn.Module, list[Found]]:
+    """Return the model inside `DataParallel` and `torch.compile`, and what was taken off."""
+    found: list[Found] = []
+    while type(model).__name__ in _WRAPPERS:
+        entry, attribute = _WRAPPERS[type(model).__name__]
+        found.append((entry, "the model"))
+        model = getattr(model, attribute)
+    return model, found
+
+
+def structure(model: nn.Module) -> Iterator[Found]:
+    """Find what transforms do not heed, or harm, without raising."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    for module, several in names.items():
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        if len(several) > 1 and any(tensor is not None for tensor in tensors):
+            yield "shared-layer", listed(several)
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            yield "replaced-batchnorm", name or "the model"
+    parameters = list(model.named_parameters())
+    frozen = [name for name, p in parameters if not p.requires_grad]
+    if frozen and len(frozen) < len(parameters):
+        yield "frozen-parameters", listed(frozen)
+    hooked = [name for name, p in parameters if p._backward_hooks or _late_hooks(p)]
+    if hooked:
+        yield "parameter-hooks", listed(hooked)
+    low = [name for name, p in parameters if p.dtype in (torch.float16, torch.bfloat16)]
+    if low:
+        yield "low-precision", listed(low)
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Write a few names, and how many more there are."""
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _late_hooks(parameter: Tensor) -> bool:
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """List all tensors that a model holds: place, tensor, and whether it is registered."""
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield prefix + key, tensor, True
+        for key, value in vars(module).items():
+            if key not in ("_parameters", "_buffers", "_modules"):
+                for tensor in tree_leaves(value):
+                    if isinstance(tensor, Tensor):
+                        yield prefix + key, tensor, False
+
+
+def attributes(model: nn.Module) -> dict[str, list[Tensor]]:
+    """Return the tensors that modules keep as plain attributes, by place."""
+    found: dict[str, list[Tensor]] = {}
+    for place, tensor, owned in _tensors(model):
+        if not owned:
+            found.setdefault(place, []).append(tensor)
+    return found

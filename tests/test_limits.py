@@ -1,0 +1,207 @@
+"""The gallery: every entry does what it says, or says that it does something else here."""
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers.data import load_batch
+from helpers.gradients import loop_gradients
+from helpers.limits import ENTRIES, Case, Classifier, changed, index, show
+from helpers.limits.bare import one_vector
+from helpers.limits.entries import loud_values, silent_losses, slow
+from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Slow, agree, run
+from helpers.limits.sources import with_helpers
+
+IMAGES, LABELS = load_batch("digits", 8)
+BATCH = IMAGES.double(), LABELS
+
+
+def report_if_changed(entry: Entry) -> None:
+    """Report an entry that another torch, or a CPU without oneDNN, made untrue; else do nothing."""
+    other = not torch.__version__.startswith(f"{SEEN_ON}.") or not torch.backends.mkldnn.enabled
+    other = other or not torch.backends.mkldnn.is_available()
+    verdict = entry.check(*BATCH)
+    if verdict.changed and other and not entry.lasting:
+        changed = f"{entry.name}, on torch {torch.__version__}: {verdict.broken}; {verdict.fixed}"
+        warnings.warn(f"changed: {changed}", stacklevel=2)
+        pytest.xfail(changed)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_does_what_it_says(name):
+    report_if_changed(ENTRIES[name])
+    verdict = ENTRIES[name].check(*BATCH)
+    assert not verdict.changed, f"{verdict.broken}; {verdict.fixed}"
+    assert verdict.fixed.endswith(": True")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_leaves_random_streams_and_warnings_alone(name):
+    state = torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        ENTRIES[name].check(*BATCH)
+        ENTRIES[name].find_case(*BATCH)
+    assert heard == []
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_entry_says_the_same_twice():
+    for entry in ENTRIES.values():
+        assert entry.check(*BATCH) == entry.check(*BATCH)
+
+
+def test_names_are_anchors_and_every_part_has_entries():
+    parts = [entry.part for entry in ENTRIES.values()]
+    assert {"loud", "silent", "slow"} == set(parts)
+    assert parts == sorted(parts, key=["loud", "silent", "slow"].index)
+    assert all(name.replace("-", "").isalnum() and name.islower() for name in ENTRIES)
+
+
+# Loud entries whose way out computes what the loop computes for the failing case.
+SAME_FUNCTION = [
+    "data-dependent-branch",
+    "item",
+    "numpy-or-list",
+    "tensor-of-tensors",
+    "boolean-mask",
+    "dynamic-shape",
+    "index-by-target",
+    "one-hot",
+    "packed-sequence",
+    "instancenorm-with-statistics",
+    "in-place-into-zeros",
+    "sample-into-buffer",
+    "recurrent-layer",
+    "autograd-function",
+    "autograd-function-without-vmap",
+    "full-backward-hook",
+    "requires-grad-inside",
+]
+
+
+@pytest.mark.parametrize("name", SAME_FUNCTION)
+def test_a_way_out_computes_what_the_failing_side_meant(name):
+    report_if_changed(ENTRIES[name])
+    meant = one_vector(loop_gradients(*ENTRIES[name].find_case(*BATCH)))
+    assert meant.any()
+    assert agree(run(ENTRIES[name].fixed, *BATCH), meant)
+
+
+BRANCH = ENTRIES["data-dependent-branch"]
+WEIGHTS = ENTRIES["class-weights"]
+FALLBACK = ENTRIES["operator-fallback"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "side", "function", "says"),
+    [
+        (BRANCH, "broken", loud_values.branch_fixed, "nothing is raised"),
+        (BRANCH, "broken", loud_values.numpy, "raises RuntimeError: Cannot access data pointer"),
+        (BRANCH, "fixed", loud_values.branch, "the way out raises RuntimeError: vmap: It looks"),
+        (WEIGHTS, "broken", silent_losses.class_weights_fixed, "wrong norm"),
+        (WEIGHTS, "broken", loud_values.branch, "raises RuntimeError: vmap: It looks"),
+        (WEIGHTS, "fixed", silent_losses.class_weights, "equal to the truth: False"),
+        (FALLBACK, "broken", slow.operator_fixed, "no warning, the values are right: True"),
+        (FALLBACK, "broken", loud_values.branch, "raises RuntimeError: vmap: It looks"),
+        (FALLBACK, "fixed", slow.attention, "equal to the truth: False"),
+    ],
+)
+def test_what_is_not_as_the_entry_says_is_reported_and_not_raised(entry, side, function, says):
+    verdict = dataclasses.replace(entry, **{side: function}).check(*BATCH)
+    assert verdict.changed
+    assert says in getattr(verdict, side)
+
+
+def test_an_error_of_another_type_or_message_is_a_change():
+    assert dataclasses.replace(BRANCH, error=ValueError).check(*BATCH).changed
+    assert dataclasses.replace(BRANCH, symptom="another message").check(*BATCH).changed
+
+
+def test_a_slow_entry_with_wrong_values_is_a_change():
+    wrong = dataclasses.replace(FALLBACK, truth=lambda images, labels: torch.zeros(3))
+    assert wrong.check(*BATCH).broken.endswith("the values are right: False")
+    assert wrong.check(*BATCH).changed
+
+
+def test_a_change_is_listed_and_shown(monkeypatch):
+    assert changed(*BATCH, ["item", "class-weights"]) == []
+    assert "**Changed.**" not in show("item", *BATCH)
+    other = dataclasses.replace(ENTRIES["item"], broken=loud_values.item_fixed)
+    monkeypatch.setitem(ENTRIES, "item", other)
+    (sentence,) = changed(*BATCH, ["item", "class-weights"])
+    assert sentence.startswith(f"item was seen on torch {SEEN_ON} on a CPU")
+    assert f"**Changed.** {sentence}" in show("item", *BATCH)
+
+
+def test_another_torch_is_reported_by_name_and_fails_nothing(monkeypatch):
+    other = dataclasses.replace(ENTRIES["item"], broken=loud_values.item_fixed)
+    monkeypatch.setattr(torch, "__version__", "99.0.0")
+    with (
+        pytest.warns(UserWarning, match="changed: item, on torch 99"),
+        pytest.raises(pytest.xfail.Exception, match="nothing is raised"),
+    ):
+        report_if_changed(other)
+    lasting = dataclasses.replace(WEIGHTS, broken=silent_losses.class_weights_fixed)
+    report_if_changed(lasting)  # mathematics has not changed: the test itself must fail
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_page_shows_the_code_that_ran_and_what_it_did(name):
+    entry, page = ENTRIES[name], show(name, *BATCH)
+    assert f"def {entry.broken.__name__}(" in page
+    assert f"def {entry.fixed.__name__}(" in page
+    verdict = entry.check(*BATCH)
+    assert verdict.broken in page.replace("Warns", "warns").replace("No warning", "no warning")
+    assert entry.cause in page
+    assert entry.fix in page
+    assert str(page) == page._repr_markdown_() == repr(page)
+
+
+def test_code_brings_along_what_it_uses_of_its_module():
+    assert [each.__name__ for each in with_helpers(silent_losses.unequal_units)] == [
+        "_NextToken",
+        "_texts",
+        "unequal_units",
+    ]
+    broken, fixed = ENTRIES["means-of-unequal-units"].code
+    assert "class _NextToken" in broken
+    assert "class _NextToken" not in fixed
+
+
+@pytest.mark.parametrize("part", [None, "loud", "silent", "slow"])
+def test_the_index_has_a_row_for_each_entry_of_a_part(part):
+    rows = index(part).splitlines()[2:]
+    entries = [entry for entry in ENTRIES.values() if part in (None, entry.part)]
+    assert len(rows) == len(entries)
+    for row, entry in zip(rows, entries, strict=True):
+        assert row.startswith(f"| [{entry.name}](#{entry.name}) | ")
+        assert entry.symptom in row
+        assert row.count(" | ") == 3
+
+
+def test_backticks_in_a_message_do_not_end_its_code():
+    assert "``AttributeError: ...has no attribute `_orig_mod`...``" in index("loud")
+    assert "``AttributeError: ...has no attribute `_orig_mod`...``" in show(
+        "compiled-names", *BATCH
+    )
+
+
+def test_an_unknown_entry_is_refused_with_the_names():
+    with pytest.raises(ValueError, match=r"no entry 'items': there are data-dependent-branch"):
+        show("items", *BATCH)
+
+
+@pytest.mark.parametrize("kind", [Loud, Silent, Slow])
+def test_a_case_that_cannot_be_built_is_none(kind):
+    def fails(images, labels):
+        raise RuntimeError
+
+    texts = dict.fromkeys(("name", "symptom", "cause", "fix"), "x")
+    assert kind(**texts, broken=fails, fixed=fails).find_case(*BATCH) is None
+    case = Case(Classifier(), F.cross_entropy, *BATCH)
+    entry = kind(**texts, broken=fails, fixed=fails, case=lambda images, labels: case)
+    assert entry.find_case(*BATCH) is case

@@ -1,0 +1,326 @@
+"""The self-check: it names the cause, stays quiet on what is clean, and leaves no trace."""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.limits import ENTRIES, Case, bare_gradients, diagnose
+from helpers.limits.bare import Classifier
+from helpers.limits.entries.silent_state import Stashing, Twice
+from tests import zoo
+from tests.test_limits import BATCH, report_if_changed
+
+IN_THE_CALL = {
+    "captured-buffer",
+    "missing-batch-dimension",
+    "default-in-dims",
+    "tied-names",
+    "mixed-modes",
+    "wrong-loss-reduction",
+    "batchnorm-in-a-loop",
+    "misspelled-name",
+    "shared-targets",
+    "keyword-arguments",
+    "attached-parameters",
+    "tied-weights-apart",
+    "stale-copies",
+    "mode-that-does-not-arrive",
+    "chunks-concatenated",
+    "grouped-convolution",
+    "compiled-names",  # its own test below
+}
+# What else is true of an entry's case.
+ALSO = {
+    "item": ["samples-that-meet"],
+    "numpy-or-list": ["samples-that-meet"],
+    "tensor-of-tensors": ["samples-that-meet"],
+    "dynamic-shape": ["samples-that-meet"],
+    "sample-into-buffer": ["samples-that-meet"],
+    "replaced-batchnorm": ["samples-that-meet"],
+}
+RECURRENT = [name for name in zoo.SEQUENCES if name.split()[0] in ("lstm", "gru", "rnn")]
+ATTENTION = ["encoder train", "encoder eval", "encoder norm first"]
+INTO_BUFFER = ["in place", "copied into", "indexed", "not persistent"]
+NOT_CLEAN = {
+    "bilinear": [("operator-fallback", "b (_trilinear)")],
+    "shared layer": [("shared-layer", "first, second")],
+    "frozen": [("frozen-parameters", "0.weight, 2.bias")],
+    "unused": [("no-gradient", "z.weight, z.bias")],
+    "no_grad inside": [("no-gradient", "a.weight, a.bias")],
+    "buffer counts": [("aliased-buffers", "seen, calls")],
+    **{
+        f"buffer {how}": [("sample-into-buffer", "the model"), ("samples-that-meet", "fc")]
+        for how in INTO_BUFFER
+    },
+    "buffer rebound": [("rebound-buffers", "seen, calls"), ("samples-that-meet", "fc")],
+    "stash": [("stashed-activation", "activation")],
+    "weight norm hook": [("stashed-activation", "weight")],
+    "spectral norm hook": [
+        ("aliased-buffers", "weight_u, weight_v"),
+        ("stashed-activation", "weight"),
+    ],
+    "spectral norm": [
+        ("aliased-buffers", "parametrizations.weight.0._u, parametrizations.weight.0._v")
+    ],
+    "embedding bag": [("operator-fallback", "the model (_embedding_bag)")],
+    **{
+        name: [("recurrent-layer", "cell" if name.endswith("cell") else "layer")]
+        for name in RECURRENT
+    },
+    **{name: [("fused-attention", "self_attn")] for name in ATTENTION},
+    "instance norm tracking": [("instancenorm-with-statistics", "1")],
+}
+
+
+def found(diagnosis: object) -> list[tuple[str, str]]:
+    return [(finding.entry, finding.where) for finding in diagnosis.findings]
+
+
+def test_every_entry_lies_in_a_model_or_in_the_call():
+    assert {n for n, e in ENTRIES.items() if e.find_case(*BATCH) is None} == IN_THE_CALL
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if name not in IN_THE_CALL])
+def test_it_names_the_cause_of_every_entry(name):
+    report_if_changed(ENTRIES[name])
+    diagnosis = diagnose(*ENTRIES[name].find_case(*BATCH))
+    assert [finding.entry for finding in diagnosis.findings] == [name, *ALSO.get(name, [])]
+    assert diagnosis.findings[0].fix == ENTRIES[name].fix
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.MODELS if name not in NOT_CLEAN])
+def test_it_is_quiet_on_clean_models(name):
+    case = zoo.make(name, 4)
+    diagnosis = diagnose(*case.args)
+    assert found(diagnosis) == []
+    count = len(list(case.model.named_parameters()))
+    assert diagnosis.conclusion == (
+        f"func_gradients is equal for all {count} parameters, on 4 samples"
+    )
+    assert str(diagnosis).startswith("nothing found\n")
+
+
+@pytest.mark.parametrize("name", NOT_CLEAN)
+def test_it_says_where_in_the_zoo(name):
+    diagnosis = diagnose(*zoo.make(name, 4).args)
+    assert found(diagnosis) == NOT_CLEAN[name]
+    assert diagnosis.comparison["equal"].all()
+
+
+def test_a_way_out_is_clean():
+    for name, entry in ENTRIES.items():
+        case = entry.fixed(*BATCH) if name not in IN_THE_CALL else None
+        if isinstance(case, Case):
+            assert found(diagnose(*case)) == [], name
+
+
+def exactly(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor._version, tensor.detach().double().numpy().tobytes()
+
+
+def everything(case: Case) -> list[object]:
+    """Collect all that a diagnosis could change, in a form that stays when it is changed."""
+    model = case.model
+    kept = (*model.parameters(), *model.buffers(), case.data, case.targets)
+    of_numpy = np.random.get_state()  # noqa: NPY002
+    return [
+        [*map(id, kept)],
+        [exactly(t) for t in kept if not nn.parameter.is_lazy(t)],
+        [(p.grad is None, p.requires_grad) for p in model.parameters()],
+        [(module.training, list(vars(module))) for module in model.modules()],
+        [
+            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+            for m in model.modules()
+        ],
+        [torch.get_rng_state().tolist(), of_numpy[1].tobytes(), of_numpy[2], random.getstate()],
+    ]
+
+
+@pytest.mark.parametrize("name", [*zoo.MODELS, *(n for n in ENTRIES if n not in IN_THE_CALL)])
+def test_it_changes_nothing(name):
+    case = Case(*zoo.make(name, 4).args) if name in zoo.MODELS else ENTRIES[name].find_case(*BATCH)
+    before = everything(case)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        diagnose(*case)
+    assert heard == []
+    assert everything(case) == before
+
+
+def test_several_causes_are_named_at_once_loud_ones_first():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 3)
+            self.norms = nn.ModuleList([nn.BatchNorm2d(2) for _ in range(5)])
+            self.gru = nn.GRU(26, 4, batch_first=True)
+            self.drop = nn.Dropout(0.5)
+            self.fc = nn.Linear(4, 10)
+            self.fc.weight.requires_grad_(False)
+
+        def forward(self, images):
+            x = self.conv(images)
+            for norm in self.norms:
+                x = norm(x)
+            x = self.drop(self.gru(x[:, 0])[0][:, -1])
+            return self.fc(x) * float(x.detach().abs().max())
+
+    model = Model().double()
+    assert found(diagnose(model, F.cross_entropy, *BATCH)) == [
+        ("batchnorm-in-training", "norms.0, norms.1, norms.2 and 2 more"),
+        ("recurrent-layer", "gru"),
+        ("random-draws", "drop"),
+        ("item", "the model"),
+        ("frozen-parameters", "fc.weight"),
+    ]
+
+
+def test_what_training_refuses_is_compared_in_evaluation():
+    model = nn.Sequential(Classifier(), nn.Dropout(0.5)).double()
+    diagnosis = diagnose(model, F.cross_entropy, *BATCH)
+    assert found(diagnosis) == [("random-draws", "1")]
+    assert diagnosis.conclusion.startswith("func_gradients refuses: the model draws random numbers")
+    assert diagnosis.conclusion.endswith(
+        "in evaluation mode, func_gradients is equal for all 2 parameters, on 4 samples"
+    )
+    assert diagnosis.comparison["equal"].all()
+
+
+def test_a_difference_is_said():
+    case = ENTRIES["numpy-draws"].find_case(*BATCH)
+    assert diagnose(*case).conclusion == "func_gradients differs in weight, bias, on 4 samples"
+
+
+def test_weights_that_the_forward_writes_into_stay():
+    class Shortening(Classifier):
+        def forward(self, images):
+            with torch.no_grad():
+                self.weight.mul_(0.5)
+            return super().forward(images)
+
+    model = Shortening().double()
+    before = model.weight.clone()
+    diagnose(model, F.cross_entropy, *BATCH)
+    assert torch.equal(model.weight, before)
+
+
+def test_draws_of_python_are_found_and_given_back():
+    class Model(Classifier):
+        def forward(self, images):
+            return super().forward(images) * random.random()
+
+    before = random.getstate()
+    assert found(diagnose(Model().double(), F.cross_entropy, *BATCH)) == [
+        ("numpy-draws", "the model")
+    ]
+    assert random.getstate() == before
+
+
+def test_an_error_that_no_entry_covers_is_shown():
+    class Refusing(Classifier):
+        def forward(self, images):
+            if torch._C._functorch.is_functorch_wrapped_tensor(images):
+                raise RuntimeError("not under transforms")
+            return super().forward(images)
+
+    diagnosis = diagnose(Refusing().double(), F.cross_entropy, *BATCH)
+    (finding,) = diagnosis.findings
+    assert (finding.entry, finding.where, finding.will) == ("unknown", "the model", "raises")
+    assert finding.cause == "RuntimeError: not under transforms"
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "entry"),
+    [
+        (Twice, "first.weight, left dead", "shared-layer"),
+        (Stashing, "logits, left dead", "stashed-activation"),
+    ],
+)
+def test_a_model_that_a_transform_has_harmed_is_recognised(model, where, entry):
+    model = model().double()
+    bare_gradients(model, F.cross_entropy, *BATCH)
+    diagnosis = diagnose(model, F.cross_entropy, *BATCH)
+    assert where in found(diagnosis)[0][1]
+    assert found(diagnosis)[0][0] == entry
+    assert diagnosis.comparison is None
+
+
+def test_wrappers_are_named_and_taken_off():
+    compiled = torch.compile(Classifier().double(), backend="eager")
+    diagnosis = diagnose(nn.DataParallel(compiled), F.cross_entropy, *BATCH)
+    assert found(diagnosis) == [("data-parallel", "the model"), ("compiled-names", "the model")]
+    assert diagnosis.comparison["equal"].all()
+
+
+def test_float32_lstm_falls_back():
+    diagnosis = diagnose(*zoo.make("lstm", 4).to(torch.float32).args)
+    assert found(diagnosis) in ([("lstm-fallback", "layer")], [("recurrent-layer", "layer")])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 50])
+def test_it_runs_few_samples_few_times(batch_size):
+    seen = []
+
+    class Model(Classifier):
+        def forward(self, images):
+            seen.append(len(images))
+            return super().forward(images)
+
+    data = torch.randn(batch_size, 1, 28, 28), torch.randint(10, (batch_size,))
+    assert found(diagnose(Model(), F.cross_entropy, *data)) == []
+    assert max(seen) <= 4
+    assert len(seen) <= 12
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_works_under_outer_modes(mode):
+    with mode():
+        assert found(diagnose(*zoo.make("linear", 4).args)) == []
+
+
+def test_both_forms_of_the_result_name_all_findings():
+    diagnosis = diagnose(*ENTRIES["frozen-parameters"].find_case(*BATCH))
+    table = diagnosis.table()
+    assert list(table.columns) == ["where", "will", "entry", "cause", "way out"]
+    assert list(table["entry"]) == ["frozen-parameters"]
+    for text in (str(diagnosis), diagnosis._repr_markdown_()):
+        assert "frozen-parameters" in text
+        assert "silently differs" in text
+        assert "func_gradients is equal" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "sentence"),
+    [
+        ({"model": "cnn"}, TypeError, "model must be a torch.nn.Module, got str"),
+        ({"loss_fn": None}, TypeError, "loss_fn must be a function, got NoneType"),
+        ({"data": [1]}, TypeError, r"data must be a tensor \(B, ...\), got list"),
+        ({"targets": BATCH[1][:3]}, ValueError, "one batch size, got 8 and 3"),
+        (
+            {"data": BATCH[0][:0], "targets": BATCH[1][:0]},
+            ValueError,
+            "data must hold a sample at least, got an empty batch",
+        ),
+        (
+            {"data": BATCH[0][..., :20]},
+            ValueError,
+            "on 1 sample, without transforms, the model raised RuntimeError: mat1 and mat2",
+        ),
+        (
+            {"loss_fn": lambda z, y: z.missing},
+            ValueError,
+            "without transforms, loss_fn raised AttributeError",
+        ),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, error, sentence):
+    names = ("model", "loss_fn", "data", "targets")
+    right = dict(zip(names, (Classifier().double(), F.cross_entropy, *BATCH), strict=True))
+    with pytest.raises(error, match=sentence) as raised:
+        diagnose(**(right | arguments))
+    assert "\n" not in str(raised.value)
