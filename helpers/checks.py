@@ -136,6 +136,8 @@ def random_state(device: torch.device) -> Tensor:
     """Return the state of the random stream that a forward on this device draws from."""
     if device.type == "cpu":
         return torch.get_rng_state()
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)  # of this GPU, which need not be the current one
     return torch.get_device_module(device).get_rng_state()
 
 

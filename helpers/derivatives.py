@@ -37,7 +37,7 @@ def by_loop(
     Raises:
         ValueError: The function draws random numbers.
     """
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
+    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
     grads = _zeros(leaves, len(batch[0]), dtype)
     if leaves:
         for index, scalar in enumerate(samples.loop(function, model, leaves, batch)):

@@ -32,7 +32,7 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
     checks.check_batch(data=data)
     checks.check_model(model)
     parameters = modules.select_parameters(model)
-    leaves = {name: parameter.requires_grad_() for name, parameter in parameters.items()}
+    leaves = {name: parameter.clone().requires_grad_() for name, parameter in parameters.items()}
     jacobians = None
     for index, outputs in enumerate(samples.loop(_outputs, model, leaves, (data,))):
         if jacobians is None:

@@ -45,7 +45,9 @@ def loop(
     Raises:
         ValueError: The function draws random numbers.
     """
-    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
+    # Copies: a forward may write into a weight, as `nn.Embedding(max_norm=...)` does.
+    stand_in = modules.with_tensors(model, lambda tensor: tensor.detach().clone())
+    buffers = dict(model.named_buffers())
     device = batch[0].device
     for index in range(len(batch[0])):
         random_state = checks.random_state(device)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import gradients
+from helpers import gradients, jacobians
 from tests.oracle import METHODS, TOLERANCES, assert_equal, oracle
 from tests.zoo import Apply, make, squared
 
@@ -186,3 +186,21 @@ def test_randomness_same_and_different():
     seeded = rows(randomness="different", chunk_size=2)
     torch.manual_seed(1)
     assert torch.equal(rows(randomness="different", chunk_size=2), seeded)
+
+
+@pytest.mark.parametrize("loop", ["gradients", "jacobians"])
+def test_loop_does_not_see_its_own_writes_into_weights(loop):
+    """An embedding with `max_norm` scales rows of its weight in the forward."""
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(7, 5, max_norm=0.5), torch.nn.Flatten(), torch.nn.Linear(20, 3)
+    )
+    before = model[0].weight.detach().clone()
+    words, targets = torch.randint(7, (4, 4)), torch.randint(3, (4,))
+    if loop == "gradients":
+        gradients.loop_gradients(model, torch.nn.functional.cross_entropy, words, targets)
+    else:
+        jacobians.loop_jacobians(model, words)
+    assert torch.equal(model[0].weight, before)
+    with torch.no_grad():
+        model(words)
+    assert not torch.equal(model[0].weight, before), "the model writes nothing into its weight"
