@@ -8,10 +8,18 @@ LAX ?=
 TIMINGS ?=
 
 variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS
+read_by_run := DEVICE LESSON PARAMS
+read_by_nbval := LESSON LAX
+read_by_outputs := LESSON TIMINGS
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
 ifneq ($(unknown),)
 $(error there is no variable $(unknown): choose among $(variables))
+endif
+goals := $(or $(MAKECMDGOALS),help)
+unread := $(filter-out PYTHON $(foreach goal,$(goals),$(read_by_$(goal))),$(given))
+ifneq ($(unread),)
+$(error make $(goals) does not read $(unread))
 endif
 ifneq ($(filter-out 1,$(LAX) $(TIMINGS)),)
 $(error LAX and TIMINGS are 1 or not given)
@@ -28,7 +36,7 @@ help:  ## list this
 	@echo
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "  DEVICE=auto      where to run: auto (the best there is), cpu, cuda, cuda:1 or mps"
+	@echo "  DEVICE=auto      run: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
 	@echo "  LESSON=\"01 03\"   run, outputs, nbval: only these lessons"
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
@@ -36,7 +44,7 @@ help:  ## list this
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
-	@$(python) -m helpers.tooling.run $(LESSON) --device "$(DEVICE)" --params $(PARAMS)
+	@exec $(python) -m helpers.tooling.run $(LESSON) --device "$(DEVICE)" --params $(PARAMS)
 
 # Threads that wait by spinning stand in each other's way when other programs use the machine, and
 # a lesson then takes several times as long. Waiting asleep costs a third at most, and only in
@@ -47,7 +55,8 @@ test: lint  ## everything that is checked: lint, unit tests, saved outputs
 	$(python) -m pytest
 
 nbval: $(made)  ## execute lessons and compare their saved outputs
-	$(python) -m pytest $(if $(LAX),--nbval-lax) $(or $(patsubst %,notebooks/%*.ipynb,$(LESSON)),notebooks)
+	@lessons=$$($(python) -m helpers.tooling.lessons $(LESSON)) \
+		&& exec $(python) -m pytest $(if $(LAX),--nbval-lax) $$lessons
 
 outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README
 	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)

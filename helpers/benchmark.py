@@ -46,9 +46,8 @@ def measure(
     }
     numbers = {}
     for name, timer in timers.items():
-        once = timer.timeit(
-            1
-        ).median  # after two runs that warm up: allocate, compile, pick kernels
+        # The timer runs twice before it counts: memory is allocated, kernels are picked.
+        once = timer.timeit(1).median
         numbers[name] = max(1, round(min_run_time / once))
     measurements = {name: [] for name in timers}
     for _ in tqdm(range(rounds), desc="timing", unit="round", leave=False):

@@ -1,4 +1,4 @@
-"""The table that every lesson ends with: two sets of per-sample gradients, side by side by name."""
+"""The table in which lessons check results: two sets of per-sample gradients, side by side."""
 
 from math import inf, isfinite
 
@@ -83,9 +83,11 @@ def check(
         The table, in which every verdict is then `True`.
 
     Raises:
-        AssertionError: A name is missing or not expected; else a shape differs; else a value
+        AssertionError: There is nothing to compare; a name is missing or not expected; else a shape differs; else a value
             does. The message names the parameter, what was expected and what was got.
     """
+    if not expected and not got:
+        raise AssertionError("there is nothing to compare")
     for problem, first, second in (("missing", expected, got), ("not expected", got, expected)):
         names = [name for name in first if name not in second]
         if names:

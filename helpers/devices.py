@@ -59,11 +59,20 @@ def make_repeatable(seed: int = 0) -> None:
     Raises:
         ValueError: The seed is not such a number.
     """
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
+    check_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (what scikit-learn draws from by default)
     torch.manual_seed(seed)
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that one of the random streams would not take.
+
+    Raises:
+        ValueError: It is no whole number from 0 to 2**32 - 1.
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")

@@ -1,1 +1,1 @@
-"""What runs, checks, normalises and publishes the notebooks. No lesson imports it."""
+"""What runs, checks and saves the notebooks. No lesson imports it."""

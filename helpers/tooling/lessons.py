@@ -1,5 +1,10 @@
-"""Lessons as files: find them, choose some, read one, and say where in it something is."""
+"""Lessons as files: find them, choose some, read one, and say where in it something is.
 
+Run from the folder that holds `notebooks/`, `python -m helpers.tooling.lessons 3 04` prints the
+paths of these lessons, and of all if none is named.
+"""
+
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,3 +87,10 @@ def place(notebook: NotebookNode, cell: NotebookNode) -> str:
     identity = cell.get("id", "no id")
     number = next(n for n, each in enumerate(notebook.cells, 1) if each.get("id") == cell.get("id"))
     return f"cell {number} ({identity})"
+
+
+if __name__ == "__main__":
+    try:
+        print(*choose(sys.argv[1:]))
+    except ValueError as error:
+        sys.exit(str(error))

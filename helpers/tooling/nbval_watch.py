@@ -1,6 +1,7 @@
-"""A pytest plugin: nbval notices within seconds that a kernel died.
+"""A pytest plugin: nbval notices within seconds that a kernel died, and names cells as we do.
 
-By itself, nbval waits for the reply of a dead kernel as long as a cell may take.
+By itself, nbval waits for the reply of a dead kernel as long as a cell may take, and counts code
+cells from 0.
 """
 
 import time
@@ -8,8 +9,12 @@ from queue import Empty
 from typing import Any
 
 from nbval.kernel import RunningKernel
+from nbval.plugin import IPyNbCell
+
+from helpers.tooling import lessons
 
 _wait = RunningKernel.get_message
+_report = IPyNbCell.repr_failure
 
 
 def get_message(kernel: RunningKernel, stream: str, timeout: float | None = None) -> dict[str, Any]:
@@ -31,4 +36,10 @@ def get_message(kernel: RunningKernel, stream: str, timeout: float | None = None
                 raise
 
 
+def repr_failure(item: IPyNbCell, excinfo: Any) -> str:
+    """Say in which cell of the lesson something failed: `cell 48 (port-check)`."""
+    return f"{lessons.place(item.parent.nb, item.cell)}\n{_report(item, excinfo)}"
+
+
 RunningKernel.get_message = get_message
+IPyNbCell.repr_failure = repr_failure

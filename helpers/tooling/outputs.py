@@ -124,8 +124,9 @@ def _execute(notebook: NotebookNode, execution: Execution) -> None:
         **execution.options(),
     )
     # Not `client.execute()`: that takes Ctrl-C for a dead kernel, and the next lesson would start.
-    # Progress bars are for somebody who watches; what they leave behind would be saved.
-    environment = {**os.environ, "TQDM_DISABLE": "1"}
+    # Progress bars are for somebody who watches; what they leave behind would be saved. And what a
+    # lesson says of its timings, it says of a CPU.
+    environment = {**os.environ, "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with client.setup_kernel(cwd=str(execution.lesson.parent), env=environment):
         cells = tqdm(notebook.cells, desc=execution.lesson.stem, unit="cell")
         for index, cell in enumerate(cells):

@@ -86,7 +86,7 @@ def check(lesson: Path, given: Mapping[str, str], device: torch.device) -> dict[
         raise ValueError(f"{lesson.name} has {len(tagged)} cells tagged 'parameters', not one")
     defaults = declared(tagged[0])
     if "device" in given:
-        raise ValueError("the device is no such parameter: say it with DEVICE=, or --device")
+        raise ValueError("the device is not set in PARAMS: say DEVICE=cpu, or --device cpu")
     for name in given:
         if name not in defaults:
             names = ", ".join(defaults)
@@ -94,10 +94,12 @@ def check(lesson: Path, given: Mapping[str, str], device: torch.device) -> dict[
     values = {name: _convert(name, text, type(defaults[name])) for name, text in given.items()}
     all_values = defaults | values
     data.check(all_values["dataset"], all_values["batch_size"])
-    devices.make_repeatable(all_values["seed"])  # only asked for its judgement of the seed
+    devices.check_seed(all_values["seed"])
     for name, value in values.items():
         if isinstance(value, int) and name != "seed" and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if "training_size" in values:
+        data.check(all_values["dataset"], values["training_size"])
     return values | {"device": str(device)}
 
 

@@ -151,8 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = BUILD / str(device).replace(":", "-")
     results = [execute(lesson, values, folder) for lesson, values in plan.items()]
     print(f"\n{table(results)}\n\nThe executed lessons are in {folder}/.", flush=True)
-    for failure in filter(None, (result.failure for result in results)):
-        print(f"failed: {failure}", file=sys.stderr)
+    for result in results:
+        if result.failure:
+            trace = folder / f"{result.lesson.stem}.failed.ipynb"
+            where = f"; see {trace}" if trace.exists() else ""
+            print(f"failed: {result.failure}{where}", file=sys.stderr)
     return 1 if any(result.failure for result in results) else 0
 
 

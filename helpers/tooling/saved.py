@@ -32,8 +32,8 @@ def findings(notebook: NotebookNode) -> Iterator[tuple[NotebookNode | None, str]
     elif counts != list(range(1, len(code) + 1)):
         odd = next(cell for n, cell in enumerate(code, 1) if cell.execution_count != n)
         count = odd.execution_count
-        how = f"as number {count}, out of order" if count else "never"
-        yield odd, f"it was executed {how}: `make outputs` executes all in order"
+        how = f"was executed as number {count}, out of order" if count else "was never executed"
+        yield odd, f"it {how}: `make outputs` executes all in order"
     for cell in code:
         for output in cell.outputs:
             if output.output_type == "error":

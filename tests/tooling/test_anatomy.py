@@ -105,7 +105,7 @@ def is_large(notebook):
 
 DAMAGE = {
     "never executed": (never_executed, "01_bad.ipynb: it was never executed"),
-    "a cell not executed": (one_not_executed, "cell 5 (verdict): it was executed never"),
+    "a cell not executed": (one_not_executed, "cell 5 (verdict): it was never executed"),
     "out of order": (out_of_order, "cell 5 (verdict): it was executed as number 9, out of order"),
     "mistyped tag": (
         tag("time", "nbval-ingore-output"),

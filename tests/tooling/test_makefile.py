@@ -16,6 +16,7 @@ FAKE_PYTHON = """\
 case "$*" in
   "-m venv --clear .venv") rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
   "-m pip install"*) test ! -e offline || exit 1;;
+  "-m helpers.tooling.lessons"*) echo notebooks/01_a.ipynb notebooks/02_b.ipynb;;
 esac
 echo "$*" >> log
 """
@@ -65,14 +66,18 @@ def test_help_is_the_default_and_lists_every_target(checkout):
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("target", "given", "sentence"),
     [
-        ("devcie=cuda", "there is no variable devcie: choose among PYTHON DEVICE LESSON PARAMS"),
-        ("LAX=yes", "LAX and TIMINGS are 1 or not given"),
+        (
+            "run",
+            "devcie=cuda",
+            "there is no variable devcie: choose among PYTHON DEVICE LESSON PARAMS",
+        ),
+        ("nbval", "LAX=yes", "LAX and TIMINGS are 1 or not given"),
     ],
 )
-def test_variable_that_will_not_do_is_refused(given, sentence, checkout):
-    refused = make(checkout, "run", "PYTHON=./fake", given)
+def test_variable_that_will_not_do_is_refused(target, given, sentence, checkout):
+    refused = make(checkout, target, "PYTHON=./fake", given)
     assert refused.returncode == 2
     assert sentence in refused.stderr
     assert refused.stderr.count("\n") == 1
@@ -92,8 +97,12 @@ def test_commands(checkout):
     ]
     assert commands("lint") == lint
     assert commands("test") == [*lint, "-m pytest"]
-    assert commands("nbval") == ["-m pytest notebooks"]
-    assert commands("nbval", "LAX=1") == ["-m pytest --nbval-lax notebooks"]
+    chosen = "notebooks/01_a.ipynb notebooks/02_b.ipynb"
+    assert commands("nbval") == ["-m helpers.tooling.lessons", f"-m pytest {chosen}"]
+    assert commands("nbval", "LAX=1", "LESSON=1 2") == [
+        "-m helpers.tooling.lessons 1 2",
+        f"-m pytest --nbval-lax {chosen}",
+    ]
     picture = "-m helpers.tooling.picture"
     assert commands("outputs", "LESSON=03") == ["-m helpers.tooling.outputs 03", picture]
     assert commands("outputs", "TIMINGS=1") == ["-m helpers.tooling.outputs --timings", picture]
@@ -142,3 +151,20 @@ def test_ci_calls_make_test_and_nothing_else(checkout):
     )
     assert called.stdout == f"{checkout}: make test\n"
     assert called.returncode == 7
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nbval", "DEVICE=cuda"), ("test", "LESSON=02"), ("run", "TIMINGS=1")]
+)
+def test_variable_that_the_target_does_not_read_is_refused(checkout, arguments):
+    done = make(checkout, *arguments)
+    target, setting = arguments
+    assert done.returncode != 0
+    assert f"make {target} does not read {setting.partition('=')[0]}" in done.stderr
+    assert log(checkout) == []
+
+
+def test_signal_to_make_reaches_what_runs():
+    """Without `exec` there is a shell in between, which ends and leaves Python running."""
+    assert "exec .venv/bin/python -m helpers.tooling.run" in make(ROOT, "-n", "run").stdout
+    assert "exec .venv/bin/python -m pytest" in make(ROOT, "-n", "nbval").stdout
