@@ -83,8 +83,9 @@ def check(
         The table, in which every verdict is then `True`.
 
     Raises:
-        AssertionError: There is nothing to compare; a name is missing or not expected; else a shape differs; else a value
-            does. The message names the parameter, what was expected and what was got.
+        AssertionError: There is nothing to compare; or a name is missing or not expected; else a
+            shape differs; else a value does. The message names the parameter, what was expected
+            and what was got.
     """
     if not expected and not got:
         raise AssertionError("there is nothing to compare")
