@@ -39,10 +39,12 @@ def test_every_failure_is_reported_at_the_end(desk, capfd):
     assert re.search(r"03_c +failed +\d+\.\d s +unknown\n", shown.out)
     failures = [line for line in shown.err.splitlines() if line.startswith("failed: ")]
     assert failures == [
-        "failed: 02_b.ipynb, cell 3 (divide) `# a comment`: ZeroDivisionError: division by zero",
+        "failed: 02_b.ipynb, cell 3 (divide) `# a comment`: ZeroDivisionError: division by zero; "
+        "see build/cpu/02_b.failed.ipynb",
         "failed: 03_c.ipynb, cell 3 (die) `import os`: the kernel died (of too little memory, "
-        "perhaps)",
-        "failed: 04_d.ipynb, cell 3 (raise) `raise ValueError('no')`: ValueError: no",
+        "perhaps); see build/cpu/03_c.failed.ipynb",
+        "failed: 04_d.ipynb, cell 3 (raise) `raise ValueError('no')`: ValueError: no; "
+        "see build/cpu/04_d.failed.ipynb",
     ]
     assert sorted(path.name for path in build.iterdir()) == [
         "01_a.ipynb",
@@ -85,7 +87,7 @@ REFUSED = {
         "a parameter is given as name=value, got 'batch_size'",
     ),
     "twice": (["--params", "seed=1", "seed=2"], "parameter 'seed' is given twice"),
-    "device as parameter": (["--params", "device=cpu"], "the device is no such parameter"),
+    "device as parameter": (["--params", "device=cpu"], "the device is not set in PARAMS: say"),
     "device": (["--device", "cuda:99"], "device 'cuda:99' is not on this machine, which has "),
     "device mistyped": (["--device", "gpu"], "device 'gpu' is not on this machine, which has "),
     "lesson": (["1", "7"], "there is no lesson '7', there are 01_good"),
