@@ -50,7 +50,7 @@ class AbstractModelOutput(ABC):
             batch: Tensors `(B, ...)`.
 
         Returns:
-            `(B, 1)`, detached: the size of the derivative of the loss by the output.
+            `(B, 1)`, detached: minus the derivative of the loss by the output.
         """
 
 

@@ -299,6 +299,13 @@ def test_both_forms_of_the_result_name_all_findings():
     [
         ({"model": "cnn"}, TypeError, "model must be a torch.nn.Module, got str"),
         ({"loss_fn": None}, TypeError, "loss_fn must be a function, got NoneType"),
+        ({"loss_fn": torch.nn.NLLLoss}, TypeError, r"a class, call it first: NLLLoss\(\)"),
+        (
+            {"loss_fn": lambda z, y: (z.argmax(1) == y).sum()},
+            ValueError,
+            "must return a floating point number, got torch.int64: a count has no gradient",
+        ),
+        ({"data": BATCH[0] * torch.nan}, ValueError, "must be finite, got NaN or infinity"),
         ({"data": [1]}, TypeError, r"data must be a tensor \(B, ...\), got list"),
         ({"targets": BATCH[1][:3]}, ValueError, "one batch size, got 8 and 3"),
         (
@@ -324,3 +331,9 @@ def test_bad_input_gets_one_sentence(arguments, error, sentence):
     with pytest.raises(error, match=sentence) as raised:
         diagnose(**(right | arguments))
     assert "\n" not in str(raised.value)
+
+
+def test_nothing_to_compare_is_said():
+    frozen = Classifier().double().requires_grad_(False)
+    conclusion = diagnose(frozen, F.cross_entropy, *BATCH).conclusion
+    assert conclusion == "no parameter requires a gradient, so there is nothing to compare"

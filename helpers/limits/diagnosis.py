@@ -112,11 +112,13 @@ def diagnose(
 
     Raises:
         TypeError: An argument is of a wrong kind.
-        ValueError: There is no sample, the batch sizes differ, or the model does not run on these
-            samples without any transform.
+        ValueError: There is no sample, the batch sizes differ, a sample is not finite, or the model
+            does not run on these samples without any transform.
     """
     _check_arguments(model, loss_fn, data, targets)
     few = (data[:FEW].detach().clone(), targets[:FEW].detach().clone())
+    if not all(each.isfinite().all() for each in few if each.is_floating_point()):
+        raise ValueError("data and targets must be finite, got NaN or infinity")
     with streams_kept(data.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fallbacks are findings
         found = list(inspection.unrunnable(model))
@@ -133,6 +135,8 @@ def diagnose(
 def _check_arguments(model: object, loss_fn: object, data: object, targets: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(loss_fn, type):
+        raise TypeError(f"loss_fn is a class, call it first: {loss_fn.__name__}()")
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function, got {type(loss_fn).__name__}")
     checks.check_batch(data=data, targets=targets)
@@ -178,6 +182,8 @@ def _compare_as_it_is(case: Case) -> tuple[pd.DataFrame | None, str]:
         except Exception as error:  # anything that a model can raise
             return None, f"{method.__name__} raises {describe(error)}"
     comparison = compare.table(results["func_gradients"], results["loop_gradients"])
+    if comparison.empty:
+        return comparison, "no parameter requires a gradient, so there is nothing to compare"
     on_few = f"on {len(case.data)} sample" + ("s" if len(case.data) > 1 else "")
     wrong = comparison.index[~comparison["equal"]]
     if len(wrong):

@@ -41,6 +41,11 @@ def observe(case: Case) -> Iterator[Found]:
     if not all(isinstance(single.loss, Tensor) and single.loss.dim() == 0 for single in singles):
         yield "loss-is-no-scalar", "loss_fn"
         return
+    if not singles[0].loss.is_floating_point():
+        raise ValueError(
+            f"loss_fn must return a floating point number, got {singles[0].loss.dtype}: a count "
+            "has no gradient"
+        )
     yield from _unreached(singles)
     whole = _run(case, slice(0, few), [])
     drew = any(singles[0].watch.drew.values())
