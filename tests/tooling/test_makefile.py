@@ -157,7 +157,7 @@ def test_ci_calls_make_test_and_nothing_else(checkout):
     "arguments", [("nbval", "DEVICE=cuda"), ("test", "LESSON=02"), ("run", "TIMINGS=1")]
 )
 def test_variable_that_the_target_does_not_read_is_refused(checkout, arguments):
-    done = make(checkout, *arguments)
+    done = make(checkout, *arguments, "PYTHON=./fake")
     target, setting = arguments
     assert done.returncode != 0
     assert f"make {target} does not read {setting.partition('=')[0]}" in done.stderr
