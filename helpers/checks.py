@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from inspect import Parameter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +112,72 @@ def check_chunk_size(chunk_size: int | None) -> None:
         raise ValueError(
             f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
         )
+
+
+def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
+    """Refuse tensors to write the results of a batch into that are not made for them.
+
+    Args:
+        out: The tensors, by name.
+        like: By the same names, tensors with the dtype and device of the results, and with their
+            shapes but for the dimension B.
+        size: B.
+        read: As in `check_buffers`.
+
+    Raises:
+        TypeError: `out` is no dictionary.
+        ValueError: The names differ, or a tensor is refused by `check_buffers`.
+    """
+    if not isinstance(out, dict):
+        raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
+    if set(out) != set(like):
+        raise ValueError(
+            f"out must have the names {', '.join(like) or '(none)'}, "
+            f"got {', '.join(map(str, out)) or '(none)'}"
+        )
+    buffers = {
+        f"out[{name!r}]": (out[name], (size, *tensor.shape), tensor)
+        for name, tensor in like.items()
+    }
+    check_buffers(buffers, **read)
+
+
+def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **read: Any) -> None:
+    """Refuse tensors to write results into that are not made for them.
+
+    Args:
+        buffers: What the sentence calls a tensor; the tensor; the shape that it must have; a
+            tensor with the dtype and the device that it must have.
+        read: Models and tensors, by argument name, that are read while the buffers are written.
+
+    Raises:
+        TypeError: One is no tensor.
+        ValueError: A shape, dtype or device differs, one requires a gradient or was made in
+            inference mode, or two of them, or one and something that is read, share memory.
+    """
+    owners: dict[int, str] = {}
+    for name, value in read.items():
+        tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
+        owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in tensors)
+    for name, (buffer, shape, like) in buffers.items():
+        if not isinstance(buffer, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
+        for what, expected, got in (
+            ("the shape", tuple(shape), tuple(buffer.shape)),
+            ("dtype", like.dtype, buffer.dtype),
+            ("device", like.device, buffer.device),
+        ):
+            if got != expected:
+                raise ValueError(f"{name} must have {what} {expected}, got {got}")
+        if buffer.requires_grad or buffer.is_inference():
+            raise ValueError(
+                f"{name} must not require a gradient or be made in inference mode: "
+                "torch.empty outside of it makes one"
+            )
+        address = buffer.untyped_storage().data_ptr()
+        if buffer.numel() and address in owners:
+            raise ValueError(f"{name} must have memory of its own, got some of {owners[address]}")
+        owners[address] = name
 
 
 def check_dtype(dtype: torch.dtype) -> None:

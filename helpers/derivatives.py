@@ -57,6 +57,7 @@ def by_vmap(
     dtype: torch.dtype | None = None,
     chunk_size: int | None = None,
     randomness: str = "error",
+    out: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Differentiate a scalar function of each sample by `state`, with `vmap` over `grad`.
 
@@ -68,6 +69,7 @@ def by_vmap(
         dtype: Of the result; `None` means that of each tensor of `state`.
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
+        out: `{name: (B, *shape)}`, where to write the result; `None` means into new tensors.
 
     Returns:
         `{name: (B, *shape)}`, detached; zeros where the function does not reach a parameter.
@@ -76,7 +78,7 @@ def by_vmap(
         ValueError: The function draws random numbers and `randomness` is `"error"`.
     """
     if len(batch[0]) == 0 or not state:
-        return _zeros(state, len(batch[0]), dtype)
+        return _zeros(state, len(batch[0]), dtype) if out is None else out
 
     def gradient(*args: Any) -> dict[str, Tensor]:
         grads = grad(function, argnums=1)(*args)
@@ -84,9 +86,8 @@ def by_vmap(
         return {name: tensor.to(dtype or tensor.dtype) for name, tensor in grads.items()}
 
     options = {"chunk_size": chunk_size, "randomness": randomness}
-    grads = samples.vmapped(gradient, model, state, batch, **options)
-    # A function with parameters of its own would leave a graph.
-    return {name: tensor.detach() for name, tensor in grads.items()}
+    places = None if out is None else lambda _: out
+    return samples.vmapped(gradient, model, state, batch, out=places, **options)
 
 
 def _zeros(

@@ -118,6 +118,7 @@ def func_gradients(
     wrt: Iterable[str] | None = None,
     chunk_size: int | None = None,
     randomness: str = "error",
+    out: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Compute per-sample gradients with `torch.func`: `vmap` over `grad` over `functional_call`.
 
@@ -131,19 +132,26 @@ def func_gradients(
             memory of intermediate values, not that of the result.
         randomness: What samples share when the forward draws random numbers: `"error"` refuses,
             `"different"` draws for each sample, `"same"` draws once (on a GPU, for each chunk).
+        out: `{name: (B, *parameter.shape)}`, tensors to write the result into, for example what
+            an earlier call returned; `None` means new ones. With a small `chunk_size`, no more
+            than one chunk of gradients exists beside them.
 
     Returns:
-        `{name: (B, *parameter.shape)}`; see the module's contract.
+        `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
-        ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, or an
-            unknown `randomness`.
+        TypeError: `data` or `targets` is no tensor, `wrt` is one string, or `out` is no
+            dictionary of tensors.
+        ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, an
+            unknown `randomness`, or an `out` that does not fit the result.
     """
     selected = _prepare(model, data, targets, wrt)
     checks.check_chunk_size(chunk_size)
     if randomness not in ("error", "different", "same"):
         raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
+    if out is not None:
+        checks.check_out(out, selected, len(data), model=model, data=data, targets=targets)
+        out = {name: out[name] for name in selected}
     return derivatives.by_vmap(
         _loss(loss_fn),
         model,
@@ -151,6 +159,7 @@ def func_gradients(
         (data.detach(), targets),
         chunk_size=chunk_size,
         randomness=randomness,
+        out=out,
     )
 
 

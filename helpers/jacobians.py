@@ -6,6 +6,8 @@ each flattened; `unflatten_jacobians` gives them their names and shapes back. As
 numbers in the forward are refused.
 """
 
+import functools
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
@@ -48,7 +50,13 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
 
 
 @torch.inference_mode(False)
-def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = None) -> Tensor:
+def func_jacobians(
+    model: nn.Module,
+    data: Tensor,
+    *,
+    chunk_size: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Compute Jacobians with `torch.func`: `vmap` over `jacrev` over `functional_call`.
 
     Args:
@@ -56,34 +64,51 @@ def func_jacobians(model: nn.Module, data: Tensor, *, chunk_size: int | None = N
         data: `(B, ...)`.
         chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
             memory of intermediate values, not that of the result, B x Y x P numbers.
+        out: A tensor `(B, Y, P)` to write the result into; `None` means a new one.
 
     Returns:
-        `(B, Y, P)`, detached.
+        `(B, Y, P)`, detached; `out` where it is given.
 
     Raises:
-        TypeError: `data` is no tensor.
+        TypeError: `data` or `out` is no tensor.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
-            forward draws random numbers, or `chunk_size` is below 1.
+            forward draws random numbers, `chunk_size` is below 1, or `out` does not fit.
     """
     checks.check_batch(data=data)
     checks.check_model(model)
     checks.check_chunk_size(chunk_size)
     parameters = modules.select_parameters(model)
     if len(data) == 0 or not parameters:
-        return _empty(model, data)
+        empty = _empty(model, data)
+        if out is None:
+            return empty
+        checks.check_buffers({"out": (out, tuple(empty.shape), empty)}, model=model, data=data)
+        return out
 
     def compute_jacobian(
         model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
-    ) -> Tensor:
-        jacobian = jacrev(_outputs, argnums=1)(model, params, buffers, sample)
-        return torch.cat(
-            [block.reshape(len(block), params[name].numel()) for name, block in jacobian.items()],
-            dim=1,
-        )
+    ) -> dict[str, Tensor]:
+        return jacrev(_outputs, argnums=1)(model, params, buffers, sample)
 
-    return samples.vmapped(
-        compute_jacobian, model, parameters, (data.detach(),), chunk_size=chunk_size
-    ).detach()
+    result = out
+
+    def columns(blocks: dict[str, Tensor]) -> dict[str, Tensor]:
+        # Each parameter's block is written into its columns of the result: no concatenation.
+        nonlocal result
+        first = next(iter(blocks.values()))
+        dtype = functools.reduce(torch.promote_types, (b.dtype for b in blocks.values()))
+        like = first.detach().new_empty((), dtype=dtype)
+        shape = (len(data), first.shape[1], _count(parameters))
+        if out is None:
+            result = like.new_empty(shape)
+        else:
+            checks.check_buffers({"out": (out, shape, like)}, model=model, data=data)
+        return _named(result, parameters)
+
+    samples.vmapped(
+        compute_jacobian, model, parameters, (data.detach(),), chunk_size=chunk_size, out=columns
+    )
+    return result
 
 
 def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor]:
@@ -105,11 +130,7 @@ def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor
             f"the last dimension must be P = {_count(parameters)}, the parameters of this model "
             f"that require a gradient, got shape {tuple(jacobians.shape)}"
         )
-    blocks = jacobians.split([parameter.numel() for parameter in parameters.values()], dim=-1)
-    return {
-        name: block.unflatten(-1, parameter.shape) if parameter.dim() else block.squeeze(-1)
-        for (name, parameter), block in zip(parameters.items(), blocks, strict=True)
-    }
+    return _named(jacobians, parameters)
 
 
 def _outputs(
@@ -119,6 +140,15 @@ def _outputs(
     outputs = functional_call(model, params | buffers, (sample.unsqueeze(0),))
     _output_count(outputs)
     return outputs.squeeze(0)
+
+
+def _named(flat: Tensor, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return views of the P columns by parameter, in its shape."""
+    blocks = flat.split([parameter.numel() for parameter in parameters.values()], dim=-1)
+    return {
+        name: block.unflatten(-1, parameter.shape) if parameter.dim() else block.squeeze(-1)
+        for (name, parameter), block in zip(parameters.items(), blocks, strict=True)
+    }
 
 
 def _count(parameters: dict[str, Tensor]) -> int:

@@ -6,6 +6,7 @@ sample, and one sample without its dimension B. So samples see neither each othe
 forward writes into a buffer or keeps on `self`, and the caller's model stays as it was.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ from helpers import checks, modules
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
+# Given the results of the first chunk, returns tensors in the same structure, for all samples.
+Out = Callable[[Any], Any]
 
 # How torch says that a batched value does not fit into a tensor that has no batch dimension; the
 # last is InstanceNorm, which updates its running statistics.
@@ -68,6 +71,7 @@ def vmapped(
     *,
     chunk_size: int | None = None,
     randomness: str = "error",
+    out: Out | None = None,
 ) -> Any:
     """Call a function for all samples at once, with `torch.vmap`.
 
@@ -78,9 +82,10 @@ def vmapped(
         batch: Tensors `(B, ...)`, at least one; B at least 1.
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
+        out: Where the results are to be written; `None` means into new tensors.
 
     Returns:
-        What the function returns, with a dimension B in front of each tensor.
+        What the function returns, with a dimension B in front of each tensor, detached.
 
     Raises:
         ValueError: The function draws random numbers and `randomness` is `"error"`.
@@ -90,8 +95,28 @@ def vmapped(
     def per_sample(state: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
         return function(stand_in, state, buffers, *sample)
 
-    options = {"chunk_size": chunk_size, "randomness": randomness}
-    return map_samples(isolated(per_sample, stand_in), state, buffers, batch, **options)
+    per_chunk = isolated(per_sample, stand_in)
+    size = len(batch[0])
+    step = size if chunk_size is None else chunk_size
+    if out is None and step >= size:
+        results = map_samples(per_chunk, state, buffers, batch, randomness=randomness)
+        # A function with parameters of its own would leave a graph.
+        return tree_map(torch.detach, results)
+    # Each chunk is written where it belongs: to concatenate them takes the memory of all results
+    # a second time. So `torch.vmap` is not told the chunk size.
+    random_state = torch.get_rng_state()
+    for start in range(0, size, step):
+        if randomness == "same":  # what `torch.vmap` does for its chunks
+            torch.set_rng_state(random_state)
+        part = slice(start, start + step)
+        chunk = tuple(tensor[part] for tensor in batch)
+        results = map_samples(per_chunk, state, buffers, chunk, randomness=randomness)
+        if start == 0:
+            places = (out or functools.partial(_empty, size=size))(results)
+        with torch.no_grad():
+            tree_map(lambda place, rows: place[part].copy_(rows), places, results)  # noqa: B023
+        del results  # or it would lie beside those of the next chunk
+    return places
 
 
 def isolated(per_sample: Function, model: nn.Module) -> Function:
@@ -124,7 +149,7 @@ def map_samples(
         buffers: The model's buffers, by name or in order. All samples share them as well, unless
             the model writes a sample's values into them; then each sample gets its own.
         batch: Tensors `(B, ...)`.
-        options: `chunk_size` and `randomness` of `torch.vmap`.
+        options: `randomness` of `torch.vmap`.
 
     Returns:
         What `per_sample` returns, with a dimension B in front of each tensor.
@@ -150,3 +175,8 @@ def map_samples(
 def _copies(buffers: Any) -> Any:
     """Clone buffers, by name or in order."""
     return tree_map(torch.clone, buffers)
+
+
+def _empty(results: Any, size: int) -> Any:
+    """Make room for the results of `size` samples, given those of some."""
+    return tree_map(lambda rows: rows.detach().new_empty((size, *rows.shape[1:])), results)
