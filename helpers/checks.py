@@ -114,6 +114,16 @@ def check_chunk_size(chunk_size: int | None) -> None:
         )
 
 
+def check_randomness(randomness: str) -> None:
+    """Refuse what `torch.vmap` does not know.
+
+    Raises:
+        ValueError: It is neither `"error"` nor `"different"` nor `"same"`.
+    """
+    if randomness not in ("error", "different", "same"):
+        raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
+
+
 def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
     """Refuse tensors to write the results of a batch into that are not made for them.
 

@@ -52,8 +52,8 @@ def loop_gradients(
         TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
-    selected = _prepare(model, data, targets, wrt)
-    return derivatives.by_loop(_loss(loss_fn), model, selected, (data, targets))
+    selected = prepare(model, data, targets, wrt)
+    return derivatives.by_loop(sample_loss(loss_fn), model, selected, (data, targets))
 
 
 @torch.inference_mode(False)
@@ -84,10 +84,10 @@ def functorch_gradients(
         TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
-    selected = _prepare(model, data, targets, wrt)
+    selected = prepare(model, data, targets, wrt)
     if len(data) == 0 or not selected:
         # Nothing is computed; the tensors have the right shapes.
-        return derivatives.by_vmap(_loss(loss_fn), model, selected, (data, targets))
+        return derivatives.by_vmap(sample_loss(loss_fn), model, selected, (data, targets))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
         fmodel, params, buffers = legacy.functorch().make_functional_with_buffers(
@@ -145,15 +145,14 @@ def func_gradients(
         ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, an
             unknown `randomness`, or an `out` that does not fit the result.
     """
-    selected = _prepare(model, data, targets, wrt)
+    selected = prepare(model, data, targets, wrt)
     checks.check_chunk_size(chunk_size)
-    if randomness not in ("error", "different", "same"):
-        raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
+    checks.check_randomness(randomness)
     if out is not None:
         checks.check_out(out, selected, len(data), model=model, data=data, targets=targets)
         out = {name: out[name] for name in selected}
     return derivatives.by_vmap(
-        _loss(loss_fn),
+        sample_loss(loss_fn),
         model,
         selected,
         (data.detach(), targets),
@@ -163,7 +162,7 @@ def func_gradients(
     )
 
 
-def _prepare(
+def prepare(
     model: nn.Module, data: Tensor, targets: Tensor, wrt: Iterable[str] | None
 ) -> dict[str, Tensor]:
     """Check the input and choose the parameters."""
@@ -172,7 +171,7 @@ def _prepare(
     return modules.select_parameters(model, wrt)
 
 
-def _loss(loss_fn: LossFn) -> Callable[..., Tensor]:
+def sample_loss(loss_fn: LossFn) -> Callable[..., Tensor]:
     """Make the loss a function of one sample, as `helpers.samples` takes it."""
 
     def compute_loss(

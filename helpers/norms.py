@@ -1,14 +1,24 @@
 """Norms of per-sample gradients, and their clipped sum, without the gradients of a whole batch.
 
-`{name: (B, *shape)}` never exists: a chunk of the batch is differentiated, reduced and forgotten.
+The batch is taken in chunks. In each, linear layers, convolutions, embeddings, LayerNorm and
+GroupNorm are reduced from what goes into the layer and the gradient that comes back
+(`helpers.uses`), in one forward and backward. Every other parameter, and every one that is used in
+another way as well, is reduced from its gradients for the chunk, by `func_gradients`. Which way a
+parameter goes is found out for each chunk, and is exact either way.
+
+The arguments, the refusals, and that the model is left as it was are those of
+`helpers.gradients.func_gradients`.
 """
 
-from collections.abc import Callable, Iterable
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
-from helpers import checks, gradients, modules
+from helpers import checks, gradients, uses, watch
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -24,13 +34,31 @@ def gradient_norms(
     chunk_size: int | None = 64,
     randomness: str = "error",
 ) -> Tensor:
-    """Interface first: slow."""
-    chunk = chunk_size or max(len(data), 1)
-    parts = []
-    for x, t in zip(data.split(chunk), targets.split(chunk), strict=True):
-        grads = gradients.func_gradients(model, loss_fn, x, t, wrt=wrt, randomness=randomness)
-        parts.append(sum(g.flatten(1).square().sum(1) for g in grads.values()).sqrt())
-    return torch.cat(parts)
+    """Compute the Euclidean norm of each sample's gradient, over all parameters together.
+
+    Args:
+        model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
+        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
+        data: `(B, ...)`.
+        targets: `(B, ...)`.
+        wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
+        chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
+        randomness: As in `func_gradients`.
+
+    Returns:
+        `(B,)`, detached; in float32, or in float64 if a parameter is.
+
+    Raises:
+        TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
+        ValueError: One of the refusals of `func_gradients`.
+    """
+    selected = _prepare(model, data, targets, wrt, chunk_size, randomness)
+    batch = (data.detach(), targets)
+    result = data.new_zeros(len(data), dtype=_dtype(selected))
+    for part, reduced in _chunks(model, loss_fn, batch, selected, chunk_size, randomness):
+        result[part] = reduced.norms
+        del reduced
+    return result
 
 
 @torch.inference_mode(False)
@@ -45,13 +73,149 @@ def clipped_sum(
     chunk_size: int | None = 64,
     randomness: str = "error",
 ) -> dict[str, Tensor]:
-    """Interface first: slow."""
-    chunk = chunk_size or max(len(data), 1)
-    total: dict[str, Tensor] = {}
-    for x, t in zip(data.split(chunk), targets.split(chunk), strict=True):
-        grads = gradients.func_gradients(model, loss_fn, x, t, wrt=wrt, randomness=randomness)
-        norms = sum(g.flatten(1).square().sum(1) for g in grads.values()).sqrt()
-        factors = (limit / norms).clamp(max=1)
-        for name, g in grads.items():
-            total[name] = total.get(name, 0) + torch.einsum("b,b...->...", factors, g)
-    return total
+    """Compute the sum of the samples' gradients, each scaled down to a norm of at most `limit`.
+
+    Args:
+        model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
+        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
+        data: `(B, ...)`.
+        targets: `(B, ...)`.
+        limit: The largest norm, over all parameters together, that a gradient keeps.
+        wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
+        chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
+        randomness: As in `func_gradients`.
+
+    Returns:
+        `{name: parameter.shape}`, detached; zeros for an empty batch.
+
+    Raises:
+        TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
+        ValueError: One of the refusals of `func_gradients`, or a `limit` that is not above 0.
+    """
+    if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
+        raise ValueError(f"limit must be a finite number above 0, got {limit!r}")
+    selected = _prepare(model, data, targets, wrt, chunk_size, randomness)
+    batch = (data.detach(), targets)
+    result = {name: torch.zeros_like(tensor) for name, tensor in selected.items()}
+    for _, reduced in _chunks(model, loss_fn, batch, selected, chunk_size, randomness):
+        factors = (limit / reduced.norms).clamp(max=1)
+        for name, total in reduced.totals(factors):
+            result[name] += total
+        del reduced
+    return result
+
+
+class _Reduced:
+    """The gradients of a chunk, as far as they are there: uses, and gradients by name."""
+
+    def __init__(
+        self, selected: dict[str, Tensor], seen: list[uses.Use], grads: dict[str, Tensor], size: int
+    ) -> None:
+        self.grads = grads
+        self.seen: dict[str, list[tuple[uses.Use, str]]] = {}
+        for use in seen:
+            for role, name in use.names.items():
+                if use.grads is not None and name not in grads:
+                    self.seen.setdefault(name, []).append((use, role))
+        like = next(iter(selected.values()), torch.empty(()))
+        squares = like.new_zeros(size, dtype=_dtype(selected))
+        for found in self.seen.values():
+            if len(found) == 1:
+                ((use, role),) = found
+                squares += use.squares(role)
+            else:  # the norm of a sum is not known from the norms of its terms
+                squares += uses.squared_norms(sum(use.gradients(role) for use, role in found))
+        for gradient in grads.values():
+            squares += uses.squared_norms(gradient)
+        self.norms = squares.sqrt()
+
+    def totals(self, factors: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and parts of the sum of the gradients, each times its factor."""
+        for name, found in self.seen.items():
+            for use, role in found:
+                total = use.total(role, factors.to(use.grads.dtype))
+                yield name, total
+        for name, gradient in self.grads.items():
+            yield name, torch.einsum("b,b...->...", factors.to(gradient.dtype), gradient)
+
+
+def _chunks(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: tuple[Tensor, Tensor],
+    selected: dict[str, Tensor],
+    chunk_size: int | None,
+    randomness: str,
+) -> Iterator[tuple[slice, _Reduced]]:
+    """Differentiate one chunk after the other."""
+    size = len(batch[0])
+    step = max(size, 1) if chunk_size is None else chunk_size
+    restore_first = _random_state(batch[0].device)
+    watchable = bool(selected)
+    for start in range(0, size, step):
+        if randomness == "same":
+            restore_first()
+        restore = _random_state(batch[0].device)
+        part = slice(start, start + step)
+        data, targets = (tensor[part] for tensor in batch)
+        seen: list[uses.Use] = []
+        others = list(selected)
+        if watchable:
+            try:
+                seen, others = watch.watched(
+                    gradients.sample_loss(loss_fn),
+                    model,
+                    selected,
+                    (data, targets),
+                    randomness=randomness,
+                )
+            except Exception:  # what is wrong with the model, if anything, the next call says
+                watchable = False
+            if others and randomness != "error":
+                # Gradients of one draw and norms of another are no one's.
+                seen, others = [], list(selected)
+                watchable = False
+        grads = {}
+        if others:
+            restore()
+            grads = gradients.func_gradients(
+                model, loss_fn, data, targets, wrt=others, randomness=randomness
+            )
+        yield part, _Reduced(selected, seen, grads, len(data))
+        del seen, grads  # or they would lie beside those of the next chunk
+
+
+def _prepare(
+    model: nn.Module,
+    data: Tensor,
+    targets: Tensor,
+    wrt: Iterable[str] | None,
+    chunk_size: int | None,
+    randomness: str,
+) -> dict[str, Tensor]:
+    """Check the input and choose the parameters."""
+    selected = gradients.prepare(model, data, targets, wrt)
+    checks.check_chunk_size(chunk_size)
+    checks.check_randomness(randomness)
+    return selected
+
+
+def _random_state(device: torch.device) -> Callable[[], None]:
+    """Return what sets the random streams of the CPU and of a device back to where they are."""
+    state = torch.get_rng_state()
+    if device.type == "cpu":
+        return lambda: torch.set_rng_state(state)
+    module, own = torch.get_device_module(device), checks.random_state(device)
+
+    def restore() -> None:
+        torch.set_rng_state(state)
+        module.set_rng_state(own, device)
+
+    return restore
+
+
+def _dtype(selected: dict[str, Tensor]) -> torch.dtype:
+    """Return the dtype of norms: that of the parameters, float32 at least."""
+    return functools.reduce(
+        torch.promote_types, (tensor.dtype for tensor in selected.values()), torch.float32
+    )
