@@ -6,6 +6,11 @@ GroupNorm are reduced from what goes into the layer and the gradient that comes 
 another way as well, is reduced from its gradients for the chunk, by `func_gradients`. Which way a
 parameter goes is found out for each chunk, and is exact either way.
 
+Opacus 1.6.0 has this way too, in `GradSampleModuleFastGradientClipping`, for linear layers and
+embeddings; it makes the gradients of the other layers, convolutions included, for the whole batch.
+It wraps the model, refuses a layer that is used twice, and does not see a weight that is also used
+outside of its layer: the norm is then wrong, without an error.
+
 The arguments, the refusals, and that the model is left as it was are those of
 `helpers.gradients.func_gradients`.
 """

@@ -1,0 +1,98 @@
+"""What `helpers.memory` does to page faults and to resident memory, each in a fresh process."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from helpers import memory
+
+PROBE = """
+import resource, torch
+from helpers import memory
+
+def faults(size):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(size)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+large, pages = 16 * 2**20, 16 * 2**20 * 4 // resource.getpagesize()
+
+def mapped_anew():
+    return sum(faults(large) for _ in range(5)) >= 5 * pages
+
+torch.ones(large)
+start = memory.resident()
+"""
+linux = pytest.mark.skipif(memory._glibc() is None, reason="there is no glibc")
+
+
+def probe(code: str) -> None:
+    subprocess.run([sys.executable, "-c", PROBE + code], check=True)
+
+
+@linux
+def test_freed_memory_is_used_again_without_faults_and_stays_resident():
+    probe("""
+assert mapped_anew()
+with memory.keep_freed() as kept:
+    assert kept is True
+    # At first small blocks that are still in use come to lie between; up to 10 were seen.
+    assert sum([faults(large) for _ in range(40)][-20:]) < pages / 10
+    assert memory.resident() > start + 0.9 * 4 * large
+""")
+
+
+@linux
+@pytest.mark.parametrize("leave", ["pass", "raise KeyError"])
+def test_afterwards_it_is_given_back_and_mapped_anew(leave):
+    probe(f"""
+try:
+    with memory.keep_freed():
+        torch.ones(large)
+        inside = memory.resident()
+        {leave}
+except KeyError:
+    pass
+assert memory.resident() < inside - 0.9 * 4 * large
+assert mapped_anew()
+""")
+
+
+@linux
+def test_the_outermost_block_counts():
+    probe("""
+with memory.keep_freed():
+    with memory.keep_freed() as kept:
+        assert kept
+    # At first small blocks that are still in use come to lie between; up to 10 were seen.
+    assert sum([faults(large) for _ in range(40)][-20:]) < pages / 10
+assert mapped_anew()
+""")
+
+
+@linux
+def test_thresholds_that_grew_are_not_given_back():
+    """The dynamic threshold: without a block it grows, after one it does not."""
+    grow = """
+half = 2**17  # numbers: 512 KiB
+for _ in range(3):
+    torch.ones(half)
+count = sum(faults(half) for _ in range(5))
+pages = half * 4 // resource.getpagesize()
+"""
+    probe("with memory.keep_freed():\n    pass\n" + grow + "assert count >= 5 * pages\n")
+
+
+def test_nothing_is_done_without_glibc(monkeypatch):
+    monkeypatch.setattr(memory, "_glibc", lambda: None)
+    with memory.keep_freed() as kept:
+        assert kept is False
+
+
+@linux
+def test_resident_counts_what_is_touched():
+    before = memory.resident()
+    block = torch.ones(16 * 2**20)
+    assert memory.resident() - before == pytest.approx(block.nbytes, rel=0.1)
