@@ -176,13 +176,9 @@ def _chunks(
                 )
             except Exception:  # what is wrong with the model, if anything, the next call says
                 watchable = False
-            if others and randomness != "error":
-                # Gradients of one draw and norms of another are no one's.
-                seen, others = [], list(selected)
-                watchable = False
         grads = {}
         if others:
-            restore()
+            restore()  # so that both ways draw the same random numbers
             grads = gradients.func_gradients(
                 model, loss_fn, data, targets, wrt=others, randomness=randomness
             )
