@@ -182,23 +182,22 @@ def _jacobian_composition(mode: Callable[..., Any]) -> Callable[..., Run]:
     return build
 
 
-def _jacobian_buffer(model: nn.Module, images: Tensor) -> Tensor:
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return images.new_zeros((len(images), 10, parameters))
+def _jacobian_shape(model: nn.Module, images: Tensor) -> tuple[int, int, int]:
+    return len(images), 10, sum(parameter.numel() for parameter in model.parameters())
 
 
 def _jacobian_fill_fresh(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-    shape = _jacobian_buffer(model, images).shape
+    shape = _jacobian_shape(model, images)
     return lambda: images.new_ones(shape)
 
 
 def _jacobian_fill_owned(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-    buffer = _jacobian_buffer(model, images)
+    buffer = images.new_zeros(_jacobian_shape(model, images))
     return lambda: buffer.fill_(1.0)
 
 
 def _jacobian_with_buffer(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-    buffer = _jacobian_buffer(model, images)
+    buffer = images.new_zeros(_jacobian_shape(model, images))
     return lambda: jacobians.func_jacobians(model, images, out=buffer)
 
 

@@ -27,7 +27,8 @@ class Process:
 
     Attributes:
         weight: What `weigh` of `helpers.worker` found when it was last built: seconds of the
-            `first` and `second` run, page `faults` of the second, `peak` bytes, where known.
+            `first` and `second` run, page `faults` of the second, `peak` bytes above those at the start, and bytes still `held`
+            afterwards by the process, where known.
     """
 
     def __init__(self, group: str, name: str, folder: Path) -> None:

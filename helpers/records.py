@@ -19,7 +19,7 @@ FIELDS = {
     "record": ("machine", "versions", "date", "studies"),
     "machine": ("device", "processor", "cores", "threads", "system"),
     "study": ("group", "task", "candidates", "absent", "failed", "cut_short"),
-    "candidate": ("median", "iqr", "rounds", "peak", "faults", "first"),
+    "candidate": ("median", "iqr", "rounds", "peak", "held", "faults", "first"),
 }
 """What each part of a record must have."""
 

@@ -83,11 +83,12 @@ def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
             "spread (ms)": f"{row['iqr'] * 1e3:.1f}",
             f"times {reference}": f"{row['median'] / unit:.2f}",
             "peak (MiB)": "" if row["peak"] is None else f"{row['peak'] / 2**20:,.0f}",
+            "held after (MiB)": "" if row["held"] is None else f"{row['held'] / 2**20:,.0f}",
             "page faults": "" if row["faults"] is None else f"{row['faults']:,}",
         }
         for name, row in measured.items()
     }
-    for name, why in (study["absent"] | study["failed"]).items():
+    for name in study["absent"] | study["failed"]:
         rows[name] = {"median (ms)": "absent" if name in study["absent"] else "failed"}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").fillna("")
 
@@ -114,7 +115,7 @@ def _measured(
             "median": measurement.median,
             "iqr": measurement.iqr,
             "rounds": len(measurement.times),
-            **{key: running[name].weight[key] for key in ("peak", "faults", "first")},
+            **{key: running[name].weight[key] for key in ("peak", "held", "faults", "first")},
         }
         for name, measurement in times.items()
     }

@@ -55,6 +55,7 @@ class Worker:
         """Run twice: how long each takes, the peak of memory above what was there, page faults."""
         import torch
 
+        from helpers import memory
         from helpers.high_water import high_water, page_faults
 
         on_gpu = self.task.device.startswith("cuda")
@@ -65,6 +66,7 @@ class Worker:
             before = torch.cuda.memory_allocated(device)
         else:
             before = high_water()
+        resident = memory.resident()
         seconds = []
         for _ in range(2):
             faults, start = page_faults(), time.perf_counter()
@@ -79,6 +81,7 @@ class Worker:
             "second": seconds[1],
             "faults": page_faults() - faults if known else None,
             "peak": None if before is None else after - before,
+            "held": None if resident is None else memory.resident() - resident,
         }
 
     def time(self, runs: int) -> list[float]:

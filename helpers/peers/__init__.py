@@ -7,6 +7,8 @@ process and an environment of its own.
 
 from helpers.peers import backpack_batchgrad, expanded_weights, jax, opacus_hooks
 
+__all__ = ["IN_PROCESS", "jax"]
+
 IN_PROCESS = {
     "Opacus hooks": opacus_hooks,
     "ExpandedWeights": expanded_weights,

@@ -100,6 +100,7 @@ class Worker:
             "second": seconds[1],
             "faults": None if faults is None else page_faults() - faults,
             "peak": None if before is None else high_water() - before,
+            "held": None,
         }
 
     def time(self, runs: int) -> list[float]:
