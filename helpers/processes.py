@@ -27,8 +27,8 @@ class Process:
 
     Attributes:
         weight: What `weigh` of `helpers.worker` found when it was last built: seconds of the
-            `first` and `second` run, page `faults` of the second, `peak` bytes above those at the start, and bytes still `held`
-            afterwards by the process, where known.
+            `first` and `second` run; where known, page `faults` of the second, `peak` bytes above
+            those at the start, and bytes that are still `held` when the result is gone.
     """
 
     def __init__(self, group: str, name: str, folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""Check that what is installed is what requirements.txt pins: `python -m helpers.tooling.pins torch`.
+"""Check that what is installed is what requirements.txt pins.
 
-Run from the folder that holds requirements.txt.
+Run from the folder that holds requirements.txt: `python -m helpers.tooling.pins torch`.
 """
 
 import re
