@@ -34,11 +34,18 @@ class Task:
         Raises:
             ValueError: There is no such model or data set, or it has fewer samples.
         """
+        return self.model_of_seed(), *data.load_batch(self.dataset, self.batch_size, self.device)
+
+    def model_of_seed(self) -> nn.Module:
+        """Make the model.
+
+        Raises:
+            ValueError: There is no such model.
+        """
         if self.model not in MODELS:
             raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
         torch.manual_seed(self.seed)
-        model = MODELS[self.model]().to(self.device)
-        return model, *data.load_batch(self.dataset, self.batch_size, self.device)
+        return MODELS[self.model]().to(self.device)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name."""

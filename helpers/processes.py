@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.benchmark import Measurement, TaskSpec
 from tqdm import tqdm
 
-from helpers import candidates, peers
+from helpers import candidates, data, peers
 from helpers.candidates import Task
 
 ROOT = Path(__file__).parents[1]
@@ -66,8 +66,10 @@ class Process:
             self._ask("build", candidate=self.name, model=task.model, inputs=str(inputs))
         else:
             threads = torch.get_num_threads()
+            batch = self.folder / "batch.pt"
+            torch.save(data.load_batch(task.dataset, task.batch_size), batch)
             given = {"group": self.group, "candidate": self.name, "threads": threads}
-            self._ask("build", task=task.as_dict(), **given)
+            self._ask("build", task=task.as_dict(), batch=str(batch), **given)
         self.weight = self._ask("weigh")
 
     def timeit(self, number: int) -> Measurement:

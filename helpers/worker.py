@@ -36,7 +36,9 @@ class Worker:
 
     run: Any = None
 
-    def build(self, group: str, candidate: str, task: dict[str, Any], threads: int) -> None:
+    def build(
+        self, group: str, candidate: str, task: dict[str, Any], batch: str, threads: int
+    ) -> None:
         """Make the function that is timed, and free the one before."""
         import torch
 
@@ -49,7 +51,9 @@ class Worker:
         if self.chosen.keep_freed and not hasattr(self, "kept"):
             self.kept = memory.keep_freed()
             self.kept.__enter__()  # until the process ends
-        self.run = self.chosen.build(*self.task.load())
+        # Read from a file, since scikit-learn takes longer to import than a batch to compute.
+        images, labels = torch.load(batch, map_location=self.task.device)
+        self.run = self.chosen.build(self.task.model_of_seed(), images, labels)
 
     def weigh(self) -> dict[str, Any]:
         """Run twice: how long each takes, the peak of memory above what was there, page faults."""
