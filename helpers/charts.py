@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from helpers.candidates import REFERENCE
 from helpers.study import Study
@@ -59,6 +60,7 @@ def growth(studies: Sequence[Study]) -> Figure:
     sizes = [study["task"]["batch_size"] for study in studies]
     axis.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="ms for each sample")
     axis.set_xticks(sizes, sizes)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
     axis.grid(alpha=0.3)
