@@ -11,6 +11,7 @@ variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS
 read_by_run := DEVICE LESSON PARAMS
 read_by_nbval := LESSON LAX
 read_by_outputs := LESSON TIMINGS
+read_by_bench := DEVICE
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
 ifneq ($(unknown),)
@@ -29,14 +30,14 @@ python := .venv/bin/python
 made := .venv/made-by-$(subst /,-,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test nbval outputs lab lint clean
+.PHONY: help run bench peers test nbval outputs lab lint clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
 	@echo
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "  DEVICE=auto      run: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
+	@echo "  DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
 	@echo "  LESSON=\"01 03\"   run, outputs, nbval: only these lessons"
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
@@ -45,6 +46,18 @@ help:  ## list this
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
 	@exec $(python) -m helpers.tooling.run $(LESSON) --device "$(DEVICE)" --params $(PARAMS)
+
+bench: $(made)  ## measure all candidates of lesson 7 on DEVICE into build/<device>/bench.json
+	@exec $(python) -m helpers.tooling.bench --device "$(DEVICE)"
+
+# BackPACK depends on torchvision, which would bring another torch: so without its dependencies,
+# but those that it imports. JAX has an environment of its own.
+peers: $(made)  ## add BackPACK, and JAX in .venv-jax, for lesson 7 and bench
+	$(python) -m pip install --no-deps backpack-for-pytorch==1.7.1 einops==0.8.2 unfoldNd==0.2.3
+	@$(python) -m helpers.tooling.pins torch
+	test -e .venv-jax/bin/python || "$(PYTHON)" -m venv .venv-jax
+	.venv-jax/bin/python -m pip install jax==0.10.2 jaxlib==0.10.2 ml_dtypes==0.6.0 numpy==2.4.6 \
+		opt_einsum==3.4.0 scipy==1.17.1
 
 # Threads that wait by spinning stand in each other's way when other programs use the machine, and
 # a lesson then takes several times as long. Waiting asleep costs a third at most, and only in
@@ -69,7 +82,7 @@ lint: $(made)  ## check style and format of code and lessons
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 
-clean:  ## remove what was generated: build/ and caches, not .venv
+clean:  ## remove what was generated: build/ and caches, not .venv, .venv-jax
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find helpers notebooks tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
 		-exec rm -rf {} +

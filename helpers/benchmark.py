@@ -1,9 +1,11 @@
 """Fair measurement: candidates warmed up and interleaved, medians with spread; peak memory."""
 
 import logging
+import sys
+import time
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 import torch
@@ -17,46 +19,107 @@ logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 from torch.utils.benchmark import Measurement, Timer  # noqa: E402
 
 
+class Timed(Protocol):
+    """What can time itself, such as a `helpers.processes.Process` or torch's `Timer`."""
+
+    def timeit(self, number: int) -> Measurement:
+        """Run `number` times, warmed up, and say how long it took."""
+
+
+class Times(dict[str, Measurement]):
+    """`{name: measurement}` of what was measured, and what was not.
+
+    Attributes:
+        failed: `{name: reason}` of the candidates that raised.
+        cut_short: A sentence if fewer rounds were run than asked for, else None.
+    """
+
+    def __init__(
+        self, measured: Mapping[str, Measurement], failed: dict[str, str], cut_short: str | None
+    ) -> None:
+        super().__init__(measured)
+        self.failed = failed
+        self.cut_short = cut_short
+
+
 def measure(
-    candidates: dict[str, Callable[[], Any]], *, rounds: int = 5, min_run_time: float = 0.05
-) -> dict[str, Measurement]:
+    candidates: Mapping[str, Callable[[], Any] | Timed],
+    *,
+    rounds: int = 5,
+    min_run_time: float = 0.05,
+    budget: float | None = None,
+) -> Times:
     """Time functions against each other, in rounds.
 
     In each round every candidate runs for a while, so that a machine that slows down slows all of
-    them. `torch.utils.benchmark` warms up, waits for the GPU, and times.
+    them. `torch.utils.benchmark` warms up, waits for the GPU, and times. Ctrl-C (in a notebook:
+    interrupt the kernel) ends it with the rounds that are finished. A candidate that raises is
+    left out from there on, and its reason kept.
 
     Args:
-        candidates: `{name: function without arguments}`.
+        candidates: `{name: function without arguments}`, or what has a `timeit` of its own.
         rounds: How often each candidate is timed, at least 1.
         min_run_time: Seconds that each candidate runs for, at least, in each round.
+        budget: Seconds after which no further round begins; `None` means that all of them do.
 
     Returns:
-        `{name: measurement}`, with `median` and `iqr` in seconds.
+        `{name: measurement}`, with `median` and `iqr` in seconds, and what failed or was left out.
 
     Raises:
         ValueError: There is no candidate, or `rounds` is below 1.
+        KeyboardInterrupt: It was interrupted before the first round was finished.
+        Exception: No candidate is left: what the last one raised.
     """
     if not candidates or rounds < 1:
         raise ValueError(
             f"needs a candidate and a round at least, got {len(candidates)} and {rounds}"
         )
-    timers = {
-        name: Timer("candidate()", globals={"candidate": run}, num_threads=torch.get_num_threads())
-        for name, run in candidates.items()
-    }
-    numbers = {}
-    for name, timer in timers.items():
-        # The timer runs twice before it counts: memory is allocated, kernels are picked.
-        once = timer.timeit(1).median
-        numbers[name] = max(1, round(min_run_time / once))
-    measurements = {name: [] for name in timers}
-    for _ in tqdm(range(rounds), desc="timing", unit="round", leave=False):
-        for name, timer in timers.items():
-            measurements[name].append(timer.timeit(numbers[name]))
-    return {name: Measurement.merge(runs)[0] for name, runs in measurements.items()}
+    timers = {name: _timer(candidate) for name, candidate in candidates.items()}
+    numbers: dict[str, int] = {}
+    finished: dict[str, list[Measurement]] = {name: [] for name in timers}
+    failed: dict[str, str] = {}
+    cut_short = None
+    start = time.monotonic()
+    progress = tqdm(total=len(timers) * (1 + rounds), desc="warm-up", leave=False)
+    try:
+        for round_number in range(1 + rounds):  # round 0 warms up, and finds how often to run
+            if round_number > 1 and budget is not None and time.monotonic() - start > budget:
+                cut_short = f"the budget of {budget:g} seconds was spent"
+                break
+            fresh: dict[str, Measurement] = {}
+            for name in [name for name in timers if name not in failed]:
+                when = f"round {round_number} of {rounds}" if round_number else "warm-up"
+                progress.set_description(f"{when}: {name}")
+                try:
+                    # The timer runs twice before it counts: memory is allocated, kernels picked.
+                    fresh[name] = timers[name].timeit(numbers.get(name, 1))
+                except Exception as error:
+                    failed[name] = reason(error)
+                    if len(failed) == len(timers):
+                        raise
+                progress.update()
+            for name, measurement in fresh.items():
+                if round_number:
+                    finished[name].append(measurement)
+                else:
+                    numbers[name] = max(1, round(min_run_time / measurement.median))
+    except KeyboardInterrupt:
+        if not any(finished.values()):
+            raise
+        cut_short = "it was interrupted"
+    finally:
+        progress.close()
+    if cut_short:
+        done = max(map(len, finished.values()))
+        cut_short = f"{done} of {rounds} rounds: {cut_short}"
+        print(cut_short, file=sys.stderr)
+    good = {name: runs for name, runs in finished.items() if runs and name not in failed}
+    return Times(
+        {name: Measurement.merge(runs)[0] for name, runs in good.items()}, failed, cut_short
+    )
 
 
-def table(measurements: dict[str, Measurement], *, reference: str) -> pd.DataFrame:
+def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
     """Set out times, their spread, and each as a multiple of one of them.
 
     Args:
@@ -65,10 +128,11 @@ def table(measurements: dict[str, Measurement], *, reference: str) -> pd.DataFra
 
     Returns:
         A row for each candidate: median and interquartile range in milliseconds, and how many
-        times the reference it takes: 2.0 takes twice as long, 0.5 half as long.
+        times the reference it takes: 2.0 takes twice as long, 0.5 half as long. What failed has a
+        row with its reason.
 
     Raises:
-        ValueError: No candidate has the reference's name.
+        ValueError: No candidate that was measured has the reference's name.
     """
     if reference not in measurements:
         raise ValueError(f"reference must be one of {', '.join(measurements)}, got {reference!r}")
@@ -80,7 +144,23 @@ def table(measurements: dict[str, Measurement], *, reference: str) -> pd.DataFra
         }
         for name, measurement in measurements.items()
     }
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
+    failed = getattr(measurements, "failed", {})
+    rows |= {name: {"failed": why} for name, why in failed.items()}
+    result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
+    return result.fillna({"failed": ""}) if failed else result
+
+
+def reason(error: Exception) -> str:
+    """Say in one line what was raised."""
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {first_line}"
+
+
+def _timer(candidate: Callable[[], Any] | Timed) -> Timed:
+    if hasattr(candidate, "timeit"):
+        return candidate
+    threads = torch.get_num_threads()
+    return Timer("candidate()", globals={"candidate": candidate}, num_threads=threads)
 
 
 class Memory(NamedTuple):

@@ -102,12 +102,46 @@ def test_nothing_to_measure_is_refused(candidates, rounds):
         benchmark.measure(candidates, rounds=rounds, min_run_time=0.0)
 
 
-def test_an_error_of_a_candidate_reaches_the_caller():
+def test_a_candidate_that_raises_is_left_out_with_its_reason():
     def broken() -> None:
         raise KeyError("mine")
 
+    times = benchmark.measure({"a": int, "b": broken}, rounds=2, min_run_time=0.0)
+    assert list(times) == ["a"]
+    assert len(times["a"].times) == 2
+    assert times.failed == {"b": "KeyError: 'mine'"}
+    assert benchmark.table(times, reference="a").loc["b", "failed"] == "KeyError: 'mine'"
     with pytest.raises(KeyError, match="mine"):
-        benchmark.measure({"a": int, "b": broken}, rounds=1, min_run_time=0.0)
+        benchmark.measure({"b": broken}, rounds=2, min_run_time=0.0)
+
+
+def interrupted_at(call):
+    calls = []
+
+    def run() -> None:
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+
+    return run
+
+
+def test_an_interrupt_keeps_the_rounds_that_are_finished(capsys):
+    # A timer runs twice and counts once, so a warm-up and two rounds are 9 calls.
+    candidates = {"a": int, "b": interrupted_at(11)}
+    times = benchmark.measure(candidates, rounds=5, min_run_time=0.0)
+    assert [len(measurement.times) for measurement in times.values()] == [2, 2]
+    assert times.cut_short == "2 of 5 rounds: it was interrupted"
+    assert times.cut_short in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.measure({"a": int, "b": interrupted_at(5)}, rounds=5, min_run_time=0.0)
+
+
+def test_a_budget_ends_it_after_a_round():
+    times = benchmark.measure({"a": int}, rounds=5, min_run_time=0.0, budget=0.0)
+    assert len(times["a"].times) == 1
+    assert times.cut_short == "1 of 5 rounds: the budget of 0 seconds was spent"
+    assert benchmark.measure({"a": int}, rounds=5, min_run_time=0.0).cut_short is None
 
 
 def test_the_table_of_times():

@@ -1,9 +1,11 @@
-"""The two networks of the lessons: what they take and give, and how large they are."""
+"""The networks of the lessons: what they take and give, and how large they are."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from helpers.models import MLP, SimpleCNN
+from helpers import gradients
+from helpers.models import MLP, SimpleCNN, SmallTransformer
 
 SHAPES = {
     SimpleCNN: {
@@ -23,7 +25,7 @@ SHAPES = {
         "fc2.bias": (10,),
     },
 }
-both = pytest.mark.parametrize("network", [SimpleCNN, MLP])
+every = pytest.mark.parametrize("network", [SimpleCNN, MLP, SmallTransformer])
 
 
 @pytest.mark.parametrize(("network", "count"), [(SimpleCNN, 1_199_882), (MLP, 15_910)])
@@ -34,7 +36,7 @@ def test_parameters(network, count):
     assert not list(model.buffers())
 
 
-@both
+@every
 @pytest.mark.parametrize("batch_size", [0, 1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_digits_to_logits(network, batch_size, dtype):
@@ -44,7 +46,7 @@ def test_digits_to_logits(network, batch_size, dtype):
     assert (logits < 0).any() == (batch_size > 0), "logits, not probabilities"
 
 
-@both
+@every
 def test_a_sample_does_not_see_the_others_and_every_parameter_counts(network):
     torch.manual_seed(0)
     model, images = network(), torch.rand(3, 1, 28, 28)
@@ -56,12 +58,19 @@ def test_a_sample_does_not_see_the_others_and_every_parameter_counts(network):
     assert all(parameter.grad.any() for parameter in model.parameters())
 
 
+def test_the_transformer_runs_under_vmap_without_a_fallback(recwarn):
+    model, images = SmallTransformer(), torch.rand(3, 1, 28, 28)
+    gradients.func_gradients(model, F.cross_entropy, images, torch.tensor([1, 2, 3]))
+    assert [str(warning.message) for warning in recwarn] == []
+    assert sum(parameter.numel() for parameter in model.parameters()) == 26_842
+
+
 def test_the_mlp_takes_rows_as_well():
     model, images = MLP(), torch.rand(3, 1, 28, 28)
     assert torch.equal(model(images.flatten(1)), model(images))
 
 
-@both
+@every
 def test_a_seed_makes_the_same_weights(network):
     weights = []
     for _ in range(2):

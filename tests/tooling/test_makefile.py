@@ -6,7 +6,9 @@ import shutil
 import subprocess
 
 import pytest
+import torch
 
+from helpers.tooling import pins
 from tests.tooling.samples import ROOT
 
 # Stands in for Python: makes a .venv of itself, logs what else it is told to do, and fails to
@@ -14,6 +16,7 @@ from tests.tooling.samples import ROOT
 FAKE_PYTHON = """\
 #!/bin/sh
 case "$*" in
+  "-m venv .venv-jax") mkdir -p .venv-jax/bin; cp "$0" .venv-jax/bin/python;;
   "-m venv --clear .venv") rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
   "-m pip install"*) test ! -e offline || exit 1;;
   "-m helpers.tooling.lessons"*) echo notebooks/01_a.ipynb notebooks/02_b.ipynb;;
@@ -106,7 +109,26 @@ def test_commands(checkout):
     picture = "-m helpers.tooling.picture"
     assert commands("outputs", "LESSON=03") == ["-m helpers.tooling.outputs 03", picture]
     assert commands("outputs", "TIMINGS=1") == ["-m helpers.tooling.outputs --timings", picture]
+    assert commands("bench", "DEVICE=cpu") == ["-m helpers.tooling.bench --device cpu"]
     assert commands("lab") == ["-m jupyter lab notebooks"]
+
+
+def test_peers_leave_torch_alone(checkout):
+    assert make(checkout, "peers", "PYTHON=./fake").returncode == 0
+    *_, beside, check, environment, jax = log(checkout)
+    assert beside.startswith("-m pip install --no-deps backpack-for-pytorch==")
+    assert check == "-m helpers.tooling.pins torch"
+    assert environment == "-m venv .venv-jax"
+    assert jax.startswith("-m pip install jax==")
+    assert "torch" not in jax
+
+
+def test_pins_are_compared_with_what_is_installed():
+    installed = torch.__version__.partition("+")[0]
+    assert pins.findings(["torch"], f"torch=={installed}\n") == []
+    (wrong,) = pins.findings(["torch"], "torch==1.0.0\n")
+    assert wrong.startswith(f"torch {installed} is installed, and 1.0.0 is pinned")
+    assert pins.findings(["torch"], "numpy==1\n") == ["requirements.txt does not pin torch"]
 
 
 def test_clean_removes_what_was_generated(checkout):
@@ -154,7 +176,8 @@ def test_ci_calls_make_test_and_nothing_else(checkout):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("nbval", "DEVICE=cuda"), ("test", "LESSON=02"), ("run", "TIMINGS=1")]
+    "arguments",
+    [("nbval", "DEVICE=cuda"), ("test", "LESSON=02"), ("run", "TIMINGS=1"), ("bench", "LESSON=07")],
 )
 def test_variable_that_the_target_does_not_read_is_refused(checkout, arguments):
     done = make(checkout, *arguments, "PYTHON=./fake")

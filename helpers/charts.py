@@ -1,0 +1,69 @@
+"""The pictures of measurements: multiples of a reference, side by side for several machines."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from helpers.candidates import REFERENCE
+from helpers.study import Study
+
+
+def multiples(studies: Mapping[str, Study], *, reference: str = REFERENCE) -> Figure:
+    """Draw how many times the reference each candidate takes, a bar for each run.
+
+    Args:
+        studies: `{name of the run: study}` of the same candidates, more or fewer of them.
+        reference: The name of the candidate that is 1.
+    """
+    names = list(dict.fromkeys(name for study in studies.values() for name in study["candidates"]))
+    figure, axis = plt.subplots(figsize=(8, 0.36 * len(names) + 1.2), layout="constrained")
+    height = 0.8 / len(studies)
+    for number, (run, study) in enumerate(studies.items()):
+        measured = study["candidates"]
+        unit = measured[reference]["median"]
+        places = [place + (number + 0.5) * height - 0.4 for place in range(len(names))]
+        there = [
+            (y, measured[n]["median"] / unit)
+            for y, n in zip(places, names, strict=True)
+            if n in measured
+        ]
+        bars = axis.barh([y for y, _ in there], [x for _, x in there], height, label=run)
+        axis.bar_label(bars, fmt="%.2g", fontsize=7, padding=2)
+    axis.axvline(1, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.invert_yaxis()
+    axis.set(xscale="log", xlabel=f"time, as a multiple of the {reference} (logarithmic)")
+    axis.margins(x=0.12)
+    axis.grid(axis="x", alpha=0.3)
+    axis.legend(fontsize=8, loc="lower right")
+    plt.close(figure)
+    return figure
+
+
+def growth(studies: Sequence[Study]) -> Figure:
+    """Draw the time of each sample over the batch size, a curve for each candidate.
+
+    Args:
+        studies: One for each batch size.
+    """
+    figure, axis = plt.subplots(figsize=(6.5, 3.8), layout="constrained")
+    for name, marker in zip(studies[0]["candidates"], "osD^v*PX", strict=False):
+        points = [
+            (study["task"]["batch_size"], study["candidates"][name]["median"])
+            for study in studies
+            if name in study["candidates"]
+        ]
+        sizes = [size for size, _ in points]
+        axis.plot(sizes, [1e3 * t / size for size, t in points], marker=marker, label=name)
+    sizes = [study["task"]["batch_size"] for study in studies]
+    axis.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="ms for each sample")
+    axis.set_xticks(sizes, sizes)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    plt.close(figure)
+    return figure

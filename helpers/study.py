@@ -1,0 +1,129 @@
+"""One comparison: the candidates of a group on one task, timed, weighed and set out in a table."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from helpers import benchmark, processes
+from helpers.candidates import REFERENCE, Task
+
+Study = dict[str, Any]
+
+
+def run(
+    group: str,
+    task: Task,
+    names: Iterable[str] | None = None,
+    *,
+    rounds: int = 5,
+    min_run_time: float = 0.05,
+    budget: float | None = None,
+) -> Study:
+    """Measure candidates against each other, each in a process of its own.
+
+    Args:
+        group: One of `helpers.candidates.GROUPS`.
+        task: What they compute.
+        names: Which candidates of the group; `None` means all.
+        rounds: As in `benchmark.measure`, and so are `min_run_time` and `budget`.
+        min_run_time: Seconds for each candidate in each round, at least.
+        budget: Seconds after which no further round begins.
+
+    Returns:
+        What a record holds of it: `group`, `task`, `candidates` with numbers, `absent`, `failed`
+        and `cut_short`.
+    """
+    with processes.started(group, names) as running:
+        running.build(task)
+        return _measured(running, group, task, rounds, min_run_time, budget)
+
+
+def grow(
+    group: str, task: Task, names: Iterable[str], sizes: Iterable[int], *, rounds: int = 2
+) -> list[Study]:
+    """Measure the same candidates for several batch sizes, in the same processes.
+
+    Args:
+        group: One of `helpers.candidates.GROUPS`.
+        task: What they compute; its batch size is replaced.
+        names: Which candidates of the group.
+        sizes: The batch sizes.
+        rounds: As in `benchmark.measure`.
+
+    Returns:
+        A study for each batch size.
+    """
+    studies = []
+    with processes.started(group, names) as running:
+        for size in sizes:
+            grown = Task(**{**task.as_dict(), "batch_size": size})
+            running.build(grown)
+            studies.append(_measured(running, group, grown, rounds, 0.05, None))
+    return studies
+
+
+def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
+    """Set out a study: times, multiples of the reference, memory, page faults, what is not there.
+
+    Args:
+        study: What `run` returned, or a record holds.
+        reference: The name of the candidate that the others are multiples of.
+
+    Raises:
+        ValueError: No candidate that was measured has the reference's name.
+    """
+    measured = study["candidates"]
+    if reference not in measured:
+        raise ValueError(f"reference must be one of {', '.join(measured)}, got {reference!r}")
+    unit = measured[reference]["median"]
+    rows = {
+        name: {
+            "median (ms)": f"{row['median'] * 1e3:.1f}",
+            "spread (ms)": f"{row['iqr'] * 1e3:.1f}",
+            f"times {reference}": f"{row['median'] / unit:.2f}",
+            "peak (MiB)": "" if row["peak"] is None else f"{row['peak'] / 2**20:,.0f}",
+            "held after (MiB)": "" if row["held"] is None else f"{row['held'] / 2**20:,.0f}",
+            "page faults": "" if row["faults"] is None else f"{row['faults']:,}",
+        }
+        for name, row in measured.items()
+    }
+    for name in study["absent"] | study["failed"]:
+        rows[name] = {"median (ms)": "absent" if name in study["absent"] else "failed"}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").fillna("")
+
+
+def ratio(study: Study, name: str, to: str) -> float | None:
+    """Divide the median of one candidate by that of another; `None` if one was not measured."""
+    measured = study["candidates"]
+    if name not in measured or to not in measured:
+        return None
+    return measured[name]["median"] / measured[to]["median"]
+
+
+def _measured(
+    running: processes.Running,
+    group: str,
+    task: Task,
+    rounds: int,
+    min_run_time: float,
+    budget: float | None,
+) -> Study:
+    times = benchmark.measure(running, rounds=rounds, min_run_time=min_run_time, budget=budget)
+    rows = {
+        name: {
+            "median": measurement.median,
+            "iqr": measurement.iqr,
+            "rounds": len(measurement.times),
+            **{key: running[name].weight[key] for key in ("peak", "held", "faults", "first")},
+        }
+        for name, measurement in times.items()
+    }
+    return {
+        "group": group,
+        "task": task.as_dict(),
+        "candidates": rows,
+        "absent": dict(running.absent),
+        "failed": {**running.failed, **times.failed},
+        "cut_short": times.cut_short,
+    }

@@ -1,0 +1,112 @@
+"""What a process of `helpers.processes` runs: one candidate, built, timed and weighed on request.
+
+Requests and answers are lines of JSON on standard input and output.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+
+def serve(handle: dict[str, Any]) -> None:
+    """Answer requests until there are no more.
+
+    Args:
+        handle: `{name of a request: function of its other fields}`; what it returns is the answer.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that measures
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed is no answer
+    for line in sys.stdin:
+        request = json.loads(line)
+        number, name = request.pop("number"), request.pop("name")
+        try:
+            answer = {"answer": handle[name](**request)}
+        except Exception as error:
+            first_line = (str(error).strip() or "no message").splitlines()[0]
+            answer = {"error": f"{type(error).__name__}: {first_line}"}
+        print(json.dumps({"number": number, **answer}), file=answers, flush=True)
+
+
+class Worker:
+    """Builds one candidate and runs it."""
+
+    run: Any = None
+
+    def build(
+        self, group: str, candidate: str, task: dict[str, Any], batch: str, threads: int
+    ) -> None:
+        """Make the function that is timed, and free the one before."""
+        import torch
+
+        from helpers import candidates, memory
+
+        self.run = None
+        torch.set_num_threads(threads)
+        self.chosen = candidates.GROUPS[group][candidate]
+        self.task = candidates.Task(**task)
+        if self.chosen.keep_freed and not hasattr(self, "kept"):
+            self.kept = memory.keep_freed()
+            self.kept.__enter__()  # until the process ends
+        # Read from a file, since scikit-learn takes longer to import than a batch to compute.
+        images, labels = torch.load(batch, map_location=self.task.device)
+        self.run = self.chosen.build(self.task.model_of_seed(), images, labels)
+
+    def weigh(self) -> dict[str, Any]:
+        """Run twice: how long each takes, the peak of memory above what was there, page faults."""
+        import torch
+
+        from helpers import memory
+        from helpers.high_water import high_water, page_faults
+
+        on_gpu = self.task.device.startswith("cuda")
+        device = torch.device(self.task.device)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        else:
+            before = high_water()
+        resident = memory.resident()
+        seconds = []
+        for _ in range(2):
+            faults, start = page_faults(), time.perf_counter()
+            self.run()
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - start)
+        after = torch.cuda.max_memory_allocated(device) if on_gpu else high_water()
+        known = faults is not None
+        return {
+            "first": seconds[0],
+            "second": seconds[1],
+            "faults": page_faults() - faults if known else None,
+            "peak": None if before is None else after - before,
+            "held": None if resident is None else memory.resident() - resident,
+        }
+
+    def time(self, runs: int) -> list[float]:
+        """Time `runs` runs with torch's timer."""
+        import torch
+        from torch.utils.benchmark import Timer
+
+        threads = torch.get_num_threads()
+        timer = Timer("run()", globals={"run": self.run}, num_threads=threads)
+        return timer.timeit(runs).raw_times
+
+    def save(self, path: str) -> None:
+        """Run once, and save the result as a dictionary of tensors."""
+        import torch
+
+        torch.save(self.run(), path)
+
+
+if __name__ == "__main__":
+    import torch  # so that a process that has answered nothing yet is warm when asked
+
+    torch.manual_seed(0)
+    worker = Worker()
+    serve({name: getattr(worker, name) for name in ("build", "weigh", "time", "save")})
