@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for lesson, notebook in copies.items():
         editions.save(notebook, FOLDER / lesson.name)
-    print(f"{len(copies)} copies for Colab are in {FOLDER}")
+    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in copies)}")
     return 0
 
 
