@@ -6,12 +6,15 @@ LESSON ?=
 PARAMS ?=
 LAX ?=
 TIMINGS ?=
+REPO ?=
 
-variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO
 read_by_run := DEVICE LESSON PARAMS
 read_by_nbval := LESSON LAX
 read_by_outputs := LESSON TIMINGS
 read_by_bench := DEVICE
+read_by_colab := LESSON REPO
+read_by_student := LESSON
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
 ifneq ($(unknown),)
@@ -30,7 +33,7 @@ python := .venv/bin/python
 made := .venv/made-by-$(subst /,-,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test nbval outputs lab lint clean
+.PHONY: help run bench peers test nbval outputs colab student lab lint clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -38,10 +41,11 @@ help:  ## list this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
-	@echo "  LESSON=\"01 03\"   run, outputs, nbval: only these lessons"
+	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student: only these lessons"
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
+	@echo "  REPO=owner/name  colab: the repository on GitHub that links lead to"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
@@ -74,6 +78,12 @@ nbval: $(made)  ## execute lessons and compare their saved outputs
 outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README
 	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
 	@$(python) -m helpers.tooling.picture
+
+colab: $(made)  ## write lessons that stand alone, for Colab, into build/colab/
+	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo "$(REPO)")
+
+student: $(made)  ## write lessons with stubs in place of solutions into build/student/
+	@exec $(python) -m helpers.tooling.student $(LESSON)
 
 lab: $(made)  ## open the lessons in JupyterLab
 	$(python) -m jupyter lab notebooks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from helpers.tooling import lessons, parameters, saved
+from helpers.tooling import editions, lessons, parameters, saved, student
 from helpers.tooling.outputs import CELL_METADATA, METADATA
 
 TAGS = ("parameters", "solution", "nbval-ignore-output", "nbval-check-output")
@@ -48,7 +48,15 @@ def findings(lesson: Path) -> list[str]:
         f"{lesson.name}, {lessons.place(notebook, cell)}: {wrong}"
         if cell
         else f"{lesson.name}: {wrong}"
-        for check in (_metadata, _title, _parameters, _setup, _cells, saved.findings)
+        for check in (
+            _metadata,
+            _title,
+            _parameters,
+            _setup,
+            _cells,
+            _exercises,
+            saved.findings,
+        )
         for cell, wrong in check(notebook)
     ]
     size = lesson.stat().st_size
@@ -114,3 +122,19 @@ def _cells(notebook: NotebookNode) -> Iterator[Finding]:
                 yield cell, "it ends in `;`, which hides an output here and not in nbval"
             if "clear_output" in cell.source:
                 yield cell, "`clear_output` makes outputs that cannot be compared"
+
+
+def _exercises(notebook: NotebookNode) -> Iterator[Finding]:
+    solutions = [n for n, cell in enumerate(notebook.cells) if "solution" in lessons.tags(cell)]
+    if solutions and not any(editions.EXERCISES in cell.source for cell in notebook.cells):
+        yield None, "it has solutions and does not explain exercises as every lesson does"
+    for number in solutions:
+        cell, following = notebook.cells[number], notebook.cells[number + 1 : number + 2]
+        try:
+            student.stub(cell.source)
+        except (ValueError, SyntaxError) as error:
+            yield cell, f"no stub can be made of it: {error}"
+        if not following or "with exercises.check(" not in following[0].source:
+            yield cell, "no check follows it: a cell with `with exercises.check(...)`"
+        elif "nbval-check-output" not in lessons.tags(following[0]):
+            yield following[0], "its verdict is the same everywhere: tag it 'nbval-check-output'"

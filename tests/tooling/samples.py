@@ -6,7 +6,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers.tooling import anatomy, lessons, outputs
+from helpers.tooling import anatomy, editions, lessons, outputs
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / lessons.FOLDER).glob("[0-9][0-9]_*.ipynb"))
@@ -16,6 +16,16 @@ dataset: str = "digits"  # digits or random
 batch_size: int = 64  # B, the number of samples
 hidden: int = 20  # units of the hidden layer
 seed: int = 0  # of every random stream"""
+
+ANSWER = '''\
+def answer(x):
+    """Return x, (B,), doubled."""
+    return 2 * x'''
+CHECK = """\
+from helpers import exercises
+
+with exercises.check("Exercise 1"):
+    exercises.expect("doubled", answer(torch.ones(3)), 2 * torch.ones(3))"""
 
 
 def code(identity: str, source: str, *tags: str, printed: str = "") -> NotebookNode:
@@ -43,7 +53,9 @@ def good_lesson() -> NotebookNode:
         code("shape", "print((batch_size, 32, 1, 3, 3))", printed="(64, 32, 1, 3, 3)\n"),
         code("verdict", 'print("equal:", 1 + 1 == 2)', printed="equal: True\n"),
         code("time", "import time", "nbval-ignore-output", printed="3.1 ms on cuda:0\n"),
-        code("answer", "print(6 * 7)", "solution", "nbval-check-output", printed="42\n"),
+        new_markdown_cell(editions.EXERCISES, id="exercise-1"),
+        code("answer", ANSWER, "solution"),
+        code("check", CHECK, "nbval-check-output", printed="Exercise 1: correct\n"),
     )
 
 

@@ -166,6 +166,14 @@ DAMAGE = {
         tag("shape", "nbval-ignore-output"),
         "01_bad.ipynb: no compared output shows the shape",
     ),
+    "solution without docstring": (
+        reads("answer", "def answer(x):\n    return 2 * x"),
+        "cell 8 (answer): no stub can be made of it: `answer` has no docstring",
+    ),
+    "solution of two things": (reads("answer", "x = 1\ny = 2"), "a solution is one function or"),
+    "solution without check": (reads("check", "1"), "cell 8 (answer): no check follows it"),
+    "check not tagged": (tag("check"), "cell 9 (check): its verdict is the same everywhere"),
+    "exercises not explained": (reads("exercise-1", "Solve"), "does not explain exercises as"),
     "large": (is_large, "01_bad.ipynb: it has 2,00"),
     "old format": (lambda notebook: notebook.update(nbformat_minor=4), "01_bad.ipynb is not a not"),
 }

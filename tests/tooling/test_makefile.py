@@ -110,6 +110,11 @@ def test_commands(checkout):
     assert commands("outputs", "LESSON=03") == ["-m helpers.tooling.outputs 03", picture]
     assert commands("outputs", "TIMINGS=1") == ["-m helpers.tooling.outputs --timings", picture]
     assert commands("bench", "DEVICE=cpu") == ["-m helpers.tooling.bench --device cpu"]
+    assert commands("colab") == ["-m helpers.tooling.colab"]
+    assert commands("colab", "LESSON=3", "REPO=ada/gradients") == [
+        "-m helpers.tooling.colab 3 --repo ada/gradients"
+    ]
+    assert commands("student", "LESSON=1 2") == ["-m helpers.tooling.student 1 2"]
     assert commands("lab") == ["-m jupyter lab notebooks"]
 
 
@@ -177,7 +182,13 @@ def test_ci_calls_make_test_and_nothing_else(checkout):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("nbval", "DEVICE=cuda"), ("test", "LESSON=02"), ("run", "TIMINGS=1"), ("bench", "LESSON=07")],
+    [
+        ("nbval", "DEVICE=cuda"),
+        ("test", "LESSON=02"),
+        ("run", "TIMINGS=1"),
+        ("bench", "LESSON=07"),
+        ("student", "REPO=a/b"),
+    ],
 )
 def test_variable_that_the_target_does_not_read_is_refused(checkout, arguments):
     done = make(checkout, *arguments, "PYTHON=./fake")

@@ -1,0 +1,184 @@
+"""Copies for Colab: each runs in an empty folder, with Colab's packages, as the lesson does."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
+
+from helpers.tooling import colab, editions, lessons
+from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, save
+
+REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
+ENVIRONMENT = ROOT / "build" / "colab-env"
+WHERE = "import helpers, torch, IPython\nprint(helpers.__file__, IPython.__version__)"
+
+
+@pytest.fixture(scope="session")
+def colab_python():
+    """Install Colab's versions of packages, or find them installed from the same list."""
+    python, mark = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "requirements.txt"
+    if not mark.exists() or mark.read_text() != REQUIREMENTS.read_text():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "-r", REQUIREMENTS], check=True)
+        mark.write_text(REQUIREMENTS.read_text())  # last, so that it says that all is there
+    return python
+
+
+def execute(notebook, folder, python, monkeypatch):
+    """Execute a notebook in an empty folder with another Python, out of reach of the checkout."""
+    kernels = folder.with_name(f"{folder.name}-jupyter") / "kernels" / "python3"
+    kernels.mkdir(parents=True)
+    argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    argv.append("--IPKernelApp.log_level=40")
+    spec = {"argv": argv, "display_name": "Colab", "language": "python"}
+    (kernels / "kernel.json").write_text(json.dumps(spec))
+    monkeypatch.setenv("JUPYTER_PATH", str(kernels.parents[1]))
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
+    client.execute(cwd=str(folder))
+    return notebook
+
+
+def texts(each):
+    """List what a cell printed or showed as text, in which versions of pandas agree."""
+    found = []
+    for output in each.outputs:
+        text = output.get("text") or output.get("data", {}).get("text/plain", "")
+        found.append(re.sub(r"\s+", " ", text).strip())
+    return found
+
+
+def alone(path, folder, python, monkeypatch):
+    """Build a copy, execute it, and find the lesson's results in it."""
+    folder.mkdir()
+    copy = colab.standalone(path, None)
+    copy.cells.append(new_code_cell(WHERE))
+    execute(copy, folder, python, monkeypatch)
+    assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
+    written = {file.relative_to(folder / "helpers") for file in folder.rglob("helpers/**/*.py")}
+    assert written == set(editions.needed(lessons.read(path)))
+    return copy
+
+
+def differing(path, copy):
+    """List the cells whose compared results are not the lesson's."""
+    return {
+        each.id: (texts(each), texts(cell(copy, each.id)))
+        for each in lessons.code_cells(lessons.read(path))
+        if lessons.is_compared(each) and texts(each) != texts(cell(copy, each.id))
+    }
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_copy_alone_gives_the_lessons_results(path, tmp_path, colab_python, monkeypatch):
+    copy = alone(path, tmp_path / "empty", colab_python, monkeypatch)
+    assert differing(path, copy) == {}
+
+
+def test_legacy_lesson_runs_without_functorch(tmp_path, colab_python, monkeypatch):
+    (path,) = (path for path in LESSONS if path.stem.startswith("02"))
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / "functorch.py").write_text("raise ImportError('torch has dropped it')")
+    copy = execute(colab.standalone(path, None), folder, colab_python, monkeypatch)
+    checked = [each for each in copy.cells if "nbval-check-output" in lessons.tags(each)]
+    assert checked
+    for each in checked:
+        assert texts(each) == texts(cell(lessons.read(path), each.id)), each.id
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_copy_as_a_file(path):
+    copy = colab.standalone(path, None)
+    nbformat.validate(copy)
+    assert copy.metadata.accelerator == "GPU"
+    assert copy.metadata.colab.gpuType == "T4"
+    start = next(each for each in copy.cells if each.cell_type == "code")
+    assert "needs torch 2.6 or newer" in start.source
+    for each in copy.cells:
+        installs = re.search(r"^\s*[!%].*pip|\bsubprocess\b", each.source, re.M)
+        assert each.cell_type == "markdown" or not installs
+        if each.cell_type == "markdown":
+            assert not re.search(r"\]\((?!http|#)", each.source), "a link to no place"
+            assert "github.com/None" not in each.source
+    modules = {path.as_posix() for path in editions.needed(lessons.read(path))}
+    assert modules
+    assert not any(module.startswith("tooling") for module in modules)
+    cells = [each for each in copy.cells if each.source.startswith("%%writefile")]
+    assert {each.source.split()[1] for each in cells} == {f"helpers/{name}" for name in modules}
+    for each in cells:
+        name = each.source.split()[1]
+        _, title, source = each.source.split("\n", 2)
+        assert title == f"# @title {name}"
+        assert source + "\n" == (ROOT / name).read_text()
+        assert each.metadata.cellView == "form"
+
+
+def test_lessons_carry_only_what_they_need():
+    needed = {path.stem[:2]: editions.needed(lessons.read(path)) for path in LESSONS}
+    assert Path("jacobians.py") in needed["04"]
+    assert Path("jacobians.py") not in needed["01"]
+    assert Path("limits/entries/slow.py") in needed["06"]
+    assert not [path for path in needed["03"] if path.parts[0] == "limits"]
+
+
+def test_links_lead_to_the_repository():
+    first = colab.standalone(LESSONS[0], "ada/gradients")
+    text = "\n".join(each.source for each in first.cells if each.cell_type == "markdown")
+    blob = "https://github.com/ada/gradients/blob/main/notebooks/"
+    assert f"({blob}{LESSONS[0].name})" in text
+    assert f"]({blob}{LESSONS[1].name})" in text
+    assert "https://github.com/ada/gradients/tree/main/helpers" in text
+
+
+def test_parameters_become_a_form():
+    source = colab.form(good_lesson().cells[1])
+    assert 'device = "auto"  # @param ["auto", "cpu", "cuda", "mps"] {allow-input: true}' in source
+    assert 'batch_size = 64  # @param {type: "integer"}' in source
+    values = {}
+    exec(source, values)
+    assert (values["dataset"], values["hidden"]) == ("digits", 20)
+
+
+@pytest.mark.parametrize("version", ["2.5.1+cu121", "1.13.0"])
+def test_old_torch_is_refused_in_one_sentence(version, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.__version__", version)
+    start = colab.standalone(LESSONS[0], None).cells[1]
+    with pytest.raises(RuntimeError, match=rf"2.6 or newer, here is {re.escape(version)}"):
+        exec(start.source, {})
+    assert os.listdir(tmp_path) == []
+
+
+REFUSED = {
+    "no owner": (["--repo", "gradients"], "REPO must be owner/name, such as ada/gradients, got "),
+    "an address": (["--repo", "https://github.com/a/b"], "REPO must be owner/name"),
+    "dots": (["--repo", "ada/.."], "REPO must be owner/name"),
+    "unknown lesson": (["9"], "there is no lesson '9', there are 01_a"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_will_not_do_is_refused(arguments, sentence, desk, capsys):
+    save(good_lesson(), "01_a")
+    assert colab.main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(sentence)
+    assert shown.count("\n") == 1
+    assert not (desk / "build").exists()
+
+
+@pytest.mark.usefixtures("desk")
+def test_chosen_lessons_are_written():
+    for stem in ("01_a", "02_b"):
+        save(good_lesson(), stem)
+    assert colab.main(["2", "--repo", "ada/gradients"]) == 0
+    assert [path.name for path in colab.FOLDER.iterdir()] == ["02_b.ipynb"]
