@@ -1,0 +1,33 @@
+# Wrong answers: the id of the solution that each stands for, and the verdict it gets.
+
+# %% solution-1: not so yet: of the Jacobian
+def result_bytes(model, batch_size, outputs=None):
+    return batch_size * sum(parameter.nbytes for parameter in model.parameters())
+
+
+# %% solution-1: not so yet: in float64
+def result_bytes(model, batch_size, outputs=None):
+    return batch_size * (outputs or 1) * 4 * sum(p.numel() for p in model.parameters())
+
+
+# %% solution-2: right shape, wrong values
+def write_gradients(buffers, images, labels, chunk_size):
+    grads = gradients.func_gradients(
+        model, lambda p, t: F.cross_entropy(p, t) / chunk_size, images, labels
+    )
+    for name, buffer in buffers.items():
+        buffer.copy_(grads[name])
+    return buffers
+
+
+# %% solution-2: not so yet: they are in the memory of the buffers
+def write_gradients(buffers, images, labels, chunk_size):
+    return gradients.func_gradients(model, F.cross_entropy, images, labels, chunk_size=chunk_size)
+
+
+# %% solution-2: not so yet: the peak is below half
+def write_gradients(buffers, images, labels, chunk_size):
+    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
+    for name, buffer in buffers.items():
+        buffer.copy_(grads[name])
+    return buffers
