@@ -121,7 +121,8 @@ def _coloured(source: str) -> str:
 def _colours() -> str:
     """Return the colours of code, for light and for dark."""
     light, dark = (
-        HtmlFormatter(style=style).get_style_defs(".highlight") for style in ("xcode", "github-dark")
+        HtmlFormatter(style=style).get_style_defs(".highlight")
+        for style in ("xcode", "github-dark")
     )
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
 
