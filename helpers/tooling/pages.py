@@ -59,6 +59,8 @@ def page(lesson: Path) -> Page:
     parts = re.match(r"# (.+)\n\n(.+)\n(?:.*\n)*\*(Reading: .+)\*", first)
     if not parts:
         raise ValueError(f"{lesson.name} does not begin with title, promise and `*Reading: ...*`")
+    for cell in filter(saved.has_figure, notebook.cells):
+        cell.metadata.setdefault("alt", "A figure that has no description yet.")
     prose = Prose()
     try:
         body = _exporter(prose).from_notebook_node(notebook)[0]
@@ -137,7 +139,7 @@ def _folded(cell: NotebookNode) -> str:
 def _picture(notebook: NotebookNode) -> Picture | None:
     """Choose the figure for the index: of all that a lesson has, the one that shows most."""
     pictures = [
-        Picture(output.data["image/png"].replace("\n", ""), cell.metadata.get("alt", ""))
+        Picture(output.data["image/png"].replace("\n", ""), cell.metadata.alt)
         for cell in lessons.code_cells(notebook)
         if saved.has_figure(cell)
         for output in cell.outputs

@@ -1,4 +1,4 @@
-"""Markdown of a lesson as HTML: formulas as MathML, links between lessons, headings with anchors."""
+"""Markdown of a lesson as HTML: formulas as MathML, links between pages, anchors of headings."""
 
 import re
 from html import escape
