@@ -1,6 +1,8 @@
 """The reading edition: complete, linked, self-contained, and the same formulas as its source."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,11 @@ from bs4 import BeautifulSoup
 from helpers.tooling import lessons, pages, prose
 from tests.tooling.samples import LESSONS, ROOT
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
 
 @pytest.fixture(scope="module")
-def edition(tmp_path_factory) -> dict[str, BeautifulSoup]:
+def written(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("edition") / "html"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
@@ -25,8 +29,13 @@ def edition(tmp_path_factory) -> dict[str, BeautifulSoup]:
         *(f"{lesson.stem[:2]}.html" for lesson in LESSONS),
     }
     assert not re.search(r"url\(|@import", (folder / "style.css").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def edition(written) -> dict[str, BeautifulSoup]:
     return {
-        path.name: BeautifulSoup(path.read_text(), "html.parser") for path in folder.glob("*.html")
+        path.name: BeautifulSoup(path.read_text(), "html.parser") for path in written.glob("*.html")
     }
 
 
@@ -102,3 +111,35 @@ def test_no_lessons_leave_the_edition_as_it_was(desk):
     with pytest.raises(ValueError, match="no lesson"):
         pages.build()
     assert old.read_text() == "old"
+
+
+PROBE = """<script>addEventListener("load", () => {
+  const root = document.documentElement;
+  const drawn = [...document.querySelectorAll("math")].every(
+    (each) => each.closest("details:not([open])") || each.getBoundingClientRect().width > 0);
+  root.dataset.probe = `inner ${innerWidth} scroll ${root.scrollWidth} drawn ${drawn}`;
+});</script>"""
+
+
+@pytest.mark.parametrize("name", ["index", *(path.stem[:2] for path in LESSONS)])
+def test_page_fits_a_phone_in_a_browser(name, written, tmp_path):
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no browser: install chromium")
+    copy = Path(shutil.copytree(written, tmp_path / "copy"), f"{name}.html")
+    copy.write_text(copy.read_text().replace("</body>", f"{PROBE}</body>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    window = ["--window-size=360,800", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [browser, *options, *window, "--dump-dom", copy.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "CONSOLE" not in done.stderr
+    inner, scroll, drawn = re.search(
+        r'data-probe="inner (\d+) scroll (\d+) drawn (\w+)"', done.stdout
+    ).groups()
+    assert int(inner) <= 500
+    assert int(scroll) <= int(inner)
+    assert drawn == "true"
