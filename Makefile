@@ -33,7 +33,7 @@ python := .venv/bin/python
 made := .venv/made-by-$(subst /,-,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test nbval outputs colab student lab lint clean
+.PHONY: help run bench peers test nbval outputs colab student html lab lint clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -84,6 +84,9 @@ colab: $(made)  ## write lessons that stand alone, for Colab, into build/colab/
 
 student: $(made)  ## write lessons with stubs in place of solutions into build/student/
 	@exec $(python) -m helpers.tooling.student $(LESSON)
+
+html: $(made)  ## write the lessons as pages to read, with an index, into build/html/
+	@exec $(python) -m helpers.tooling.pages
 
 lab: $(made)  ## open the lessons in JupyterLab
 	$(python) -m jupyter lab notebooks

@@ -23,8 +23,11 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 """All metadata that a saved lesson has."""
-CELL_METADATA = ("tags", "jupyter", "cellView", "output_of")
-"""All metadata that a cell of a saved lesson may have; `output_of` is `source_mark`'s."""
+CELL_METADATA = ("tags", "jupyter", "cellView", "output_of", "alt")
+"""All metadata that a cell of a saved lesson may have.
+
+`output_of` is `source_mark`'s; `alt` says in words what the cell's figure shows.
+"""
 
 
 def source_mark(cell: NotebookNode) -> str:

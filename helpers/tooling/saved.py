@@ -38,12 +38,26 @@ def findings(notebook: NotebookNode) -> Iterator[tuple[NotebookNode | None, str]
         for output in cell.outputs:
             if output.output_type == "error":
                 yield cell, f"it ended in {output.ename}: show errors with `errors.expected`"
+        yield from _described(cell)
         if lessons.is_compared(cell):
             yield from _compared(cell)
         elif cell.metadata.get("output_of") != source_mark(cell):
             yield cell, "its output is of an earlier version of the cell: `make outputs` renews it"
     if not _shows_gradient_shape(notebook):
         yield None, "no compared output shows the shape of a gradient, such as (64, 32, 1, 3, 3)"
+
+
+def has_figure(cell: NotebookNode) -> bool:
+    """Say whether a cell has saved a picture."""
+    return any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
+
+
+def _described(cell: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
+    alt = cell.metadata.get("alt")
+    if has_figure(cell) and not (isinstance(alt, str) and alt.strip()):
+        yield cell, "its figure has no alternative text: say what it shows in cell metadata `alt`"
+    elif alt is not None and not has_figure(cell):
+        yield cell, "it has an alternative text and no figure: remove `alt` from its metadata"
 
 
 def _compared(cell: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:

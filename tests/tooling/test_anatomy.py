@@ -174,6 +174,14 @@ DAMAGE = {
     "solution without check": (reads("check", "1"), "cell 8 (answer): no check follows it"),
     "check not tagged": (tag("check"), "cell 9 (check): its verdict is the same everywhere"),
     "exercises not explained": (reads("exercise-1", "Solve"), "does not explain exercises as"),
+    "figure without words": (
+        shows("shape", image_png="AAAA"),
+        "cell 4 (shape): its figure has no alternative text",
+    ),
+    "words without figure": (
+        lambda notebook: cell(notebook, "shape").metadata.update(alt="A digit."),
+        "cell 4 (shape): it has an alternative text and no figure",
+    ),
     "large": (is_large, "01_bad.ipynb: it has 2,00"),
     "old format": (lambda notebook: notebook.update(nbformat_minor=4), "01_bad.ipynb is not a not"),
 }

@@ -1,0 +1,151 @@
+"""The reading edition: complete, linked, self-contained, and the same formulas as its source."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+
+from helpers.tooling import lessons, pages, prose
+from tests.tooling.samples import LESSONS, ROOT
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("edition") / "html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        pages.build(folder)
+        pages.build(folder)  # over the one that is there
+    assert [path.name for path in folder.parent.iterdir()] == ["html"]
+    assert {path.name for path in folder.iterdir()} == {
+        "index.html",
+        "style.css",
+        "script.js",
+        *(f"{lesson.stem[:2]}.html" for lesson in LESSONS),
+    }
+    assert not re.search(r"url\(|@import", (folder / "style.css").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def edition(written) -> dict[str, BeautifulSoup]:
+    return {
+        path.name: BeautifulSoup(path.read_text(), "html.parser") for path in written.glob("*.html")
+    }
+
+
+def test_links_and_anchors_lead_somewhere(edition):
+    anchors = {
+        name: [each["id"] for each in soup.find_all(id=True)] for name, soup in edition.items()
+    }
+    for name, soup in edition.items():
+        assert len(anchors[name]) == len(set(anchors[name]))
+        for link in soup.find_all("a", href=True):
+            page, _, anchor = link["href"].partition("#")
+            if not page.startswith("http"):
+                assert (page or name) in edition, link
+                assert not anchor or anchor in anchors[page or name], link
+
+
+def test_nothing_is_fetched_from_outside(edition):
+    for soup in edition.values():
+        for each in soup.find_all(["img", "script", "link", "iframe", "source"]):
+            address = each.get("src") or each.get("href")
+            assert address in ("style.css", "script.js") or address.startswith("data:")
+
+
+def test_pages_say_what_they_are(edition):
+    for soup in edition.values():
+        assert soup.html["lang"] == "en"
+        assert soup.title.text
+        assert soup.find("meta", attrs={"name": "viewport"})
+        assert len(soup.find_all("main")) == len(soup.find_all("h1")) == 1
+        assert all(image.get("alt") for image in soup.find_all("img"))
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_formulas_and_solutions_are_those_of_the_source(lesson, edition):
+    notebook = lessons.read(lesson)
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    texts += [
+        output.data["text/markdown"]
+        for cell in lessons.code_cells(notebook)
+        for output in cell.outputs
+        if "text/markdown" in output.get("data", {})
+    ]
+    bare = [re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL) for text in texts]
+    formulas = [each for text in bare for each in re.findall(r"\$\$[^$]+\$\$|\$[^$]+\$", text)]
+    soup = edition[f"{lesson.stem[:2]}.html"]
+    assert len(soup.find_all("math")) == len(formulas)
+    solutions = [cell for cell in notebook.cells if "solution" in lessons.tags(cell)]
+    folded = [each.find("pre").text.strip() for each in soup.select("details.solution")]
+    assert folded == [cell.source.strip() for cell in solutions]
+
+
+def test_code_keeps_its_dollars():
+    text = prose.Prose().html("`$a$` costs\n\n```\n$b$\n```\n\nand $c$")
+    assert "<code>$a$</code>" in text
+    assert "$b$" in text
+    assert text.count("<math") == 1
+
+
+def test_link_to_a_file_that_is_not_there_becomes_text():
+    text = prose.Prose().html("[one](../helpers/data.py), [two](03_torch_func.ipynb#4.-Parts)")
+    assert text == '<p>one, <a href="03.html#4.-Parts">two</a></p>\n'
+
+
+def test_formula_that_cannot_be_converted_is_refused():
+    with pytest.raises(ValueError, match=r"has \\nonsense, which cannot be converted"):
+        prose.formula(r"\nonsense x", "inline")
+
+
+def test_no_lessons_leave_the_edition_as_it_was(desk):
+    old = Path("build/html/index.html")
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
+    with pytest.raises(ValueError, match="no lesson"):
+        pages.build()
+    assert old.read_text() == "old"
+
+
+PROBE = """<script>addEventListener("load", () => {
+  const root = document.documentElement;
+  const drawn = [...document.querySelectorAll("math")].every(
+    (each) => each.closest("details:not([open])") || each.getBoundingClientRect().width > 0);
+  parent.postMessage(`inner ${innerWidth} scroll ${root.scrollWidth} drawn ${drawn}`, "*");
+});</script>"""
+# A window of a browser cannot be as narrow as a phone; a frame in it can.
+PHONE = """<!DOCTYPE html><script>addEventListener("message", (event) => {
+  document.documentElement.dataset.probe = event.data;
+});</script><iframe src="PAGE" style="width: 360px; height: 800px; border: 0"></iframe>"""
+
+
+@pytest.mark.parametrize("name", ["index", *(path.stem[:2] for path in LESSONS)])
+def test_page_fits_a_phone_in_a_browser(name, written, tmp_path):
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no browser: install chromium")
+    copy = Path(shutil.copytree(written, tmp_path / "copy"), f"{name}.html")
+    copy.write_text(copy.read_text().replace("</body>", f"{PROBE}</body>"))
+    phone = copy.with_name("phone.html")
+    phone.write_text(PHONE.replace("PAGE", copy.name))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    window = ["--window-size=800,900", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [browser, *options, *window, "--dump-dom", phone.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "CONSOLE" not in done.stderr
+    inner, scroll, drawn = re.search(
+        r'data-probe="inner (\d+) scroll (\d+) drawn (\w+)"', done.stdout
+    ).groups()
+    assert int(inner) == 360
+    assert int(scroll) <= int(inner)
+    assert drawn == "true"
