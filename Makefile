@@ -33,7 +33,7 @@ python := .venv/bin/python
 made := .venv/made-by-$(subst /,-,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test nbval outputs colab student lab lint clean
+.PHONY: help run bench peers test nbval outputs colab student report lab lint clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -79,7 +79,10 @@ outputs: $(made)  ## execute lessons and save their outputs in place, and the pi
 	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
 	@$(python) -m helpers.tooling.picture
 
-colab: $(made)  ## write lessons that stand alone, for Colab, into build/colab/
+coreport: $(made)  ## set what runs left in build/ side by side in build/report.html
+	@exec $(python) -m helpers.tooling.report
+
+lab: $(made)  ## write lessons that stand alone, for Colab, into build/colab/
 	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo "$(REPO)")
 
 student: $(made)  ## write lessons with stubs in place of solutions into build/student/
