@@ -79,14 +79,14 @@ outputs: $(made)  ## execute lessons and save their outputs in place, and the pi
 	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
 	@$(python) -m helpers.tooling.picture
 
-coreport: $(made)  ## set what runs left in build/ side by side in build/report.html
-	@exec $(python) -m helpers.tooling.report
-
-lab: $(made)  ## write lessons that stand alone, for Colab, into build/colab/
+colab: $(made)  ## write lessons that stand alone, for Colab, into build/colab/
 	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo "$(REPO)")
 
 student: $(made)  ## write lessons with stubs in place of solutions into build/student/
 	@exec $(python) -m helpers.tooling.student $(LESSON)
+
+report: $(made)  ## set what runs left in build/ side by side in build/report.html
+	@exec $(python) -m helpers.tooling.report
 
 lab: $(made)  ## open the lessons in JupyterLab
 	$(python) -m jupyter lab notebooks
