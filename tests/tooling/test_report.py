@@ -1,6 +1,8 @@
 """The report of devices side by side, and the numbers that tables hand over to it."""
 
 import re
+import subprocess
+import sys
 from copy import deepcopy
 
 import nbformat
@@ -11,8 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbformat.v4 import new_output
 
 from helpers import compare, handover
-from helpers.tooling import outputs, report, run
-from tests.tooling.samples import cell, code, lesson
+from helpers.tooling import anatomy, outputs, report, run
+from tests.tooling.samples import cell, code, lesson, save
 
 TIMING = {
     "kind": "timing",
@@ -104,3 +106,19 @@ def test_saved_lesson_carries_none():
     notebook = executed()
     outputs.normalise(notebook)
     assert handover.MIME not in nbformat.writes(notebook)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_nbval_passes_over_what_is_not_saved(watched, desk):
+    """Without the plugin it does not, which shows that the plugin is what does it."""
+    source = (
+        "import torch\nfrom helpers import compare\n\n"
+        'grads = {"weight": torch.ones(2, 3)}\ncompare.check(grads, grads)'
+    )
+    path = save(lesson(code("set-up", anatomy.SETUP), code("check", source)), "01_a")
+    outputs.refresh(path, timings=True)
+    assert handover.MIME not in path.read_text()
+    plugin = ["-p", "helpers.tooling.nbval_watch"] if watched else []
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, "--nbval", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=desk)
+    assert done.returncode == (0 if watched else 1), done.stdout
