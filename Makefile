@@ -33,7 +33,7 @@ python := .venv/bin/python
 made := .venv/made-by-$(subst /,-,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test nbval outputs colab student html lab lint clean
+.PHONY: help run bench peers test nbval outputs colab student html report lab lint clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -87,6 +87,9 @@ student: $(made)  ## write lessons with stubs in place of solutions into build/s
 
 html: $(made)  ## write the lessons as pages to read, with an index, into build/html/
 	@exec $(python) -m helpers.tooling.pages
+
+report: $(made)  ## set what runs left in build/ side by side in build/report.html
+	@exec $(python) -m helpers.tooling.report
 
 lab: $(made)  ## open the lessons in JupyterLab
 	$(python) -m jupyter lab notebooks

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from tqdm import tqdm
 
+from helpers import handover
+
 # A CUDA build of torch on a machine without a GPU warns on import that it cannot build extensions.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 from torch.utils.benchmark import Measurement, Timer  # noqa: E402
@@ -146,7 +148,7 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
     }
     failed = getattr(measurements, "failed", {})
     rows |= {name: {"failed": why} for name, why in failed.items()}
-    result = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
+    result = handover.Table.from_dict(rows, orient="index").rename_axis("method")
     return result.fillna({"failed": ""}) if failed else result
 
 

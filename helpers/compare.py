@@ -7,6 +7,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from helpers import handover
+
 # Two right methods differ by rounding alone: a few times 1e-16 of the largest entry in float64 and
 # 1e-7 in float32, more where long sums meet in another order. On the networks of the lessons
 # 6e-15 and 1e-6 were measured; these leave a factor of 10 and more.
@@ -42,7 +44,7 @@ def table(
     """
     # A reference that overflowed in one parameter says nothing of the others.
     scale = max(filter(isfinite, map(_largest, expected.values())), default=0.0)
-    rows = {}
+    rows, errors = {}, {}
     for name in list(expected) + [name for name in got if name not in expected]:
         tensor = got.get(name, expected.get(name))
         limit = TOLERANCES[tensor.dtype] if tolerance is None else tolerance
@@ -53,15 +55,18 @@ def table(
             else:
                 error = largest_error(got[name], expected[name], scale=scale)
                 text = f"below {_short(limit)}" if error < limit else f"{error:.1e}"
+        errors[name] = (error, limit)
         rows[name] = {
             "shape": tuple(tensor.shape[batch_dims:]),
             "per-sample shape": tuple(tensor.shape),
             "largest error": text,
             "equal": isfinite(error) and error <= limit,
         }
-    return pd.DataFrame.from_dict(
+    result = handover.Table.from_dict(
         rows, orient="index", columns=["shape", "per-sample shape", "largest error", "equal"]
     ).rename_axis("parameter")
+    result.attrs[handover.ERRORS] = errors
+    return result
 
 
 def check(

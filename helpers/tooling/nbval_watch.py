@@ -1,4 +1,4 @@
-"""A pytest plugin: nbval notices within seconds that a kernel died, and names cells as we do.
+"""A pytest plugin: nbval notices a dead kernel, names cells as we do, compares what we save.
 
 By itself, nbval waits for the reply of a dead kernel as long as a cell may take, and counts code
 cells from 0.
@@ -9,12 +9,14 @@ from queue import Empty
 from typing import Any
 
 from nbval.kernel import RunningKernel
-from nbval.plugin import IPyNbCell
+from nbval.plugin import IPyNbCell, IPyNbFile
 
+from helpers import handover
 from helpers.tooling import lessons
 
 _wait = RunningKernel.get_message
 _report = IPyNbCell.repr_failure
+_set_up = IPyNbFile.setup
 
 
 def get_message(kernel: RunningKernel, stream: str, timeout: float | None = None) -> dict[str, Any]:
@@ -41,5 +43,12 @@ def repr_failure(item: IPyNbCell, excinfo: Any) -> str:
     return f"{lessons.place(item.parent.nb, item.cell)}\n{_report(item, excinfo)}"
 
 
+def setup(file: IPyNbFile) -> None:
+    """Leave out of the comparison what tables hand over to `make report`: it is not saved."""
+    _set_up(file)
+    file.skip_compare += (handover.MIME,)
+
+
 RunningKernel.get_message = get_message
 IPyNbCell.repr_failure = repr_failure
+IPyNbFile.setup = setup

@@ -11,17 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
 import papermill
+import torch
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 
 import helpers
-from helpers import devices
+from helpers import devices, records
 from helpers.tooling import lessons, parameters
 from helpers.tooling.execution import Execution, end_cleanly_on_signals
 
 BUILD = Path("build")
 ENGINE = "lesson"
+METADATA = "per_sample_gradients"
+"""Where in the metadata of an executed notebook it says how and on what it was executed."""
 
 
 @dataclass
@@ -102,11 +106,36 @@ def execute(lesson: Path, values: Mapping[str, int | str], folder: Path) -> Resu
             )
         except Exception as error:
             failure = execution.failure(error)
+        seconds = time.perf_counter() - start
         if running.exists():
+            _note(running, values, seconds, failure, execution.peak_memory)
             running.replace(failed if failure else finished)
     finally:
         running.unlink(missing_ok=True)  # it is still there when this process was told to stop
-    return Result(lesson, time.perf_counter() - start, failure, execution.peak_memory)
+    return Result(lesson, seconds, failure, execution.peak_memory)
+
+
+def _note(
+    notebook: Path,
+    values: Mapping[str, int | str],
+    seconds: float,
+    failure: str | None,
+    peak_memory: Mapping[str, int],
+) -> None:
+    """Write into an executed notebook how it went, with what values, on what and when."""
+    executed = nbformat.read(notebook, nbformat.NO_CONVERT)
+    record = records.make(torch.device(str(values.get("device", "cpu"))), [])
+    del record["studies"]
+    executed.metadata[METADATA] = nbformat.from_dict(
+        {
+            "failure": failure,
+            "seconds": seconds,
+            "peak_memory": dict(peak_memory),
+            "parameters": dict(values),
+            **record,
+        }
+    )
+    nbformat.write(executed, notebook)
 
 
 def table(results: Sequence[Result]) -> str:

@@ -114,6 +114,7 @@ def test_commands(checkout):
     assert commands("colab", "LESSON=3", "REPO=ada/gradients") == [
         "-m helpers.tooling.colab 3 --repo ada/gradients"
     ]
+    assert commands("report") == ["-m helpers.tooling.report"]
     assert commands("student", "LESSON=1 2") == ["-m helpers.tooling.student 1 2"]
     assert commands("html") == ["-m helpers.tooling.pages"]
     assert commands("lab") == ["-m jupyter lab notebooks"]
@@ -190,6 +191,7 @@ def test_ci_calls_make_test_and_nothing_else(checkout):
         ("bench", "LESSON=07"),
         ("student", "REPO=a/b"),
         ("html", "LESSON=03"),
+        ("report", "LESSON=01"),
     ],
 )
 def test_variable_that_the_target_does_not_read_is_refused(checkout, arguments):
