@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.benchmark import Measurement, TaskSpec
 from tqdm import tqdm
 
-from helpers import candidates, data, peers
+from helpers import candidates, data, peers, worker
 from helpers.candidates import Task
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ class Process:
         self.group, self.name, self.folder = group, name, folder
         self.is_jax = name in peers.jax.NAMES
         chosen = candidates.GROUPS[group][name]
-        command = [sys.executable, "-m", "helpers.worker"]
+        command = [sys.executable, "-m", worker.__name__]
         if self.is_jax:
             command = [peers.jax.python(), str(peers.jax.WORKER)]
         # A cache of its own, so that compiling costs what it costs the first time.

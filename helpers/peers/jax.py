@@ -26,6 +26,8 @@ def python() -> str | None:
 @cache
 def absent() -> str | None:
     """Say that JAX is not there, if it is not."""
+    if not WORKER.exists():  # a copy of a lesson carries the modules that are imported
+        return "JAX is measured in a clone only: this copy does not carry its process"
     interpreter = python()
     if interpreter is None:
         return "JAX is not installed: make peers"
