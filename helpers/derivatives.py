@@ -44,7 +44,7 @@ def by_loop(
             if scalar.requires_grad:
                 rows = torch.autograd.grad(scalar, list(leaves.values()), materialize_grads=True)
                 for per_sample_grad, row in zip(grads.values(), rows, strict=True):
-                    per_sample_grad[index] = row
+                    per_sample_grad[index] = row.detach()  # zeros of torch 2.6 require grad
     return grads
 
 

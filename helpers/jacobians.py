@@ -45,7 +45,8 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
                 grads = torch.autograd.grad(
                     output, list(leaves.values()), retain_graph=True, materialize_grads=True
                 )
-                jacobians[index, row] = torch.cat([gradient.flatten() for gradient in grads])
+                # Detached, since zeros of torch 2.6 require grad.
+                jacobians[index, row] = torch.cat([each.detach().flatten() for each in grads])
     return _empty(model, data) if jacobians is None else jacobians
 
 
