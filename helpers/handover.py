@@ -55,5 +55,13 @@ def _timing(table: pd.DataFrame) -> dict[str, Any]:
         numbers = (row["median (ms)"], row["spread (ms)"], row[ratios[0]])
         median, spread, ratio = (float(n) if isfinite(n) else None for n in numbers)
         label = ", ".join(map(str, name)) if isinstance(name, tuple) else str(name)
-        rows.append({"method": label, "median_ms": median, "spread_ms": spread, "ratio": ratio})
+        rows.append(
+            {
+                "method": label,
+                "median_ms": median,
+                "spread_ms": spread,
+                "ratio": ratio,
+                "missing": (row.get("not measured") or "failed") if ratio is None else None,
+            }
+        )
     return {"kind": "timing", "reference": ratios[0].removeprefix("times "), "rows": rows}

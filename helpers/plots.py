@@ -1,6 +1,6 @@
 """The pictures of the lessons: each function takes tensors and returns a matplotlib figure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -274,6 +274,23 @@ def effects(groups: dict[str, Tensor], *, ylabel: str) -> Figure:
     axis.set_xticks(places, list(groups))
     axis.set(ylabel=ylabel)
     axis.grid(axis="y", alpha=0.3)
+    return _finish(figure)
+
+
+def shares(values: Mapping[str, float], *, xlabel: str) -> Figure:
+    """Draw shares as bars, each with its percentage.
+
+    Args:
+        values: `{name: share}`, 1 for all of it.
+        xlabel: What they are shares of.
+    """
+    figure, axis = plt.subplots(figsize=(7, 0.34 * len(values) + 0.8), layout="constrained")
+    bars = axis.barh(list(values), [100 * share for share in values.values()])
+    axis.bar_label(bars, fmt="%.0f %%", fontsize=8, padding=3)
+    axis.invert_yaxis()
+    axis.set(xlabel=f"{xlabel} (%)")
+    axis.margins(x=0.12)
+    axis.grid(axis="x", alpha=0.3)
     return _finish(figure)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from helpers import benchmark, processes
+from helpers import benchmark, handover, processes
 from helpers.candidates import REFERENCE, Task
 
 Study = dict[str, Any]
@@ -79,9 +79,9 @@ def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
     unit = measured[reference]["median"]
     rows = {
         name: {
-            "median (ms)": f"{row['median'] * 1e3:.1f}",
-            "spread (ms)": f"{row['iqr'] * 1e3:.1f}",
-            f"times {reference}": f"{row['median'] / unit:.2f}",
+            "median (ms)": round(row["median"] * 1e3, 1),
+            "spread (ms)": round(row["iqr"] * 1e3, 1),
+            f"times {reference}": round(row["median"] / unit, 2),
             "peak (MiB)": "" if row["peak"] is None else f"{row['peak'] / 2**20:,.0f}",
             "held after (MiB)": "" if row["held"] is None else f"{row['held'] / 2**20:,.0f}",
             "page faults": "" if row["faults"] is None else f"{row['faults']:,}",
@@ -89,8 +89,10 @@ def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
         for name, row in measured.items()
     }
     for name in study["absent"] | study["failed"]:
-        rows[name] = {"median (ms)": "absent" if name in study["absent"] else "failed"}
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").fillna("")
+        rows[name] = {"not measured": "absent" if name in study["absent"] else "failed"}
+    result = handover.Table.from_dict(rows, orient="index").rename_axis("method")
+    texts = [name for name in result if "(ms)" not in name and not name.startswith("times ")]
+    return result.fillna(dict.fromkeys(texts, ""))
 
 
 def ratio(study: Study, name: str, to: str) -> float | None:

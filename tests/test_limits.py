@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from helpers.data import load_batch
 from helpers.gradients import loop_gradients
-from helpers.limits import ENTRIES, Case, Classifier, changed, index, show
+from helpers.limits import ENTRIES, Case, Classifier, changed, distances, index, show
 from helpers.limits.bare import one_vector
 from helpers.limits.entries import loud_values, silent_losses, slow
 from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Slow, agree, run
@@ -52,6 +52,26 @@ def test_an_entry_leaves_random_streams_and_warnings_alone(name):
 def test_an_entry_says_the_same_twice():
     for entry in ENTRIES.values():
         assert entry.check(*BATCH) == entry.check(*BATCH)
+
+
+def test_distances_are_those_that_the_pages_tell():
+    found = distances(*BATCH)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    said = {name: ENTRIES[name].check(*BATCH).broken for name in ENTRIES}
+    told = {name: text for name, text in said.items() if ", apart by " in text}
+    assert set(found) == set(told)
+    for name, share in found.items():
+        assert told[name].endswith(f", apart by {share:.0%}")
+        assert share > 1e-4
+
+
+def test_an_entry_that_raises_has_no_distance(monkeypatch):
+    def fail(images, labels):
+        raise RuntimeError("silent no more")
+
+    entry = dataclasses.replace(ENTRIES["class-weights"], broken=fail)
+    monkeypatch.setitem(ENTRIES, entry.name, entry)
+    assert entry.name not in distances(*BATCH)
 
 
 def test_names_are_anchors_and_every_part_has_entries():

@@ -1,14 +1,15 @@
 """What breaks under `torch.func`, loudly, silently and slowly: a gallery that runs.
 
 `ENTRIES` holds the entries; `show` runs one and writes its page, `index` writes the table of all
-of them, `changed` lists those that do something else on this machine. `diagnose` looks for them
+of them, `changed` lists those that do something else on this machine, `distances` says how far the
+silent ones are off. `diagnose` looks for them
 in a model of your own.
 """
 
 from helpers.limits.bare import Case, Classifier, bare_gradients
 from helpers.limits.costs import ratios
 from helpers.limits.diagnosis import Diagnosis, Finding, diagnose
-from helpers.limits.gallery import ENTRIES, changed, index, show, source
+from helpers.limits.gallery import ENTRIES, changed, distances, index, show, source
 
 __all__ = [
     "ENTRIES",
@@ -19,6 +20,7 @@ __all__ = [
     "bare_gradients",
     "changed",
     "diagnose",
+    "distances",
     "index",
     "ratios",
     "show",

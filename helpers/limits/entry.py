@@ -137,9 +137,27 @@ class Silent(Entry):
         except Exception as error:  # silent no more
             return f"raises {describe(error)}", False
         says = f"wrong {show(wrong)}, right {show(right)}"
-        if isinstance(right, Tensor) and right.dim():
-            says += f", apart by {(wrong - right).norm() / right.norm():.0%}"
+        if _are_vectors(wrong, right):
+            says += f", apart by {_apart(wrong, right):.0%}"
         return says, not agree(wrong, right, 1e-4)
+
+    def distance(self, images: Tensor, labels: Tensor) -> float | None:
+        """Run both sides, and say how far apart they are, as a share of the right one's norm.
+
+        Args:
+            images: `(B, 1, 28, 28)`, float64, with B of at least 4.
+            labels: `(B,)`.
+
+        Returns:
+            `|wrong - right| / |right|`; `None` where the two are no gradients, or one raises.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                sides = [run(side, images, labels) for side in (self.broken, self.fixed)]
+            except Exception:  # another version of torch may raise anything; `check` says what
+                return None
+        return _apart(*sides) if _are_vectors(*sides) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +194,14 @@ def agree(got: Any, expected: Any, tolerance: float | None = None) -> bool:
     if tolerance is None:
         tolerance = max(TOLERANCES[tensor.dtype] for tensor in (got, expected))
     return got.shape == expected.shape and largest_error(got, expected) < tolerance
+
+
+def _are_vectors(wrong: Any, right: Any) -> bool:
+    return all(isinstance(side, Tensor) and side.dim() for side in (wrong, right))
+
+
+def _apart(wrong: Tensor, right: Tensor) -> float:
+    return ((wrong - right).norm() / right.norm()).item()
 
 
 def show(result: Any) -> str:

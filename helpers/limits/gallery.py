@@ -19,7 +19,7 @@ from helpers.limits.entries import (
     silent_state,
     slow,
 )
-from helpers.limits.entry import SEEN_ON, Entry, Loud, Verdict
+from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Verdict
 from helpers.limits.sources import listing
 
 ENTRIES: dict[str, Entry] = {
@@ -119,6 +119,22 @@ def seen(entry: Entry) -> str:
 def changed(images: Tensor, labels: Tensor, names: Iterable[str] = ENTRIES) -> list[str]:
     """List the entries that do something else here than they say, each in one sentence."""
     return [_changed(name) for name in names if ENTRIES[name].check(images, labels).changed]
+
+
+def distances(images: Tensor, labels: Tensor) -> dict[str, float]:
+    """Say of each silent entry that gives gradients how far they are from the right ones.
+
+    Args:
+        images: `(B, 1, 28, 28)`, float64, with B of at least 4.
+        labels: `(B,)`.
+
+    Returns:
+        `{name: |wrong - right| / |right|}`, the largest first.
+    """
+    silent = {name: entry for name, entry in ENTRIES.items() if isinstance(entry, Silent)}
+    found = {name: entry.distance(images, labels) for name, entry in silent.items()}
+    known = [name for name, distance in found.items() if distance is not None]
+    return {name: found[name] for name in sorted(known, key=found.get, reverse=True)}
 
 
 def _changed(name: str) -> str:

@@ -19,7 +19,7 @@ from helpers import handover
 from helpers.tooling import lessons, run
 
 DEVICE = re.compile(r"cpu|mps|cuda(-\d+)?")
-LESSON = re.compile(r"(\d\d_\w+?)(\.failed)?\.ipynb")
+LESSON = re.compile(r"(\d\d_\w+?)(\.failed|\.running)?\.ipynb")
 
 
 def collect(build: Path) -> tuple[dict[str, dict[str, dict[str, Any]]], list[str]]:
@@ -38,8 +38,10 @@ def collect(build: Path) -> tuple[dict[str, dict[str, dict[str, Any]]], list[str
             named = LESSON.fullmatch(path.name)
             try:
                 if not named:
-                    raise ValueError(f"{path.name} is not named like a lesson")
-                entries[named[1]] = _entry(lessons.read(path), failed=bool(named[2]))
+                    raise ValueError("it is not named like a lesson")
+                if named[2] == ".running":
+                    raise ValueError("it is running, or was stopped before it could be finished")
+                entries[named[1]] = _entry(lessons.read(path), failed=named[2] == ".failed")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.append(f"{folder.name}/{path.name} was left out: {error}")
         if entries:

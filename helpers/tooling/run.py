@@ -107,9 +107,10 @@ def execute(lesson: Path, values: Mapping[str, int | str], folder: Path) -> Resu
         except Exception as error:
             failure = execution.failure(error)
         seconds = time.perf_counter() - start
-        if running.exists():
-            _note(running, values, seconds, failure, execution.peak_memory)
-            running.replace(failed if failure else finished)
+        if not running.exists():  # it failed before papermill saved anything
+            nbformat.write(lessons.read(lesson), running)
+        _note(running, values, seconds, failure, execution.peak_memory)
+        running.replace(failed if failure else finished)
     finally:
         running.unlink(missing_ok=True)  # it is still there when this process was told to stop
     return Result(lesson, seconds, failure, execution.peak_memory)

@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab, editions, lessons
-from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, save
+from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
 ENVIRONMENT = ROOT / "build" / "colab-env"
@@ -62,7 +62,7 @@ def alone(path, folder, python, monkeypatch):
     folder.mkdir()
     copy = colab.standalone(path, None)
     copy.cells.append(new_code_cell(WHERE))
-    execute(copy, folder, python, monkeypatch)
+    execute(quick(copy), folder, python, monkeypatch)
     assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
     written = {file.relative_to(folder / "helpers") for file in folder.rglob("helpers/**/*.py")}
     assert written == set(editions.needed(lessons.read(path)))

@@ -12,14 +12,29 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from nbformat.v4 import new_output
 
-from helpers import compare, handover
+from helpers import compare, handover, study
 from helpers.tooling import anatomy, outputs, report, run
 from tests.tooling.samples import cell, code, lesson, save
 
 TIMING = {
     "kind": "timing",
     "reference": "loop",
-    "rows": [{"method": "vmap $x <b>", "median_ms": 1.0, "spread_ms": 0.1, "ratio": 0.5}],
+    "rows": [
+        {
+            "method": "vmap $x <b>",
+            "median_ms": 1.0,
+            "spread_ms": 0.1,
+            "ratio": 0.5,
+            "missing": None,
+        },
+        {
+            "method": "a peer",
+            "median_ms": None,
+            "spread_ms": None,
+            "ratio": None,
+            "missing": "absent",
+        },
+    ],
 }
 
 
@@ -61,6 +76,7 @@ def test_devices_side_by_side(capsys):
     put(executed(hostile), "cuda-1", "02_b.failed.ipynb")
     put(executed(), "colab", "03_c.ipynb")
     (run.BUILD / "cpu" / "04_d.ipynb").write_text("no notebook")
+    put(executed(), "cpu", "05_e.running.ipynb")
     assert report.main() == 0
     page = (run.BUILD / "report.html").read_text()
     assert "shapes disagree" in page
@@ -71,8 +87,9 @@ def test_devices_side_by_side(capsys):
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page
     assert 'alt="Times of cell time' in page
-    assert "vmap $x &lt;b&gt; 0.5" in page
+    assert "vmap $x &lt;b&gt; 0.5, a peer absent." in page
     assert "cpu/04_d.ipynb was left out" in page
+    assert "cpu/05_e.running.ipynb was left out: it is running, or was stopped before" in page
     assert "cpu/04_d.ipynb was left out" in capsys.readouterr().err
     assert not re.search(r"""(?:src|href)=["'](?!#|data:)|url\(|@import|<link""", page)
     assert [path.name for path in run.BUILD.glob("*report*")] == ["report.html"]
@@ -100,6 +117,23 @@ def test_shown_table_carries_its_numbers():
     assert shown[handover.MIME] == {"kind": "comparison", "rows": [row]}
     verdicts, _ = InteractiveShell.instance().display_formatter.format(table["equal"])
     assert handover.MIME not in verdicts
+
+
+def test_study_carries_its_times():
+    rows = {"iqr": 0.001, "peak": None, "held": None, "faults": None}
+    measured = {"batch gradient": {**rows, "median": 0.01}, "loop": {**rows, "median": 0.05}}
+    done = {"candidates": measured, "absent": {"JAX": "it is not there"}, "failed": {}}
+    shown, _ = InteractiveShell.instance().display_formatter.format(study.table(done))
+    content = shown[handover.MIME]
+    assert (content["kind"], content["reference"]) == ("timing", "batch gradient")
+    seen = [
+        (row["method"], row["median_ms"], row["ratio"], row["missing"]) for row in content["rows"]
+    ]
+    assert seen == [
+        ("batch gradient", 10.0, 1.0, None),
+        ("loop", 50.0, 5.0, None),
+        ("JAX", None, None, "absent"),
+    ]
 
 
 def test_saved_lesson_carries_none():

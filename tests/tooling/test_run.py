@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.tooling import execution, lessons, parameters, run
-from tests.tooling.samples import LESSONS, code, good_lesson, lesson, save
+from tests.tooling.samples import LESSONS, QUICK, code, good_lesson, lesson, save
 
 CPU = torch.device("cpu")
 
@@ -60,6 +60,33 @@ def test_peak_memory_is_the_lessons_own(desk):
     result = run.execute(path, {}, desk / "build")
     assert result.failure is None
     assert 100e6 < result.peak_memory["host"] < 250e6  # this process, with torch, holds more
+
+
+def test_executed_lesson_says_how_it_was_executed(desk):
+    path = save(lesson(code("divide", "1 / 0")), "01_a")
+    run.execute(path, {"device": "cpu", "batch_size": 7}, desk / "build")
+    about = lessons.read(desk / "build" / "01_a.failed.ipynb").metadata[run.METADATA]
+    assert about.failure.endswith("ZeroDivisionError: division by zero")
+    assert about.seconds > 0
+    assert about.peak_memory.host > 10e6
+    assert about.parameters == {"device": "cpu", "batch_size": 7}
+    assert about.versions.torch == torch.__version__
+    assert about.machine.threads == torch.get_num_threads()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", about.date)
+
+
+def test_failure_before_anything_was_saved_leaves_the_lesson(desk, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(run.papermill, "execute_notebook", fail)
+    path = save(good_lesson(), "01_a")
+    assert run.execute(path, {}, desk / "build").failure.endswith("RuntimeError: no kernel")
+    left = lessons.read(desk / "build" / "01_a.failed.ipynb")
+    assert left.metadata[run.METADATA].failure.endswith(
+        "before its first cell: RuntimeError: no kernel"
+    )
+    assert [each.source for each in left.cells] == [each.source for each in good_lesson().cells]
 
 
 def test_cell_that_takes_too_long(desk, monkeypatch):
@@ -161,7 +188,9 @@ def test_killed_half_way(number, status, desk):
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson_runs_on_the_random_stand_in(path, tmp_path):
-    values = parameters.check(path, {"dataset": "random", "batch_size": "4"}, CPU)
+    (given,) = (each for each in lessons.read(path).cells if "parameters" in lessons.tags(each))
+    quick = {name: str(QUICK[name]) for name in QUICK if name in parameters.declared(given)}
+    values = parameters.check(path, {"dataset": "random", "batch_size": "4", **quick}, CPU)
     result = run.execute(path, values, tmp_path)
     assert result.failure is None
     assert (tmp_path / path.name).exists()

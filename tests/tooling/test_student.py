@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import lessons, student
-from tests.tooling.samples import ANSWER, LESSONS, ROOT, cell, good_lesson, save
+from tests.tooling.samples import ANSWER, LESSONS, ROOT, cell, good_lesson, quick, save
 
 WRONG = ROOT / "tests" / "exercises"
 
@@ -76,7 +76,9 @@ def test_student_runs_and_checks_judge(path, tmp_path):
             notebook.cells += [new_code_cell(source), new_code_cell(check.source)]
             trials.append((check, verdict, notebook.cells[-1]))
     notebook.cells.append(new_code_cell("import helpers\nprint(helpers.__file__)"))
-    client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
+    client = NotebookClient(
+        quick(notebook), timeout=600, kernel_name="python3", coalesce_streams=True
+    )
     client.execute(cwd=str(tmp_path))
 
     assert printed(notebook.cells[-1]).strip() == str(tmp_path / "helpers" / "__init__.py")
