@@ -85,7 +85,7 @@ colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab
 student: $(made)  ## make build/student/ anew: lessons with stubs in place of solutions
 	@exec $(python) -m helpers.tooling.student $(LESSON)
 
-html: $(made)  ## write the lessons as pages to read, with an index, into build/html/
+html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an index
 	@exec $(python) -m helpers.tooling.pages
 
 report: $(made)  ## set what runs left in build/ side by side in build/report.html

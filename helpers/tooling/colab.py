@@ -36,7 +36,7 @@ if version < {lowest}:
     raise RuntimeError(
         "this lesson needs torch {wanted} or newer, here is " + torch.__version__ + ": choose a "
         "newer runtime (Runtime > Change runtime type), or run `%pip install -U torch` in a cell "
-        "of your own, restart, and run all cells"
+        "of your own, restart the session, and run all cells"
     )
 if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
     print(
@@ -66,11 +66,11 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
             not do.
     """
     notebook = editions.derive_copy(lesson, BESIDE)
-    with editions.named(lesson):
+    with editions.located(f"{lesson.name}, "):
         modules = editions.needed(notebook)
     for cell in notebook.cells:
         if "parameters" in lessons.tags(cell):
-            with editions.named(lesson):
+            with editions.located(f"{lesson.name}, {lessons.place(notebook, cell)}: "):
                 cell.source, cell.metadata["cellView"] = form(cell), "form"
         if "solution" in lessons.tags(cell):
             cell.metadata["cellView"] = "form"
@@ -108,15 +108,13 @@ def form(cell: NotebookNode) -> str:
     """
     defaults = parameters.declared(cell)
     given = cell.source.splitlines()
-    ends = {each.end_lineno: each for each in ast.parse(cell.source).body}
-    lines = ["# @title Parameters"]
-    for number, line in enumerate(given, 1):
-        if number not in ends:
-            lines += [line] if line.lstrip().startswith("#") else []
-            continue
-        name = ends[number].target.id
+    lines, done = ["# @title Parameters"], 0
+    for statement in ast.parse(cell.source).body:
+        lines += [line for line in given[done : statement.lineno - 1] if line.strip()]  # comments
+        done = statement.end_lineno
+        name = statement.target.id
         default = defaults[name]
-        behind = line.encode()[ends[number].end_col_offset :].decode()  # offsets count bytes
+        behind = given[done - 1].encode()[statement.end_col_offset :].decode()  # it counts bytes
         meaning = behind.partition("#")[2].strip()
         kind = '{type: "integer"}' if isinstance(default, int) else '{type: "string"}'
         if name == "device":
@@ -125,6 +123,7 @@ def form(cell: NotebookNode) -> str:
             kind = CHOICES[name]
         value = json.dumps(default, ensure_ascii=False)  # a form wants double quotes
         lines += [f"# @markdown `{name}`: {meaning}", f"{name} = {value}  # @param {kind}"]
+    lines += [line for line in given[done:] if line.strip()]
     return "\n".join(lines)
 
 

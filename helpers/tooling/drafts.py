@@ -74,4 +74,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
+        reason = (
+            f"{error.strerror}: {error.filename}" if error.filename else error.strerror or error
+        )
+        raise ValueError(f"cannot write {path}: {reason}") from error

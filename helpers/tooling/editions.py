@@ -21,8 +21,6 @@ EXERCISES = (
     "unfold the solution afterwards. As long as you write nothing, the check tests the solution."
 )
 """How every lesson explains its exercises."""
-
-
 LOST = "download the whole collection"
 """What the set-up cell of every lesson says to do where it finds no folder `helpers`."""
 COPY = (
@@ -55,12 +53,12 @@ def derive_copy(lesson: Path, beside: str) -> NotebookNode:
 
 
 @contextmanager
-def named(lesson: Path) -> Iterator[None]:
-    """Put the lesson's name before the sentence of a `ValueError`."""
+def located(where: str) -> Iterator[None]:
+    """Put the place where it arose before the sentence of a `ValueError`."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{lesson.name}, {error}") from error
+        raise ValueError(f"{where}{error}") from error
 
 
 def needed(notebook: NotebookNode) -> list[Path]:
@@ -113,7 +111,7 @@ def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = 
 def _without_magics(source: str) -> str:
     """Turn what only IPython understands, such as `%timeit` and `!ls`, into calls of functions."""
     # A magic that runs the rest of its cell as Python may hide an import; others hold no Python.
-    source = re.sub(r"\A%%(time|timeit|capture|prun)\b.*\n", "", source)
+    source = re.sub(r"\A\s*%%(time|timeit|capture|prun)\b.*\n", "", source)
     return TransformerManager().transform_cell(source)
 
 

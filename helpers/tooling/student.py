@@ -65,11 +65,8 @@ def student(lesson: Path) -> NotebookNode:
             cell.source = cell.source.replace(editions.EXERCISES, EXERCISES)
             continue
         if "solution" in lessons.tags(cell):
-            try:
+            with editions.located(f"{lesson.name}, {lessons.place(notebook, cell)}: "):
                 cell.source = stub(cell.source)
-            except ValueError as error:
-                place = lessons.place(notebook, cell)
-                raise ValueError(f"{lesson.name}, {place}: {error}") from error
             cell.metadata.pop("jupyter", None)
             cell.metadata.pop("tags")
         cell.metadata.pop("output_of", None)
@@ -92,7 +89,7 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     modules = set()
     for lesson, notebook in notebooks.items():
         editions.relink(notebook, None, there=[each.name for each in chosen])
-        with editions.named(lesson):
+        with editions.located(f"{lesson.name}, "):
             modules.update(editions.needed(notebook))
     with drafts.replaced(folder) as draft:
         for lesson, notebook in notebooks.items():
