@@ -114,7 +114,7 @@ def form(cell: NotebookNode) -> str:
         done = statement.end_lineno
         name = statement.target.id
         default = defaults[name]
-        behind = given[done - 1].encode()[statement.end_col_offset :].decode()  # it counts bytes
+        behind = given[done - 1][statement.end_col_offset :]
         meaning = behind.partition("#")[2].strip()
         kind = '{type: "integer"}' if isinstance(default, int) else '{type: "string"}'
         if name == "device":
