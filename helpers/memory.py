@@ -27,7 +27,8 @@ def keep_freed() -> Iterator[bool]:
     pieces, what is asked for next does not fit them. A loop that makes one tensor of 64 MB and
     frees it took up to 10 times 64 MB before the same pieces were used again and again.
 
-    Afterwards all free pages are given back, and large tensors have mappings of their own again.
+    Afterwards all free pages are given back, and large tensors have mappings of their own again,
+    except where one fits an empty stretch of the heap between blocks that are in use.
     glibc raises by itself the size from which on a block gets its own mapping, from 128 KiB up to
     32 MiB as blocks are freed, and stops doing so for good once it is set. So it is set to where
     that ends, 32 MiB: what a process comes to that frees tensors of all sizes.
