@@ -1,4 +1,4 @@
-"""What is generated is written aside first, and takes its place only when it is finished."""
+"""A generated folder is filled aside first, and takes its place only when it is finished."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ def replaced(folder: Path) -> Iterator[Path]:
     Raises:
         ValueError: It cannot be written, with a sentence that says why.
     """
-    require_folder(folder)
+    _require_folder(folder)
     folder = folder.resolve() if folder.is_symlink() else folder  # a link stays one
     with _explained(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -39,24 +39,7 @@ def replaced(folder: Path) -> Iterator[Path]:
                 raise
 
 
-def write(text: str, path: Path) -> None:
-    """Write a file, which is there in full or as it was before.
-
-    Raises:
-        ValueError: It cannot be written, with a sentence that says why.
-    """
-    require_folder(path.parent)
-    draft = path.with_name(f".{path.name}.draft")
-    with _explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-
-
-def require_folder(folder: Path) -> None:
+def _require_folder(folder: Path) -> None:
     """Refuse a path that cannot be a folder, since a file or a dangling link stands in its way.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Folders and files that are generated: there in full, or as they were before, in any event."""
+"""Folders that are generated: there in full, or as they were before, in any event."""
 
 import os
 import shutil
@@ -124,22 +124,6 @@ def test_what_stands_in_the_way_is_named(name, tmp_path):
     with pytest.raises(ValueError, match=sentence), drafts.replaced(tmp_path / name):
         pass
     assert tree(tmp_path) == {"file": "kept"}
-
-
-def test_file_is_written_in_full_or_not_at_all(tmp_path):
-    path = tmp_path / "a" / "page.html"
-    drafts.write("first", path)
-    assert tree(tmp_path) == {"a/page.html": "first"}
-    with pytest.raises(UnicodeEncodeError):
-        drafts.write("second \ud800", path)
-    assert tree(tmp_path) == {"a/page.html": "first"}
-    with pytest.raises(ValueError, match=r"page.html/b: .*page.html is there, and is not a folder"):
-        drafts.write("third", path / "b" / "c")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(ValueError, match=r"^cannot write .*folder: Is a directory"):
-        drafts.write("fourth", tmp_path / "folder")
-    assert os.listdir(tmp_path / "folder") == []
-    assert sorted(os.listdir(tmp_path)) == ["a", "folder"]
 
 
 @pytest.fixture
