@@ -104,6 +104,29 @@ def test_formula_that_cannot_be_converted_is_refused():
         prose.formula(r"\nonsense x", "inline")
 
 
+@pytest.mark.parametrize(
+    ("latex", "spaces"),
+    [
+        (r"-\log p", 1),
+        (r"2 \log p", 2),
+        (r"\log \frac{-p}{q}", 1),
+        (r"\cos^2 x", 1),
+        (r"\max_i x_i", 1),
+        (r"\log \log x", 2),
+        (r"\log(1 + e)", 0),
+        (r"\operatorname{diag}(p) - \exp(x)", 0),
+        (r"a + b c", 0),
+    ],
+)
+def test_names_in_formulas_stand_apart(latex, spaces):
+    assert prose.formula(latex, "inline").count("<mspace") == spaces
+
+
+def test_bars_of_a_norm_grow_alike():
+    bars = BeautifulSoup(prose.formula(r"\lVert g_i\rVert^2", "inline"), "html.parser")("mo")
+    assert [(bar.text, bar["form"]) for bar in bars] == [("‖", "prefix"), ("‖", "postfix")]
+
+
 def test_no_lessons_leave_the_edition_as_it_was(desk):
     old = Path("build/html/index.html")
     old.parent.mkdir(parents=True)
