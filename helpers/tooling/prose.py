@@ -23,6 +23,14 @@ class Prose(IPythonRenderer):
         """Convert a formula that stands alone."""
         return formula(body, "block")
 
+    def codespan(self, text: str) -> str:
+        """Let a long name break behind `_`, `.` or `:` where it has to, not amid a word."""
+        return re.sub(
+            r"[^\s<>]{30,}",
+            lambda name: re.sub(r"(?<=[_.:])(?=[^\W_])", "<wbr>", name[0]),
+            super().codespan(text),
+        )
+
     def heading(self, text: str, level: int, **_: object) -> str:
         """Give a heading the anchor that Jupyter gives it."""
         anchor = escape(re.sub(r"<[^>]+>", "", text).replace(" ", "-"))
