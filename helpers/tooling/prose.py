@@ -75,8 +75,9 @@ def formula(latex: str, display: str) -> str:
     except Exception as error:  # it raises many kinds
         raise ValueError(f"the formula ${latex}$ cannot be converted: {error}") from error
     for element in tree.iter():
-        if element.tag == "mo" and _is_name(element):
-            # As an operator that no browser knows it would get wide spaces on both sides.
+        if element.tag == "mo" and (_is_name(element) or element.text == "&#x0007C;"):
+            # As an operator that no browser knows a name would get wide spaces on both sides, and
+            # so would a bar of |x||y| that neither begins nor ends the formula.
             element.attrib.update(lspace="0", rspace="0")
     for row in list(tree.iter("mrow")):
         _part_names(row)

@@ -144,6 +144,13 @@ def test_bars_of_a_norm_grow_alike():
     assert [(bar.text, bar["form"]) for bar in bars] == [("‖", "prefix"), ("‖", "postfix")]
 
 
+def test_bars_of_absolute_values_stand_close():
+    bars = BeautifulSoup(prose.formula(r"|x|\,|y|", "inline"), "html.parser")("mo")
+    assert [(bar.text, bar.get("lspace"), bar.get("rspace")) for bar in bars] == [
+        ("|", "0", "0")
+    ] * 4
+
+
 def test_no_lessons_leave_the_edition_as_it_was(desk):
     old = Path("build/html/index.html")
     old.parent.mkdir(parents=True)
