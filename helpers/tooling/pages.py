@@ -37,6 +37,8 @@ class Page(NamedTuple):
     """A lesson, ready for the template."""
 
     page: str
+    notebook: str
+    """The name of its file."""
     title: str
     promise: str
     """The first paragraph, as HTML."""
@@ -68,6 +70,7 @@ def page(lesson: Path) -> Page:
         raise ValueError(f"{lesson.name}: {error}") from error
     return Page(
         page=f"{lesson.stem[:2]}.html",
+        notebook=lesson.name,
         title=parts[1],
         promise=Prose().html(parts[2]),
         times=parts[3],
