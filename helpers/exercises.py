@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from helpers.compare import TOLERANCES, largest_error
+from helpers.snapshots import Snapshot
 
 STILL_TO_DO = "still to do: write "
 """How the message of the error begins that an answer not yet written raises."""
@@ -33,10 +33,9 @@ def check(exercise: str, **given: Any) -> Iterator[None]:
 
     Args:
         exercise: The name of the exercise, for example `"Exercise 1"`.
-        given: `name=value` of what the answer works on: tensors, modules, and dictionaries, lists
-            and tuples of these. Anything else is not watched.
+        given: `name=value` of what the answer works on, as `helpers.snapshots` takes it.
     """
-    kept = [_Kept(*part) for name, value in given.items() for part in _parts(name, value)]
+    before = Snapshot(given)
     raised = False
     try:
         yield
@@ -47,12 +46,9 @@ def check(exercise: str, **given: Any) -> Iterator[None]:
         raised = True
         verdict = _raised(error)
     finally:  # after an interrupt, too
-        changed = [each.name for each in kept if each.put_back()]
+        changed = before.restore()
     if changed and not raised:  # wrong values may come from this alone
-        verdict = (
-            "not so yet: what it is given stays as it was: "
-            f"it changed {_some(changed)} in place, which is put back"
-        )
+        verdict = f"not so yet: it changed {_some(changed)} in place, which is put back"
     print(f"{exercise}: {verdict}")
 
 
@@ -175,57 +171,6 @@ def _raised(error: Exception) -> str:
         print(f"  line {step.lineno} of a cell, in {step.name}: {step.line}")
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return f"your answer raised {type(error).__name__}: {first_line}"
-
-
-class _Kept:
-    """A tensor or dictionary, and what it held at first."""
-
-    def __init__(self, name: str, part: Tensor | dict) -> None:
-        self.name, self.part = name, part
-        if isinstance(part, Tensor):
-            self.before, self.requires_grad = part.detach().clone(), part.requires_grad
-        else:
-            self.before = dict(part)
-
-    def put_back(self) -> bool:
-        """Make the part what it was, and say whether it was anything else."""
-        part, before = self.part, self.before
-        if isinstance(part, dict):
-            same = list(part) == list(before) and all(part[n] is before[n] for n in before)
-            if not same:
-                part.clear()
-                part.update(before)
-            return not same
-        required = part.requires_grad
-        if required != self.requires_grad:
-            (part if part.is_leaf else part.detach_()).requires_grad_(self.requires_grad)
-        kind = (part.dtype, part.device, part.shape)
-        if kind != (before.dtype, before.device, before.shape):
-            part.data = before
-            return True
-        same = torch.equal(_bytes(part), _bytes(before))
-        if not same:
-            with torch.no_grad():
-                part.copy_(before)
-        return not same or required != self.requires_grad
-
-
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Tensor | dict]]:
-    """List the tensors and dictionaries in what an answer is given, with their names."""
-    if isinstance(value, Module):
-        value = value.state_dict(keep_vars=True)
-    if isinstance(value, Tensor | dict):
-        yield name, value
-    if isinstance(value, list | tuple):
-        value = dict(enumerate(value))
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _parts(f"{name}[{key!r}]", each)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """View a tensor as bytes, in which a NaN equals itself."""
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
 def _some(names: list[str]) -> str:
