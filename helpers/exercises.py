@@ -68,7 +68,7 @@ def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None
     pairs = _pairs_of_one_shape(what, got, expected)
     for name, mine, right in pairs:
         if isinstance(expected, Tensor | dict | tuple) and mine.dtype != right.dtype:
-            raise Refused(f"wrong dtype: {name}: is {mine.dtype}, expected {right.dtype}")
+            raise Refused(f"wrong dtype: {name}: expected {right.dtype}, got {mine.dtype}")
     for name, mine, right in pairs:
         limit = TOLERANCES.get(right.dtype, 0.0) if tolerance is None else tolerance
         error = largest_error(mine, right)

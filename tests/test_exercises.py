@@ -22,12 +22,12 @@ VERDICTS = {
     "dtype": (
         RIGHT.double(),
         RIGHT,
-        "Exercise 1: wrong dtype: it: is torch.float64, expected torch.float32",
+        "Exercise 1: wrong dtype: it: expected torch.float32, got torch.float64",
     ),
     "truth values": (
         RIGHT > 2,
         RIGHT,
-        "Exercise 1: wrong dtype: it: is torch.bool, expected torch.float32",
+        "Exercise 1: wrong dtype: it: expected torch.float32, got torch.bool",
     ),
     "nothing": (
         None,
@@ -182,6 +182,11 @@ def freeze(given):
     given["model"].weight.requires_grad_(False)
 
 
+def zero_weights(given):
+    for each in given["weights"]:
+        each.zero_()
+
+
 IN_PLACE = {
     convert: "model['weight'], model['bias']",
     replace: "grads",
@@ -192,6 +197,7 @@ IN_PLACE = {
     record: "images",
     multiply: "images",
     shrink: "images",
+    zero_weights: "weights[0], weights[1]",
     freeze: "model['weight']",
 }
 
@@ -199,6 +205,7 @@ IN_PLACE = {
 def everything(given):
     """List all that could change in place, for a comparison."""
     tensors = [given["images"], *given["grads"].values(), *given["model"].parameters()]
+    tensors += given["weights"]
     return [(t.dtype, t.requires_grad, t.tolist()) for t in tensors]
 
 
@@ -208,6 +215,7 @@ def test_what_is_given_is_put_back(change, capsys):
         "images": torch.rand(2, 3),
         "grads": {"w": torch.rand(2, 3)},
         "model": torch.nn.Linear(3, 1),
+        "weights": (torch.rand(2), torch.rand(3)),
     }
     before = everything(given)
     with exercises.check("Exercise 1", **given):
