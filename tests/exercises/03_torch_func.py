@@ -27,3 +27,20 @@ def clipped_sum(params, images, labels, limit, chunk_size):
     norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
     scale = (limit / norms).clamp(max=1.0)
     return {n: torch.einsum("b,b...->...", scale, g) for n, g in grads.items()}
+
+
+# %% solution-1: wrong length: gradients and losses: expected 2 items, got 1
+def grads_and_losses(params, images, labels):
+    return (compute_sample_grads(params, images, labels),)
+
+
+# %% solution-2: your answer raised
+def ensemble_grads(stacked, images, labels):
+    return vmap(compute_sample_grads)(stacked, images, labels)
+
+
+# %% solution-3: not so yet: it changed params
+def clipped_sum(params, images, labels, limit, chunk_size):
+    for p in params.values():
+        p.zero_()
+    return params
