@@ -53,6 +53,8 @@ def test_every_failure_is_reported_at_the_end(desk, capfd):
         "04_d.failed.ipynb",
     ]
     assert "encryption" not in shown.err
+    about = lessons.read(build / "01_a.ipynb").metadata[run.METADATA]
+    assert about.asked == ["01_a", "02_b", "03_c", "04_d"]
 
 
 def test_peak_memory_is_the_lessons_own(desk):
