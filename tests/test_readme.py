@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import records
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -48,3 +50,21 @@ def test_make_variables_exist():
     known = re.search(r"^variables := (.*)$", MAKEFILE, re.MULTILINE).group(1).split()
     given = re.findall(r"`make [^`]*`", README)
     assert {name for call in given for name in re.findall(r"\b([A-Z]+)=", call)} <= set(known)
+
+
+def test_measured_times_are_those_of_the_record():
+    section = README.split("\n## Measured\n")[1].split("\n## ")[0]
+    record = records.read(ROOT / re.search(r"`(notebooks/measurements/\S+)`", section)[1])
+    measured = records.find(record, "gradients", "SimpleCNN", 64)["candidates"]
+    unit = measured["batch gradient"]["median"]
+    rows = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]*) ?\|$", section, re.MULTILINE)
+    assert len(rows) > 5
+    kept_names = {"vmap(grad), compiled": "compiled"}
+    for way, plain, kept in rows:
+        name = way.replace("`", "")
+        names = (name, f"{kept_names.get(name, name)}, freed memory kept")
+        if name == "writing the result":
+            names = ("fill fresh memory", "fill owned memory")
+        for each, said in zip(names, (plain, kept), strict=True):
+            if said:
+                assert said == f"{measured[each]['median'] / unit:.1f}", each
