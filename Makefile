@@ -79,13 +79,13 @@ outputs: $(made)  ## execute lessons and save their outputs in place, and the pi
 	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
 	@$(python) -m helpers.tooling.picture
 
-colab: $(made)  ## write lessons that stand alone, for Colab, into build/colab/
-	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo "$(REPO)")
+colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab
+	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo="$(REPO)")
 
-student: $(made)  ## write lessons with stubs in place of solutions into build/student/
+student: $(made)  ## make build/student/ anew: lessons with stubs in place of solutions
 	@exec $(python) -m helpers.tooling.student $(LESSON)
 
-html: $(made)  ## write the lessons as pages to read, with an index, into build/html/
+html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an index
 	@exec $(python) -m helpers.tooling.pages
 
 report: $(made)  ## set what runs left in build/ side by side in build/report.html

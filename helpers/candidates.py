@@ -122,9 +122,9 @@ def compiled(build: Callable[..., Run]) -> Callable[..., Run]:
     return build_compiled
 
 
-def _with_buffers(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-    buffers = _gradient_buffers(model, images)
-    return lambda: gradients.func_gradients(model, F.cross_entropy, images, labels, out=buffers)
+def _with_buffers(model: nn.Module, images: Tensor, labels: Tensor, **options: Any) -> Run:
+    options["out"] = _gradient_buffers(model, images)
+    return lambda: gradients.func_gradients(model, F.cross_entropy, images, labels, **options)
 
 
 def _helper(compute: Callable[..., Any], **options: Any) -> Callable[..., Run]:
@@ -162,6 +162,7 @@ GRADIENTS = {
     "vmap(grad), compiled": Candidate(compiled(composition), absent=compiler_absent),
     "vmap(grad), huge pages": Candidate(composition, HUGE, absent=huge_pages_absent),
     "vmap(grad), buffers reused": Candidate(_with_buffers),
+    "buffers reused, chunks of 4": Candidate(lambda *given: _with_buffers(*given, chunk_size=4)),
     "vmap(grad), freed memory kept": Candidate(composition, keep_freed=True),
     "compiled, freed memory kept": Candidate(
         compiled(composition), keep_freed=True, absent=compiler_absent
@@ -238,10 +239,14 @@ FORWARD = {
 }
 """The two modes against each other, for a batch of a few: forward mode holds P x P numbers."""
 
+_norms, _clipped = _helper(norms.gradient_norms), _helper(norms.clipped_sum, limit=1.0)
 REDUCTIONS = {
     REFERENCE: Candidate(batch_gradient),
-    "gradient norms": Candidate(_helper(norms.gradient_norms)),
-    "clipped sum": Candidate(_helper(norms.clipped_sum, limit=1.0)),
+    "gradient norms": Candidate(_norms),
+    "clipped sum": Candidate(_clipped),
+    "batch gradient, freed memory kept": Candidate(batch_gradient, keep_freed=True),
+    "gradient norms, freed memory kept": Candidate(_norms, keep_freed=True),
+    "clipped sum, freed memory kept": Candidate(_clipped, keep_freed=True),
 }
 """What needs no per-sample gradient to be written down."""
 

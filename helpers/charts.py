@@ -16,7 +16,13 @@ def multiples(studies: Mapping[str, Study], *, reference: str = REFERENCE) -> Fi
     Args:
         studies: `{name of the run: study}` of the same candidates, more or fewer of them.
         reference: The name of the candidate that is 1.
+
+    Raises:
+        ValueError: A run has not measured the reference.
     """
+    for run, study in studies.items():
+        if reference not in study["candidates"]:
+            raise ValueError(f"{run} has no {reference!r}, of which the others are multiples")
     names = list(dict.fromkeys(name for study in studies.values() for name in study["candidates"]))
     figure, axis = plt.subplots(figsize=(8, 0.36 * len(names) + 1.2), layout="constrained")
     height = 0.8 / len(studies)
@@ -31,10 +37,13 @@ def multiples(studies: Mapping[str, Study], *, reference: str = REFERENCE) -> Fi
         ]
         bars = axis.barh([y for y, _ in there], [x for _, x in there], height, label=run)
         axis.bar_label(bars, fmt="%.2g", fontsize=7, padding=2)
-    axis.axvline(1, color="black", linewidth=0.8)
+    axis.axvline(1, color="black", linewidth=0.8, zorder=0)
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.invert_yaxis()
     axis.set(xscale="log", xlabel=f"time, as a multiple of the {reference} (logarithmic)")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
     axis.margins(x=0.12)
     axis.grid(axis="x", alpha=0.3)
     axis.legend(fontsize=8, loc="lower right")
@@ -58,7 +67,9 @@ def growth(studies: Sequence[Study]) -> Figure:
         sizes = [size for size, _ in points]
         axis.plot(sizes, [1e3 * t / size for size, t in points], marker=marker, label=name)
     sizes = [study["task"]["batch_size"] for study in studies]
-    axis.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="ms for each sample")
+    axis.set(
+        xscale="log", yscale="log", xlabel="batch size B", ylabel="ms for each sample (logarithmic)"
+    )
     axis.set_xticks(sizes, sizes)
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")

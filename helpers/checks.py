@@ -162,8 +162,9 @@ def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **
 
     Raises:
         TypeError: One is no tensor.
-        ValueError: A shape, dtype or device differs, one requires a gradient or was made in
-            inference mode, or two of them, or one and something that is read, share memory.
+        ValueError: A shape, dtype or device differs, one requires a gradient, was made in
+            inference mode or is expanded, or two of them, or one and something that is read, have
+            one storage.
     """
     owners: dict[int, str] = {}
     for name, value in read.items():
@@ -184,6 +185,8 @@ def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **
                 f"{name} must not require a gradient or be made in inference mode: "
                 "torch.empty outside of it makes one"
             )
+        if any(n > 1 and step == 0 for n, step in zip(buffer.shape, buffer.stride(), strict=True)):
+            raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
         address = buffer.untyped_storage().data_ptr()
         if buffer.numel() and address in owners:
             raise ValueError(f"{name} must have memory of its own, got some of {owners[address]}")
@@ -205,7 +208,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 RANDOMNESS = (
     "the model draws random numbers (dropout in training mode?) and nothing says whether samples "
-    "share them: call model.eval(), or func_gradients with randomness='different' or 'same'"
+    "share them: call model.eval(), or pass randomness='different' or 'same' where it is taken"
 )
 
 

@@ -133,8 +133,9 @@ def func_gradients(
         randomness: What samples share when the forward draws random numbers: `"error"` refuses,
             `"different"` draws for each sample, `"same"` draws once (on a GPU, for each chunk).
         out: `{name: (B, *parameter.shape)}`, tensors to write the result into, for example what
-            an earlier call returned; `None` means new ones. With a small `chunk_size`, no more
-            than one chunk of gradients exists beside them.
+            an earlier call returned; `None` means new ones. Each has a storage of its own: no
+            two are views of one tensor. With a small `chunk_size`, no more than one chunk of
+            gradients exists beside them.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.

@@ -34,11 +34,14 @@ def _comparison(table: pd.DataFrame) -> dict[str, Any]:
     rows = []
     for name, row in table.iterrows():
         error, tolerance = errors.get(name, (None, None))
+        finite = error is not None and isfinite(error)
+        words = str(row.get("largest error", "none"))
         rows.append(
             {
                 "parameter": str(name),
                 "shape": list(row["per-sample shape"]),
-                "error": error if error is not None and isfinite(error) else None,
+                "error": error if finite else None,
+                "instead": None if finite else ("not finite" if words == "inf" else words),
                 "tolerance": tolerance,
                 "equal": bool(row["equal"]),
             }
@@ -53,7 +56,9 @@ def _timing(table: pd.DataFrame) -> dict[str, Any]:
     rows = []
     for name, row in table.iterrows():
         numbers = (row["median (ms)"], row["spread (ms)"], row[ratios[0]])
-        median, spread, ratio = (float(n) if isfinite(n) else None for n in numbers)
+        median, spread, ratio = (
+            float(n) if n is not None and isfinite(n) else None for n in numbers
+        )
         label = ", ".join(map(str, name)) if isinstance(name, tuple) else str(name)
         rows.append(
             {

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 # From glibc's malloc.h; see mallopt(3).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-_DEFAULTS = {_TRIM_THRESHOLD: 128 * 1024, _MMAP_THRESHOLD: 128 * 1024, _MMAP_MAX: 65536}
+_GROWN = {_TRIM_THRESHOLD: 64 * 2**20, _MMAP_THRESHOLD: 32 * 2**20, _MMAP_MAX: 65536}
 _KEEP = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
 
 
@@ -27,10 +27,11 @@ def keep_freed() -> Iterator[bool]:
     pieces, what is asked for next does not fit them. A loop that makes one tensor of 64 MB and
     frees it took up to 10 times 64 MB before the same pieces were used again and again.
 
-    Afterwards glibc's initial values are set and all free pages are given back. One thing is not
-    undone: glibc raises its thresholds by itself when large blocks are freed, up to 32 MiB, and
-    stops doing so for good once any of them is set. A process that left this block maps every
-    tensor from 128 KiB on by itself, which makes more page faults than before the block.
+    Afterwards all free pages are given back, and large tensors have mappings of their own again,
+    except where one fits an empty stretch of the heap between blocks that are in use.
+    glibc raises by itself the size from which on a block gets its own mapping, from 128 KiB up to
+    32 MiB as blocks are freed, and stops doing so for good once it is set. So it is set to where
+    that ends, 32 MiB: what a process comes to that frees tensors of all sizes.
 
     The setting holds for the whole process, all its threads, and ends with the outermost block.
 
@@ -46,7 +47,7 @@ def keep_freed() -> Iterator[bool]:
     finally:
         _blocks.pop()
         if library is not None and not any(_blocks):
-            _set(library, _DEFAULTS)
+            _set(library, _GROWN)
             gc.collect()
             library.malloc_trim(0)
 

@@ -4,7 +4,8 @@ The batch is taken in chunks. In each, linear layers, convolutions, embeddings, 
 GroupNorm are reduced from what goes into the layer and the gradient that comes back
 (`helpers.uses`), in one forward and backward. Every other parameter, and every one that is used in
 another way as well, is reduced from its gradients for the chunk, by `func_gradients`. Which way a
-parameter goes is found out for each chunk, and is exact either way.
+parameter goes is found out for each chunk, and is exact either way. A model that `func_gradients`
+refuses is refused here.
 
 Opacus 1.6.0 has this way too, in `GradSampleModuleFastGradientClipping`, for linear layers and
 embeddings; it makes the gradients of the other layers, convolutions included, for the whole batch.
@@ -98,7 +99,7 @@ def clipped_sum(
         ValueError: One of the refusals of `func_gradients`, or a `limit` that is not above 0.
     """
     if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
-        raise ValueError(f"limit must be a finite number above 0, got {limit!r}")
+        raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
     selected = _prepare(model, data, targets, wrt, chunk_size, randomness)
     batch = (data.detach(), targets)
     result = {name: torch.zeros_like(tensor) for name, tensor in selected.items()}

@@ -27,8 +27,8 @@ class Process:
 
     Attributes:
         weight: What `weigh` of `helpers.worker` found when it was last built: seconds of the
-            `first` and `second` run; where known, page `faults` of the second, `peak` bytes above
-            those at the start, and bytes that are still `held` when the result is gone.
+            `first` run; where known, `peak` bytes above those at the start, and bytes that are
+            still `held` when the result is gone.
     """
 
     def __init__(self, group: str, name: str, folder: Path) -> None:
@@ -76,6 +76,10 @@ class Process:
         """Time it there, as `torch.utils.benchmark.Timer.timeit` does here."""
         seconds = self._ask("time", runs=number)
         return Measurement(number, seconds, TaskSpec(stmt=self.name, setup=""))
+
+    def faults(self) -> int | None:
+        """Run it there once more, and count the page faults; `None` where nothing counts them."""
+        return self._ask("faults")
 
     def result(self) -> dict[str, Tensor]:
         """Run it there once, and get what it returned."""

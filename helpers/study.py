@@ -80,7 +80,7 @@ def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
     rows = {
         name: {
             "median (ms)": round(row["median"] * 1e3, 1),
-            "spread (ms)": round(row["iqr"] * 1e3, 1),
+            "spread (ms)": round(row["iqr"] * 1e3, 1) if row["rounds"] > 1 else None,
             f"times {reference}": round(row["median"] / unit, 2),
             "peak (MiB)": "" if row["peak"] is None else f"{row['peak'] / 2**20:,.0f}",
             "held after (MiB)": "" if row["held"] is None else f"{row['held'] / 2**20:,.0f}",
@@ -93,6 +93,13 @@ def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
     result = handover.Table.from_dict(rows, orient="index").rename_axis("method")
     texts = [name for name in result if "(ms)" not in name and not name.startswith("times ")]
     return result.fillna(dict.fromkeys(texts, ""))
+
+
+def remarks(study: Study) -> list[str]:
+    """Say what its table does not: why candidates were not measured, and why rounds are missing."""
+    missing = study["absent"] | study["failed"]
+    said = [f"{name}: {why}" for name, why in missing.items()]
+    return said + ([study["cut_short"]] if study["cut_short"] else [])
 
 
 def ratio(study: Study, name: str, to: str) -> float | None:
@@ -112,20 +119,25 @@ def _measured(
     budget: float | None,
 ) -> Study:
     times = benchmark.measure(running, rounds=rounds, min_run_time=min_run_time, budget=budget)
-    rows = {
-        name: {
+    rows, failed = {}, {**running.failed, **times.failed}
+    for name, measurement in times.items():
+        try:
+            faults = running[name].faults()  # after the timed runs, so that it is like them
+        except RuntimeError as error:
+            failed[name] = str(error)
+            continue
+        rows[name] = {
             "median": measurement.median,
             "iqr": measurement.iqr,
             "rounds": len(measurement.times),
-            **{key: running[name].weight[key] for key in ("peak", "held", "faults", "first")},
+            **{key: running[name].weight[key] for key in ("peak", "held", "first")},
+            "faults": faults,
         }
-        for name, measurement in times.items()
-    }
     return {
         "group": group,
         "task": task.as_dict(),
         "candidates": rows,
         "absent": dict(running.absent),
-        "failed": {**running.failed, **times.failed},
+        "failed": failed,
         "cut_short": times.cut_short,
     }

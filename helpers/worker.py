@@ -56,11 +56,11 @@ class Worker:
         self.run = self.chosen.build(self.task.model_of_seed(), images, labels)
 
     def weigh(self) -> dict[str, Any]:
-        """Run twice: how long each takes, the peak of memory above what was there, page faults."""
+        """Run twice: how long the first takes, the peak of memory above what was there."""
         import torch
 
         from helpers import memory
-        from helpers.high_water import high_water, page_faults
+        from helpers.high_water import high_water
 
         on_gpu = self.task.device.startswith("cuda")
         device = torch.device(self.task.device)
@@ -71,19 +71,17 @@ class Worker:
         else:
             before = high_water()
         resident = memory.resident()
-        seconds = []
-        for _ in range(2):
-            faults, start = page_faults(), time.perf_counter()
-            self.run()
-            if on_gpu:
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        self.run()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        first = time.perf_counter() - start
+        self.run()
+        if on_gpu:
+            torch.cuda.synchronize(device)
         after = torch.cuda.max_memory_allocated(device) if on_gpu else high_water()
-        known = faults is not None
         return {
-            "first": seconds[0],
-            "second": seconds[1],
-            "faults": page_faults() - faults if known else None,
+            "first": first,
             "peak": None if before is None else after - before,
             "held": None if resident is None else memory.resident() - resident,
         }
@@ -97,6 +95,14 @@ class Worker:
         timer = Timer("run()", globals={"run": self.run}, num_threads=threads)
         return timer.timeit(runs).raw_times
 
+    def faults(self) -> int | None:
+        """Run once more, and count its page faults; the first runs of a process make others."""
+        from helpers.high_water import page_faults
+
+        before = page_faults()
+        self.run()
+        return None if before is None else page_faults() - before
+
     def save(self, path: str) -> None:
         """Run once, and save the result as a dictionary of tensors."""
         import torch
@@ -109,4 +115,4 @@ if __name__ == "__main__":
 
     torch.manual_seed(0)
     worker = Worker()
-    serve({name: getattr(worker, name) for name in ("build", "weigh", "time", "save")})
+    serve({name: getattr(worker, name) for name in ("build", "weigh", "time", "faults", "save")})

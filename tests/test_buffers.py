@@ -126,6 +126,11 @@ def test_jacobians_are_written_into_the_buffer(name, chunk_size):
         (lambda out, case: out.float(), ValueError, "out must have dtype torch.float64"),
         (lambda out, case: [out], TypeError, "out must be a tensor, got list"),
         (lambda out, case: out.requires_grad_(), ValueError, "must not require a gradient"),
+        (
+            lambda out, case: out.new_zeros(1).expand(out.shape),
+            ValueError,
+            "^out must have memory for each number, got an expanded tensor$",
+        ),
     ],
 )
 @pytest.mark.parametrize("size", [0, 3])

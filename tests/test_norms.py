@@ -195,7 +195,7 @@ def test_dropout_draws_what_func_gradients_draws(randomness, seen):
 
 @pytest.mark.parametrize("limit", [0, -1.0, float("nan"), float("inf"), "1", True])
 def test_a_bad_limit_is_refused(limit):
-    with pytest.raises(ValueError, match="limit must be a finite number above 0, got"):
+    with pytest.raises(ValueError, match="limit must be a finite Python number above 0, got"):
         norms.clipped_sum(*make("mlp").args, limit)
 
 

@@ -1,6 +1,7 @@
 """Candidates in processes of their own: what they compute, and what is said when they cannot."""
 
 import re
+import resource
 
 import pytest
 import torch
@@ -80,6 +81,9 @@ def test_the_peak_holds_the_result_and_a_process_gives_it_back():
             pytest.skip("this system does not tell a process its high-water mark")
         assert 0.8 * result < peak < 1.5 * result
         assert running["fill owned memory"].weight["peak"] < 0.2 * result
+        pages = result // resource.getpagesize()
+        assert running["fill fresh memory"].faults() == pytest.approx(pages, rel=0.1)
+        assert running["fill owned memory"].faults() < pages / 100
 
 
 def test_a_process_that_dies_says_so_and_the_others_stay():

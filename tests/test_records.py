@@ -71,6 +71,19 @@ def test_ratios_and_table():
         study.table(STUDY, reference="x")
 
 
+def test_one_round_has_no_spread_and_what_is_missing_is_said():
+    once = {**STUDY["candidates"], "loop": {**row(0.05), "rounds": 1}}
+    cut = {**STUDY, "candidates": once, "cut_short": "1 of 5 rounds: the budget was spent"}
+    assert study.table(cut)["spread (ms)"].isna().tolist() == [False, True, True]
+    assert study.remarks(STUDY) == ["JAX: JAX is not installed: make peers"]
+    assert study.remarks(cut)[1:] == ["1 of 5 rounds: the budget was spent"]
+
+
+def test_a_picture_without_its_reference_is_refused():
+    with pytest.raises(ValueError, match=r"^other has no 'batch gradient', of which the others"):
+        charts.multiples({"one": STUDY, "other": {**STUDY, "candidates": {"loop": row(0.1)}}})
+
+
 def test_pictures_have_a_bar_for_each_candidate_of_each_run():
     other = {**STUDY, "candidates": {**STUDY["candidates"], "vmap": row(0.02)}}
     figure = charts.multiples({"one": STUDY, "other": other})

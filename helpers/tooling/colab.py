@@ -1,10 +1,13 @@
 """Copies of lessons for Colab, each of which stands alone: the helpers travel inside.
 
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.colab 3 --repo owner/name`
-writes lesson 3 to build/colab/, and all lessons if none is named. A copy installs nothing.
+makes build/colab/ anew with lesson 3, and with all lessons if none is named. A copy installs
+nothing.
 """
 
 import argparse
+import ast
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -13,7 +16,8 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from helpers.tooling import editions, lessons, parameters
+from helpers.tooling import drafts, editions, lessons, parameters
+from helpers.tooling.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/colab")
 LOWEST_TORCH = (2, 6)
@@ -29,7 +33,11 @@ import torch
 
 version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 if version < {lowest}:
-    raise RuntimeError("this lesson needs torch {wanted} or newer, here is " + torch.__version__)
+    raise RuntimeError(
+        "this lesson needs torch {wanted} or newer, here is " + torch.__version__ + ": choose a "
+        "newer runtime (Runtime > Change runtime type), or run `%pip install -U torch` in a cell "
+        "of your own, restart the session, and run all cells"
+    )
 if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
     print(
         "There is no GPU here, and the lesson runs without one, more slowly: "
@@ -42,6 +50,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"
 ABOUT = """\
 The folded cells below write the helper modules that this lesson imports into the folder \
 `helpers`. Unfold one to read it. After a change to one, run all cells again from the top."""
+BESIDE = "run all cells from the top, the folded ones write it"
 
 
 def standalone(lesson: Path, repo: str | None) -> NotebookNode:
@@ -51,12 +60,18 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
         lesson: The notebook.
         repo: `owner/name` of the repository on GitHub that links lead to, on its branch main;
             None for no such links.
+
+    Raises:
+        ValueError: A cell is not Python, or imports what is not there; the parameters cell will
+            not do.
     """
-    notebook = editions.derive(lesson)
-    modules = editions.needed(notebook)
+    notebook = editions.derive_copy(lesson, BESIDE)
+    with editions.located(f"{lesson.name}, "):
+        modules = editions.needed(notebook)
     for cell in notebook.cells:
         if "parameters" in lessons.tags(cell):
-            cell.source, cell.metadata["cellView"] = form(cell), "form"
+            with editions.located(f"{lesson.name}, {lessons.place(notebook, cell)}: "):
+                cell.source, cell.metadata["cellView"] = form(cell), "form"
         if "solution" in lessons.tags(cell):
             cell.metadata["cellView"] = "form"
             cell.source = f"# @title Solution\n{cell.source}"
@@ -86,19 +101,29 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
 
 
 def form(cell: NotebookNode) -> str:
-    """Write the parameters cell as a form: fields to fill in, with their meaning above."""
-    lines = ["# @title Parameters"]
-    for line, (name, default) in zip(
-        cell.source.splitlines(), parameters.declared(cell).items(), strict=True
-    ):
-        meaning = line.partition("  # ")[2]
+    """Write the parameters cell as a form: fields to fill in, with their meaning above.
+
+    Raises:
+        ValueError: As in `parameters.declared`.
+    """
+    defaults = parameters.declared(cell)
+    given = cell.source.splitlines()
+    lines, done = ["# @title Parameters"], 0
+    for statement in ast.parse(cell.source).body:
+        lines += [line for line in given[done : statement.lineno - 1] if line.strip()]  # comments
+        done = statement.end_lineno
+        name = statement.target.id
+        default = defaults[name]
+        behind = given[done - 1][statement.end_col_offset :]
+        meaning = behind.partition("#")[2].strip()
         kind = '{type: "integer"}' if isinstance(default, int) else '{type: "string"}'
         if name == "device":
             kind = f"{CHOICES[name]} {{allow-input: true}}"
         elif name in CHOICES:
             kind = CHOICES[name]
-        value = f'"{default}"' if isinstance(default, str) else default
+        value = json.dumps(default, ensure_ascii=False)  # a form wants double quotes
         lines += [f"# @markdown `{name}`: {meaning}", f"{name} = {value}  # @param {kind}"]
+    lines += [line for line in given[done:] if line.strip()]
     return "\n".join(lines)
 
 
@@ -116,21 +141,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 0, or 2 when a lesson is unknown or the repository's name is none.
+        The exit status: 0, 1 when the folder cannot be written, or 2 when a lesson is unknown or
+        will not do, or the repository's name is none.
     """
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.colab", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--repo", help="owner/name that links lead to; none means no such links")
     asked = parser.parse_args(arguments)
     try:
-        if asked.repo:
+        if asked.repo is not None:
             check_repo(asked.repo)
         copies = {each: standalone(each, asked.repo) for each in lessons.choose(asked.lessons)}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    for lesson, notebook in copies.items():
-        editions.save(notebook, FOLDER / lesson.name)
+    try:
+        with drafts.replaced(FOLDER) as draft:
+            for lesson, notebook in copies.items():
+                editions.save(notebook, draft / lesson.name)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in copies)}")
     return 0
 
@@ -145,4 +176,5 @@ def _module(path: Path) -> NotebookNode:
 
 
 if __name__ == "__main__":
+    end_cleanly_on_signals()
     sys.exit(main())

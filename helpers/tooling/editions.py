@@ -3,10 +3,13 @@
 import ast
 import copy
 import re
-from collections.abc import Iterable, Iterator
+import symtable
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
 from helpers.tooling import lessons
@@ -18,6 +21,13 @@ EXERCISES = (
     "unfold the solution afterwards. As long as you write nothing, the check tests the solution."
 )
 """How every lesson explains its exercises."""
+LOST = "download the whole collection"
+"""What the set-up cell of every lesson says to do where it finds no folder `helpers`."""
+COPY = (
+    "*This is a copy. Names such as `make bench`, `tests/` or `notebooks/` are of the collection "
+    "from which it was made, and are not here.*"
+)
+"""What every copy says in its first cell, since its text is the lesson's."""
 
 
 def derive(lesson: Path) -> NotebookNode:
@@ -25,73 +35,134 @@ def derive(lesson: Path) -> NotebookNode:
     return copy.deepcopy(lessons.read(lesson))
 
 
+def derive_copy(lesson: Path, beside: str) -> NotebookNode:
+    """Read a lesson, to be changed into a copy that works away from the collection.
+
+    Args:
+        lesson: The notebook.
+        beside: What to do where the copy finds no folder `helpers`.
+
+    Returns:
+        The notebook, which says that it is a copy.
+    """
+    notebook = derive(lesson)
+    notebook.cells[0].source += f"\n\n{COPY}"
+    for cell in lessons.code_cells(notebook):
+        cell.source = cell.source.replace(LOST, beside)
+    return notebook
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Put the place where it arose before the sentence of a `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from error
+
+
 def needed(notebook: NotebookNode) -> list[Path]:
     """List the helper modules that a lesson imports, and those that they import in turn.
 
     Returns:
         Paths relative to the folder `helpers`, in order of their names, packages included.
+
+    Raises:
+        ValueError: A cell is not Python, or imports of `helpers` what is not there.
     """
     found: set[Path] = set()
-    sources = [cell.source for cell in lessons.code_cells(notebook)]
+    sources = [
+        (lessons.place(notebook, cell), _without_magics(cell.source))
+        for cell in lessons.code_cells(notebook)
+    ]
     while sources:
-        new = set(_imported(sources.pop())) - found
-        found |= new
-        sources.extend((HELPERS / path).read_text(encoding="utf-8") for path in new)
+        place, source = sources.pop(0)
+        new = sorted(set(_imported(source, place)) - found)
+        found.update(new)
+        sources += [(f"helpers/{path}", (HELPERS / path).read_text("utf-8")) for path in new]
     return sorted(found)
-
-
-def write(text: str, path: Path) -> None:
-    """Write a file, which is there in full or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def save(notebook: NotebookNode, path: Path) -> None:
     """Validate an edition and write it."""
     nbformat.validate(notebook)
-    write(nbformat.writes(notebook) + "\n", path)
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
 
 
-def relink(notebook: NotebookNode, target: str | None) -> None:
+def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
     """Let links between lessons lead somewhere else.
 
     Args:
         notebook: The edition.
         target: What to put before a lesson's file name; None leaves the text of the link alone.
+        there: File names of lessons that lie beside this one; links to them stay as they are.
     """
+
+    def led(link: re.Match[str]) -> str:
+        if link[2] in there:
+            return link[0]
+        return link[1] if target is None else f"[{link[1]}]({target}{link[2]})"
+
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = re.sub(
-                r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)(#[^)]*)?\)",
-                lambda link: link[1] if target is None else f"[{link[1]}]({target}{link[2]})",
-                cell.source,
-            )
+            cell.source = re.sub(r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)(#[^)]*)?\)", led, cell.source)
 
 
-def _imported(source: str) -> Iterator[Path]:
+def _without_magics(source: str) -> str:
+    """Turn what only IPython understands, such as `%timeit` and `!ls`, into calls of functions."""
+    # A magic that runs the rest of its cell as Python may hide an import; others hold no Python.
+    source = re.sub(r"\A\s*%%(time|timeit|capture|prun)\b.*\n", "", source)
+    return TransformerManager().transform_cell(source)
+
+
+def _imported(source: str, place: str) -> Iterator[Path]:
     """List the files of `helpers` that a source imports, their packages included."""
-    names: list[str] = []
-    for statement in ast.walk(ast.parse(source)):
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise ValueError(f"{place} is not Python, see `{line}`: {error.msg}") from error
+    for statement in ast.walk(tree):
         if isinstance(statement, ast.Import):
-            names += [each.name for each in statement.names]
+            for each in statement.names:
+                yield from _files(each.name, place)
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            names.append(statement.module)
-            names += [f"{statement.module}.{each.name}" for each in statement.names]
-    return _files(name for name in names if name.partition(".")[0] == "helpers")
+            yield from _files(statement.module, place)
+            for each in statement.names:
+                yield from _files(f"{statement.module}.{each.name}", place, member=True)
 
 
-def _files(names: Iterable[str]) -> Iterator[Path]:
-    for name in names:
-        parts = name.split(".")[1:]
-        for length in range(len(parts) + 1):
-            base = Path(*parts[:length])
-            package, module = base / "__init__.py", base.with_suffix(".py") if length else None
-            if (HELPERS / package).exists():
-                yield package
-            elif module and (HELPERS / module).exists():
-                yield module
+def _files(name: str, place: str, *, member: bool = False) -> Iterator[Path]:
+    """List the files that the import of a module runs, its packages first.
+
+    Args:
+        name: Dotted; without effect unless it is of `helpers`.
+        place: Where it is imported.
+        member: The last part may be something inside the module before it.
+
+    Raises:
+        ValueError: There is no such module.
+    """
+    root, *parts = name.split(".")
+    if root != "helpers":
+        return
+    package = Path("__init__.py")
+    yield package
+    for length in range(1, len(parts) + 1):
+        base = Path(*parts[:length])
+        if (HELPERS / base / "__init__.py").exists():
+            package = base / "__init__.py"
+            yield package
+        elif (HELPERS / base).with_suffix(".py").exists():
+            package = base.with_suffix(".py")
+            yield package
+        elif member and length == len(parts) and _defines(HELPERS / package, parts[-1]):
+            return
+        else:
+            raise ValueError(f"{place} imports {name}, which is not there")
+
+
+def _defines(module: Path, name: str) -> bool:
+    """Say whether a module has something of this name, as far as its source tells."""
+    table = symtable.symtable(module.read_text("utf-8"), str(module), "exec")
+    return name == "*" or name in table.get_identifiers()

@@ -6,7 +6,6 @@ Run from the folder that holds `notebooks/`, `python -m helpers.tooling.pages` w
 import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,8 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 from tqdm import tqdm
 
-from helpers.tooling import anatomy, lessons, saved
+from helpers.tooling import anatomy, drafts, lessons, saved
+from helpers.tooling.execution import end_cleanly_on_signals
 from helpers.tooling.prose import Prose
 
 FOLDER = Path("build/html")
@@ -37,6 +37,8 @@ class Page(NamedTuple):
     """A lesson, ready for the template."""
 
     page: str
+    notebook: str
+    """The name of its file."""
     title: str
     promise: str
     """The first paragraph, as HTML."""
@@ -68,6 +70,7 @@ def page(lesson: Path) -> Page:
         raise ValueError(f"{lesson.name}: {error}") from error
     return Page(
         page=f"{lesson.stem[:2]}.html",
+        notebook=lesson.name,
         title=parts[1],
         promise=Prose().html(parts[2]),
         times=parts[3],
@@ -81,28 +84,22 @@ def build(folder: Path = FOLDER) -> None:
     """Write all pages; the folder is there in full or as it was before.
 
     Raises:
-        ValueError: As in `page`, or there are no lessons.
+        ValueError: As in `page`, there are no lessons, or the folder cannot be written.
     """
     pages = [page(lesson) for lesson in tqdm(lessons.find(), desc="pages", unit="lesson")]
     jinja = Environment(loader=FileSystemLoader(TEMPLATE), trim_blocks=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".html-") as draft:
-        new, old = Path(draft, "new"), Path(draft, "old")
-        new.mkdir()
+    with drafts.replaced(folder) as draft:
         overview = jinja.get_template("overview.html.j2").render(lessons=pages)
-        (new / "index.html").write_text(overview, encoding="utf-8")
+        (draft / "index.html").write_text(overview, encoding="utf-8")
         around = [None, *pages, None]
         for before, each, after in zip(around, pages, around[2:], strict=False):
             text = jinja.get_template("page.html.j2").render(
                 lesson=each, previous=before, next=after
             )
-            (new / each.page).write_text(text, encoding="utf-8")
-        shutil.copy(TEMPLATE / "script.js", new)
+            (draft / each.page).write_text(text, encoding="utf-8")
+        shutil.copy(TEMPLATE / "script.js", draft)
         style = (TEMPLATE / "style.css").read_text(encoding="utf-8")
-        (new / "style.css").write_text(style + _colours(), encoding="utf-8")
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
+        (draft / "style.css").write_text(style + _colours(), encoding="utf-8")
 
 
 def _exporter(prose: Prose) -> TemplateExporter:
@@ -149,6 +146,7 @@ def _picture(notebook: NotebookNode) -> Picture | None:
 
 
 if __name__ == "__main__":
+    end_cleanly_on_signals()
     try:
         build()
     except ValueError as error:

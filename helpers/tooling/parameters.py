@@ -66,6 +66,19 @@ def declared(cell: NotebookNode) -> dict[str, int | str]:
     return found
 
 
+def defaults(lesson: Path) -> dict[str, int | str]:
+    """Read what a lesson's parameters are if none are given.
+
+    Raises:
+        ValueError: It has no parameters cell, or one that will not do.
+    """
+    notebook = lessons.read(lesson)
+    tagged = [cell for cell in notebook.cells if "parameters" in lessons.tags(cell)]
+    if len(tagged) != 1:
+        raise ValueError(f"{lesson.name} has {len(tagged)} cells tagged 'parameters', not one")
+    return declared(tagged[0])
+
+
 def check(lesson: Path, given: Mapping[str, str], device: torch.device) -> dict[str, int | str]:
     """Turn the values given for a lesson into those that it can run with.
 
@@ -80,19 +93,15 @@ def check(lesson: Path, given: Mapping[str, str], device: torch.device) -> dict[
     Raises:
         ValueError: With one sentence about the first thing that would not do.
     """
-    notebook = lessons.read(lesson)
-    tagged = [cell for cell in notebook.cells if "parameters" in lessons.tags(cell)]
-    if len(tagged) != 1:
-        raise ValueError(f"{lesson.name} has {len(tagged)} cells tagged 'parameters', not one")
-    defaults = declared(tagged[0])
+    usual = defaults(lesson)
     if "device" in given:
         raise ValueError("the device is not set in PARAMS: say DEVICE=cpu, or --device cpu")
     for name in given:
-        if name not in defaults:
-            names = ", ".join(defaults)
+        if name not in usual:
+            names = ", ".join(usual)
             raise ValueError(f"{lesson.name} has no parameter {name!r}, it has {names}")
-    values = {name: _convert(name, text, type(defaults[name])) for name, text in given.items()}
-    all_values = defaults | values
+    values = {name: _convert(name, text, type(usual[name])) for name, text in given.items()}
+    all_values = usual | values
     data.check(all_values["dataset"], all_values["batch_size"])
     devices.check_seed(all_values["seed"])
     for name, value in values.items():

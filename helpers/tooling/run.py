@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import papermill
-import torch
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 
@@ -73,13 +73,18 @@ class LessonEngine(Engine):
 papermill_engines.register(ENGINE, LessonEngine)
 
 
-def execute(lesson: Path, values: Mapping[str, int | str], folder: Path) -> Result:
+def execute(
+    lesson: Path, values: Mapping[str, int | str], folder: Path, asked: Sequence[str] = ()
+) -> Result:
     """Execute one lesson into a folder, under the lesson's own name only once it is finished.
+
+    Until then, what an earlier run left there stays.
 
     Args:
         lesson: The notebook.
         values: Its parameters, checked.
         folder: Gets `NN_name.ipynb`, or `NN_name.failed.ipynb` as far as a failed run came.
+        asked: The names of all lessons that the run was asked for.
 
     Returns:
         How it went; a failure in the lesson does not raise.
@@ -88,8 +93,8 @@ def execute(lesson: Path, values: Mapping[str, int | str], folder: Path) -> Resu
     finished, failed, running = (
         folder.absolute() / f"{lesson.stem}{state}.ipynb" for state in ("", ".failed", ".running")
     )
-    for earlier in (finished, failed, running):
-        earlier.unlink(missing_ok=True)
+    running.unlink(missing_ok=True)
+    used = parameters.defaults(lesson) | values
     execution = Execution(lesson)
     failure = None
     start = time.perf_counter()
@@ -109,33 +114,28 @@ def execute(lesson: Path, values: Mapping[str, int | str], folder: Path) -> Resu
         seconds = time.perf_counter() - start
         if not running.exists():  # it failed before papermill saved anything
             nbformat.write(lessons.read(lesson), running)
-        _note(running, values, seconds, failure, execution.peak_memory)
-        running.replace(failed if failure else finished)
+        about = {
+            "failure": failure,
+            "seconds": seconds,
+            "peak_memory": execution.peak_memory,
+            "parameters": used,
+            "asked": list(asked),
+        }
+        _note(running, about)
+        new, earlier = (failed, finished) if failure else (finished, failed)
+        running.replace(new)
+        earlier.unlink(missing_ok=True)
     finally:
         running.unlink(missing_ok=True)  # it is still there when this process was told to stop
     return Result(lesson, seconds, failure, execution.peak_memory)
 
 
-def _note(
-    notebook: Path,
-    values: Mapping[str, int | str],
-    seconds: float,
-    failure: str | None,
-    peak_memory: Mapping[str, int],
-) -> None:
+def _note(notebook: Path, about: Mapping[str, Any]) -> None:
     """Write into an executed notebook how it went, with what values, on what and when."""
     executed = nbformat.read(notebook, nbformat.NO_CONVERT)
-    record = records.make(torch.device(str(values.get("device", "cpu"))), [])
+    record = records.make(devices.resolve(about["parameters"]["device"]), [])
     del record["studies"]
-    executed.metadata[METADATA] = nbformat.from_dict(
-        {
-            "failure": failure,
-            "seconds": seconds,
-            "peak_memory": dict(peak_memory),
-            "parameters": dict(values),
-            **record,
-        }
-    )
+    executed.metadata[METADATA] = nbformat.from_dict({**about, **record})
     nbformat.write(executed, notebook)
 
 
@@ -179,7 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     folder = BUILD / str(device).replace(":", "-")
-    results = [execute(lesson, values, folder) for lesson, values in plan.items()]
+    asked = [lesson.stem for lesson in plan]
+    results = [execute(lesson, values, folder, asked) for lesson, values in plan.items()]
     print(f"\n{table(results)}\n\nThe executed lessons are in {folder}/.", flush=True)
     for result in results:
         if result.failure:

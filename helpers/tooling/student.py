@@ -1,8 +1,8 @@
 """The student's edition: solutions become stubs, which say what to write.
 
-Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` writes lesson 3
-to build/student/, and all lessons if none is named. The folder works alone: it has a copy of the
-helpers and of requirements.txt.
+Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` makes
+build/student/ anew with lesson 3, and with all lessons if none is named. The folder works alone: it
+has a copy of the helpers and of requirements.txt.
 
 A lesson has for each exercise a task, a cell tagged `solution` that holds one function or class
 with docstrings, and a check cell right after it, which calls it in `with exercises.check(...)`.
@@ -10,6 +10,7 @@ The check cell is the student's, as it is.
 """
 
 import ast
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from pathlib import Path
 from nbformat import NotebookNode
 
 from helpers.exercises import STILL_TO_DO
-from helpers.tooling import editions, lessons
+from helpers.tooling import drafts, editions, lessons
+from helpers.tooling.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/student")
 EXERCISES = (
@@ -26,6 +28,7 @@ EXERCISES = (
     "whether the shape is wrong or only the values, and when the answer is correct."
 )
 """How the student's edition explains the exercises."""
+BESIDE = "keep the notebook beside the folder `helpers` that came with it"
 
 
 def stub(solution: str) -> str:
@@ -40,7 +43,10 @@ def stub(solution: str) -> str:
     Raises:
         ValueError: It is something else.
     """
-    body = ast.parse(solution).body
+    try:
+        body = ast.parse(solution).body
+    except SyntaxError as error:
+        raise ValueError(f"a solution is Python, this one is not: {error.msg}") from error
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")
     lines = solution.splitlines()
@@ -53,17 +59,14 @@ def student(lesson: Path) -> NotebookNode:
     Raises:
         ValueError: A solution is not one function or class with docstrings.
     """
-    notebook = editions.derive(lesson)
+    notebook = editions.derive_copy(lesson, BESIDE)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace(editions.EXERCISES, EXERCISES)
             continue
         if "solution" in lessons.tags(cell):
-            try:
+            with editions.located(f"{lesson.name}, {lessons.place(notebook, cell)}: "):
                 cell.source = stub(cell.source)
-            except ValueError as error:
-                place = lessons.place(notebook, cell)
-                raise ValueError(f"{lesson.name}, {place}: {error}") from error
             cell.metadata.pop("jupyter", None)
             cell.metadata.pop("tags")
         cell.metadata.pop("output_of", None)
@@ -72,22 +75,30 @@ def student(lesson: Path) -> NotebookNode:
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
-    """Write the student's notebooks of lessons, and what they need, into a folder.
+    """Make a folder anew with the student's notebooks of lessons, and what they need.
+
+    Args:
+        chosen: The lessons; links to others become plain text.
+        folder: It is there in full or as it was before; what else was in it is gone.
 
     Raises:
-        ValueError: As in `student`; then nothing is written.
+        ValueError: As in `student`; a lesson imports what is not there; the folder cannot be
+            written.
     """
     notebooks = {lesson: student(lesson) for lesson in chosen}
-    all_lessons = lessons.find(chosen[0].parent)
+    modules = set()
     for lesson, notebook in notebooks.items():
-        if len(chosen) < len(all_lessons):
-            editions.relink(notebook, None)  # the other lessons may not be there
-        editions.save(notebook, folder / lesson.name)
-    for path in sorted({path for each in notebooks.values() for path in editions.needed(each)}):
-        source = (editions.HELPERS / path).read_text(encoding="utf-8")
-        editions.write(source, folder / "helpers" / path)
-    requirements = editions.HELPERS.parent / "requirements.txt"
-    editions.write(requirements.read_text(encoding="utf-8"), folder / requirements.name)
+        editions.relink(notebook, None, there=[each.name for each in chosen])
+        with editions.located(f"{lesson.name}, "):
+            modules.update(editions.needed(notebook))
+    with drafts.replaced(folder) as draft:
+        for lesson, notebook in notebooks.items():
+            editions.save(notebook, draft / lesson.name)
+        for path in sorted(modules):
+            copied = draft / "helpers" / path
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(editions.HELPERS / path, copied)
+        shutil.copyfile(editions.HELPERS.parent / "requirements.txt", draft / "requirements.txt")
 
 
 def _emptied(node: ast.FunctionDef | ast.ClassDef, lines: list[str], outer: str) -> list[str]:
@@ -106,8 +117,9 @@ def _emptied(node: ast.FunctionDef | ast.ClassDef, lines: list[str], outer: str)
 
 
 if __name__ == "__main__":
+    end_cleanly_on_signals()
     try:
         build(lessons.choose(sys.argv[1:]))
     except ValueError as error:
         sys.exit(str(error))
-    print(f"the student's edition is in {FOLDER}: it works alone, and is overwritten next time")
+    print(f"the student's edition is in {FOLDER}: it works alone, and is made anew next time")

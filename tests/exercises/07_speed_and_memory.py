@@ -1,11 +1,11 @@
 # Wrong answers: the id of the solution that each stands for, and the verdict it gets.
 
-# %% solution-1: not so yet: of the Jacobian
+# %% solution-1: not so yet: the bytes of the Jacobian
 def result_bytes(model, batch_size, outputs=None):
     return batch_size * sum(parameter.nbytes for parameter in model.parameters())
 
 
-# %% solution-1: not so yet: in float64
+# %% solution-1: not so yet: the bytes of gradients in float64
 def result_bytes(model, batch_size, outputs=None):
     return batch_size * (outputs or 1) * 4 * sum(p.numel() for p in model.parameters())
 
@@ -30,4 +30,23 @@ def write_gradients(buffers, images, labels, chunk_size):
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
     for name, buffer in buffers.items():
         buffer.copy_(grads[name])
+    return buffers
+
+
+# %% solution-2: not so yet: they are in the memory of the buffers
+def write_gradients(buffers, images, labels, chunk_size):
+    chunks = zip(images.split(chunk_size), labels.split(chunk_size), strict=True)
+    parts = [gradients.func_gradients(model, F.cross_entropy, *chunk) for chunk in chunks]
+    for name in buffers:
+        buffers[name] = torch.cat([part[name] for part in parts])
+    return buffers
+
+
+# %% solution-2: right shape, wrong values
+def write_gradients(buffers, images, labels, chunk_size):
+    for start in range(0, len(images) - chunk_size + 1, chunk_size):
+        part = slice(start, start + chunk_size)
+        grads = gradients.func_gradients(model, F.cross_entropy, images[part], labels[part])
+        for name, buffer in buffers.items():
+            buffer[part] = grads[name]
     return buffers

@@ -148,13 +148,45 @@ def test_parameters_become_a_form():
     assert (values["dataset"], values["hidden"]) == ("digits", 20)
 
 
+def test_form_keeps_comments_and_needs_no_layout():
+    cell = good_lesson().cells[1]
+    cell.source = f"""\
+# What all lessons have.
+{cell.source}
+
+# Only here, for α:
+alpha: str = 'α "#1"'  # α, a name
+first: int = 1; second: int = 2  # one line, two
+# The end."""
+    lines = colab.form(cell).splitlines()
+    assert lines[:2] == ["# @title Parameters", "# What all lessons have."]
+    assert lines[12:] == [
+        "# Only here, for α:",
+        "# @markdown `alpha`: α, a name",
+        'alpha = "α \\"#1\\""  # @param {type: "string"}',
+        "# @markdown `first`: one line, two",
+        'first = 1  # @param {type: "integer"}',
+        "# @markdown `second`: one line, two",
+        'second = 2  # @param {type: "integer"}',
+        "# The end.",
+    ]
+    values = {}
+    exec("\n".join(lines), values)
+    assert (values["alpha"], values["first"], values["second"]) == ('α "#1"', 1, 2)
+
+
 @pytest.mark.parametrize("version", ["2.5.1+cu121", "1.13.0"])
 def test_old_torch_is_refused_in_one_sentence(version, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.__version__", version)
     start = colab.standalone(LESSONS[0], None).cells[1]
-    with pytest.raises(RuntimeError, match=rf"2.6 or newer, here is {re.escape(version)}"):
+    with pytest.raises(
+        RuntimeError, match=rf"2.6 or newer, here is {re.escape(version)}"
+    ) as raised:
         exec(start.source, {})
+    assert "choose a newer runtime (Runtime > Change runtime type)" in str(raised.value)
+    assert "or run `%pip install -U torch` in a cell of your own" in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert os.listdir(tmp_path) == []
 
 
@@ -162,6 +194,11 @@ REFUSED = {
     "no owner": (["--repo", "gradients"], "REPO must be owner/name, such as ada/gradients, got "),
     "an address": (["--repo", "https://github.com/a/b"], "REPO must be owner/name"),
     "dots": (["--repo", "ada/.."], "REPO must be owner/name"),
+    "an option": (
+        ["--repo=--help"],
+        "REPO must be owner/name, such as ada/gradients, got '--help'",
+    ),
+    "nothing": (["--repo="], "REPO must be owner/name, such as ada/gradients, got ''"),
     "unknown lesson": (["9"], "there is no lesson '9', there are 01_a"),
 }
 
@@ -182,3 +219,16 @@ def test_chosen_lessons_are_written():
         save(good_lesson(), stem)
     assert colab.main(["2", "--repo", "ada/gradients"]) == 0
     assert [path.name for path in colab.FOLDER.iterdir()] == ["02_b.ipynb"]
+    assert colab.main(["1"]) == 0
+    assert [path.name for path in colab.FOLDER.iterdir()] == ["01_a.ipynb"]
+
+
+@pytest.mark.usefixtures("desk")
+def test_parameters_that_will_not_do_are_refused(capsys):
+    notebook = good_lesson()
+    notebook.cells[1].source = "seed = 0"
+    save(notebook, "01_a")
+    assert colab.main([]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("01_a.ipynb, cell 2 (sizes): line 'seed = 0' has not the form ")
+    assert shown.count("\n") == 1

@@ -112,8 +112,9 @@ def test_commands(checkout):
     assert commands("bench", "DEVICE=cpu") == ["-m helpers.tooling.bench --device cpu"]
     assert commands("colab") == ["-m helpers.tooling.colab"]
     assert commands("colab", "LESSON=3", "REPO=ada/gradients") == [
-        "-m helpers.tooling.colab 3 --repo ada/gradients"
+        "-m helpers.tooling.colab 3 --repo=ada/gradients"
     ]
+    assert commands("colab", "REPO=-x y") == ["-m helpers.tooling.colab --repo=-x y"]
     assert commands("report") == ["-m helpers.tooling.report"]
     assert commands("student", "LESSON=1 2") == ["-m helpers.tooling.student 1 2"]
     assert commands("html") == ["-m helpers.tooling.pages"]

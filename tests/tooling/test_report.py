@@ -1,20 +1,26 @@
 """The report of devices side by side, and the numbers that tables hand over to it."""
 
+import html
+import json
 import re
 import subprocess
 import sys
+from base64 import b64decode
 from copy import deepcopy
 
 import nbformat
 import pandas as pd
 import pytest
 import torch
+from bs4 import BeautifulSoup
 from IPython.core.interactiveshell import InteractiveShell
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from nbformat.v4 import new_output
 
 from helpers import compare, handover, study
-from helpers.tooling import anatomy, outputs, report, run
-from tests.tooling.samples import cell, code, lesson, save
+from helpers.tooling import anatomy, outputs, report, report_plot, report_tables, run
+from tests.tooling.samples import cell, code, good_lesson, lesson, save
 
 TIMING = {
     "kind": "timing",
@@ -50,7 +56,8 @@ def executed(failure=None):
             "failure": failure,
             "seconds": 3.1,
             "peak_memory": {"host": 2**30},
-            "parameters": {"batch_size": 7},
+            "parameters": {"device": "cpu", "batch_size": 7},
+            "asked": ["01_a", "06_f"],
             "machine": {"device": "A processor"},
             "versions": {"torch": "2.13.0"},
             "date": "2026-01-01",
@@ -66,6 +73,28 @@ def put(notebook, folder, name="01_a.ipynb"):
     return path
 
 
+def states(page, device):
+    """Read the first table: what stands in the column of a device, the first line of each cell."""
+    rows = BeautifulSoup(page, "html.parser").table.find_all("tr")
+    heads, *cells = [
+        [each.get_text("\n").strip() for each in row.find_all(["th", "td"])] for row in rows
+    ]
+    texts = {row[0]: row[heads.index(device)].replace("\n:", ":") for row in cells}
+    return {name: text.partition("\n")[0] for name, text in texts.items()}
+
+
+def timing(**changes):
+    """Make a timing in which the second row is changed, at first that of a candidate that ran."""
+    table = deepcopy(TIMING)
+    table["rows"][1] = {**TIMING["rows"][0], "method": "a peer", **changes}
+    return table
+
+
+def drawn(image):
+    """Decode a plot, in which text is drawn, and stands in comments."""
+    return b64decode(image.removeprefix("data:image/svg+xml;base64,")).decode()
+
+
 @pytest.mark.usefixtures("desk")
 def test_devices_side_by_side(capsys):
     put(executed(), "cpu")
@@ -77,20 +106,32 @@ def test_devices_side_by_side(capsys):
     put(executed(), "colab", "03_c.ipynb")
     (run.BUILD / "cpu" / "04_d.ipynb").write_text("no notebook")
     put(executed(), "cpu", "05_e.running.ipynb")
+    for stem in ("06_f", "07_g"):
+        save(good_lesson(), stem)
     assert report.main() == 0
     page = (run.BUILD / "report.html").read_text()
     assert "shapes disagree" in page
     assert "(9, 9)" in page
     assert "(2, 3)" in page
-    assert "never ran" in page
+    assert states(page, "cpu") == {
+        "all": "1 passed, 1 unfinished, 1 not usable, 1 never ran, 2 left out",
+        "01_a": "passed",
+        "02_b": "left out",
+        "04_d": "not usable",
+        "05_e": "unfinished",
+        "06_f": "never ran",
+        "07_g": "left out",
+    }
+    assert states(page, "cuda-1")["all"] == "1 passed, 1 failed, 1 never ran, 3 left out"
+    assert states(page, "cuda-1")["02_b"] == f"failed: {hostile}"
     assert "03_c" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page
     assert 'alt="Times of cell time' in page
     assert "vmap $x &lt;b&gt; 0.5, a peer absent." in page
-    assert "cpu/04_d.ipynb was left out" in page
-    assert "cpu/05_e.running.ipynb was left out: it is running, or was stopped before" in page
-    assert "cpu/04_d.ipynb was left out" in capsys.readouterr().err
+    assert "cpu/04_d.ipynb was not used" in page
+    assert "cpu/05_e.running.ipynb was not used: it is running, or was stopped before" in page
+    assert "cpu/04_d.ipynb was not used" in capsys.readouterr().err
     assert not re.search(r"""(?:src|href)=["'](?!#|data:)|url\(|@import|<link""", page)
     assert [path.name for path in run.BUILD.glob("*report*")] == ["report.html"]
 
@@ -100,6 +141,215 @@ def test_one_device_alone():
     put(executed(), "cpu")
     assert report.main() == 0
     assert "disagree" not in (run.BUILD / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("desk")
+def test_same_bytes_each_time():
+    put(executed(), "cpu")
+    pages = [report.main() or (run.BUILD / "report.html").read_bytes() for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.usefixtures("desk")
+def test_run_times_against_each_other():
+    slow, fast = executed(), executed()
+    slow.metadata[run.METADATA].seconds = 31.0
+    failed = executed("ValueError: no")
+    small = executed()
+    small.metadata[run.METADATA].parameters = {"device": "cuda", "batch_size": 5}
+    for name, (first, second) in {
+        "01_a": (slow, fast),
+        "02_b": (fast, slow),
+        "03_c": (fast, failed),
+        "04_d": (slow, small),
+    }.items():
+        put(first, "cpu", f"{name}.ipynb")
+        put(second, "cuda", f"{name}.failed.ipynb" if second is failed else f"{name}.ipynb")
+    put(fast, "cuda", "05_e.ipynb")
+    assert report.main() == 0
+    page = (run.BUILD / "report.html").read_text()
+    assert states(page, "cuda against cpu") == {
+        "all": "",
+        "01_a": "10.0 times as fast",
+        "02_b": "0.1 times as fast",
+        "03_c": "",
+        "04_d": "batch_size differs: 7 on cpu, 5 on cuda",
+        "05_e": "",
+    }
+    assert page.count('<p class="bad">batch_size differs: 7 on cpu, 5 on cuda</p>') == 1
+
+
+@pytest.mark.usefixtures("desk")
+def test_what_is_the_same_on_devices_stands_once():
+    put(executed(), "cpu")
+    put(executed(), "cpu", "02_b.ipynb")
+    other = executed()
+    other.metadata[run.METADATA].versions = {"torch": "2.6.0", "numpy": "2.0"}
+    put(other, "cuda")
+    put(executed(), "cuda", "02_b.ipynb")
+    assert report.main() == 0
+    page = BeautifulSoup((run.BUILD / "report.html").read_text(), "html.parser")
+    rows = [
+        [each.text for each in row.find_all("td")]
+        for row in page.find_all("table")[-1].find_all("tr")
+    ]
+    assert [row for row in rows if row] == [
+        ["date", "2026-01-01"],
+        ["device", "A processor"],
+        ["torch", "2.13.0", "2.6.0 (01), 2.13.0 (02)"],
+        ["numpy", "", "2.0 (01)"],
+        ["batch_size", "7"],
+    ]
+
+
+def test_missing_time_is_a_gap_that_says_why(monkeypatch):
+    words = []
+    text = Axes.text
+    monkeypatch.setattr(Axes, "text", lambda *a, **k: words.append(a[3]) or text(*a, **k))
+    bars = []
+    barh = Axes.barh
+    monkeypatch.setattr(Axes, "barh", lambda *a, **k: bars.append(a[2]) or barh(*a, **k))
+    tables = [
+        report_tables.check_table(timing(**changes))
+        for changes in (
+            {"ratio": None, "missing": "failed"},
+            {"ratio": float("nan")},
+            {"ratio": 0.0},
+            {},
+        )
+    ]
+    report_plot.draw(dict(zip("abcd", tables, strict=True)))
+    assert words == ["a: failed", "b: not measured", "c: below 0.01"]
+    assert bars == [[0.5], [0.5], [0.5], [0.5, 0.5]]
+    words.clear()
+    report_plot.draw({"a": tables[0]})
+    assert words == ["failed"]
+
+
+@pytest.mark.parametrize(("ratio", "scale"), [(9.9, "linear"), (10.1, "log")])
+def test_axis_is_logarithmic_from_a_factor_of_20(ratio, scale, monkeypatch):
+    figures = []
+    savefig = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda f, *a, **k: figures.append(f) or savefig(f, *a, **k)
+    )
+    report_plot.draw({"cpu": report_tables.check_table(timing(ratio=ratio))})
+    (axes,) = figures[0].axes
+    assert axes.get_xscale() == scale
+    assert axes.get_xlim()[0] < 0.5 < ratio < axes.get_xlim()[1]
+
+
+def test_plot_follows_the_colours_of_the_page():
+    svg = drawn(report_plot.draw({"cpu": report_tables.check_table(timing())}))
+    assert "prefers-color-scheme: dark" in svg
+    assert "currentColor" in svg
+    assert report_plot.INK not in svg
+    assert not re.search(r"(fill|stroke): #(fff|000)", svg)
+
+
+@pytest.mark.usefixtures("desk")
+def test_missing_spread_is_empty():
+    notebook = executed()
+    cell(notebook, "time").outputs[0].data[handover.MIME] = timing(spread_ms=None)
+    put(notebook, "cpu")
+    assert report.main() == 0
+    page = (run.BUILD / "report.html").read_text()
+    assert "<td>a peer</td><td>1.0</td><td></td><td>0.5</td>" in page
+    assert "None" not in page
+
+
+@pytest.mark.parametrize(
+    ("error", "instead", "shown"),
+    [
+        (float("inf"), None, "not finite"),
+        (float("nan"), None, "not finite"),
+        (None, "missing", "missing"),
+        (None, None, "none"),
+        (2.5e-7, None, "2.5e-07"),
+        (0, None, "0"),
+    ],
+)
+@pytest.mark.usefixtures("desk")
+def test_largest_error_is_a_number_or_words(error, instead, shown):
+    notebook = executed()
+    row = cell(notebook, "check").outputs[0].data[handover.MIME]["rows"][0]
+    row.update(error=error, instead=instead)
+    put(notebook, "cpu")
+    assert report.main() == 0
+    assert f"<td>{shown} <span" in (run.BUILD / "report.html").read_text()
+
+
+MALFORMED = {
+    "text": ("text", "it is malformed: 'text' is not of type 'object'"),
+    "kind": ({"kind": "x"}, "kind: 'x' is not one of ['comparison', 'timing']"),
+    "no rows": ({**TIMING, "rows": []}, "rows: [] should be non-empty"),
+    "no ratio": ({**TIMING, "rows": [{}]}, "rows[0]: 'method' is a required property"),
+    "word": (timing(ratio="fast"), "rows[1].ratio: 'fast' is not of type 'number', 'null'"),
+    "negative": (timing(ratio=-1), "rows[1].ratio: -1 is less than the minimum of 0"),
+    "shape": (
+        {
+            "kind": "comparison",
+            "rows": [
+                {
+                    "shape": 3,
+                    "parameter": "w",
+                    "error": 0,
+                    "instead": None,
+                    "tolerance": 0,
+                    "equal": True,
+                }
+            ],
+        },
+        "rows[0].shape: 3 is not of type 'array'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), MALFORMED.values(), ids=MALFORMED.keys())
+@pytest.mark.usefixtures("desk")
+def test_malformed_table_is_left_out_alone(content, reason, capsys):
+    notebook = executed()
+    cell(notebook, "time").outputs[0].data[handover.MIME] = content
+    put(notebook, "cpu")
+    assert report.main() == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("cpu/01_a.ipynb: a table of cell time was left out: it is malformed: ")
+    assert line.endswith(reason)
+    page = (run.BUILD / "report.html").read_text()
+    assert html.escape(line).replace("&#x27;", "&#39;") in page
+    assert "(2, 3)" in page
+    assert "<img" not in page
+
+
+@pytest.mark.usefixtures("desk")
+def test_run_that_says_too_little_of_itself(capsys):
+    notebook = executed()
+    del notebook.metadata[run.METADATA]["seconds"]
+    put(notebook, "cpu")
+    assert report.main() == 1
+    assert capsys.readouterr().err.startswith(
+        "cpu/01_a.ipynb was not used: what it says of its run (`make run` executes it anew) is "
+        "malformed: 'seconds' is a required property\n"
+    )
+
+
+@pytest.mark.usefixtures("desk")
+def test_cells_without_ids_and_with_several_tables(capsys, recwarn):
+    notebook = executed()
+    cell(notebook, "time").outputs *= 2
+    content = json.loads(nbformat.writes(notebook))
+    for each in content["cells"]:
+        if each["id"] == "check":
+            del each["id"]
+    path = put(notebook, "cpu")
+    path.write_text(json.dumps(content))
+    assert report.main() == 0
+    assert capsys.readouterr().err == ""
+    assert list(recwarn) == []
+    page = (run.BUILD / "report.html").read_text()
+    assert "<td>number 3</td>" in page
+    assert "Times of cell time</summary>" in page
+    assert "Times of cell time, table 2</summary>" in page
 
 
 @pytest.mark.usefixtures("desk")
@@ -113,26 +363,45 @@ def test_shown_table_carries_its_numbers():
     table = compare.table({"weight": torch.ones(2, 3) + 0.5}, grads)
     shown, _ = InteractiveShell.instance().display_formatter.format(table)
     assert shown["text/plain"] == repr(pd.DataFrame(table))
-    row = {"parameter": "weight", "shape": [2, 3], "error": 0.5, "tolerance": 1e-5, "equal": False}
+    row = {"parameter": "weight", "shape": [2, 3], "error": 0.5, "instead": None}
+    row |= {"tolerance": 1e-5, "equal": False}
     assert shown[handover.MIME] == {"kind": "comparison", "rows": [row]}
     verdicts, _ = InteractiveShell.instance().display_formatter.format(table["equal"])
     assert handover.MIME not in verdicts
 
 
-def test_study_carries_its_times():
-    rows = {"iqr": 0.001, "peak": None, "held": None, "faults": None}
+@pytest.mark.parametrize(
+    ("got", "instead"),
+    [
+        ({"weight": torch.full((2, 3), torch.nan)}, "not finite"),
+        ({"weight": torch.ones(2, 4)}, "expected (2, 3)"),
+        ({}, "missing"),
+    ],
+)
+def test_comparison_without_an_error_says_why(got, instead):
+    table = compare.table(got, {"weight": torch.ones(2, 3)})
+    (row,) = table._repr_mimebundle_()[handover.MIME]["rows"]
+    assert (row["error"], row["instead"], row["equal"]) == (None, instead, False)
+
+
+@pytest.mark.parametrize(("rounds", "spread"), [(5, 1.0), (1, None)])
+@pytest.mark.parametrize("absent", [{"JAX": "it is not there"}, {}])
+def test_study_carries_its_times(rounds, spread, absent):
+    rows = {"iqr": 0.001, "rounds": rounds, "peak": None, "held": None, "faults": None}
     measured = {"batch gradient": {**rows, "median": 0.01}, "loop": {**rows, "median": 0.05}}
-    done = {"candidates": measured, "absent": {"JAX": "it is not there"}, "failed": {}}
+    done = {"candidates": measured, "absent": absent, "failed": {}}
     shown, _ = InteractiveShell.instance().display_formatter.format(study.table(done))
     content = shown[handover.MIME]
     assert (content["kind"], content["reference"]) == ("timing", "batch gradient")
+    spreads = [row["spread_ms"] for row in content["rows"]]
+    assert spreads == [spread, spread, None][: len(spreads)]
     seen = [
         (row["method"], row["median_ms"], row["ratio"], row["missing"]) for row in content["rows"]
     ]
     assert seen == [
         ("batch gradient", 10.0, 1.0, None),
         ("loop", 50.0, 5.0, None),
-        ("JAX", None, None, "absent"),
+        *(("JAX", None, None, "absent") for _ in absent),
     ]
 
 

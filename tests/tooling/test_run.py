@@ -53,6 +53,8 @@ def test_every_failure_is_reported_at_the_end(desk, capfd):
         "04_d.failed.ipynb",
     ]
     assert "encryption" not in shown.err
+    about = lessons.read(build / "01_a.ipynb").metadata[run.METADATA]
+    assert about.asked == ["01_a", "02_b", "03_c", "04_d"]
 
 
 def test_peak_memory_is_the_lessons_own(desk):
@@ -64,12 +66,14 @@ def test_peak_memory_is_the_lessons_own(desk):
 
 def test_executed_lesson_says_how_it_was_executed(desk):
     path = save(lesson(code("divide", "1 / 0")), "01_a")
-    run.execute(path, {"device": "cpu", "batch_size": 7}, desk / "build")
+    run.execute(path, {"device": "cpu", "batch_size": 7}, desk / "build", ["01_a", "02_b"])
     about = lessons.read(desk / "build" / "01_a.failed.ipynb").metadata[run.METADATA]
     assert about.failure.endswith("ZeroDivisionError: division by zero")
     assert about.seconds > 0
     assert about.peak_memory.host > 10e6
-    assert about.parameters == {"device": "cpu", "batch_size": 7}
+    sizes = {"dataset": "digits", "batch_size": 7, "hidden": 20, "seed": 0}
+    assert about.parameters == {"device": "cpu", **sizes}
+    assert about.asked == ["01_a", "02_b"]
     assert about.versions.torch == torch.__version__
     assert about.machine.threads == torch.get_num_threads()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", about.date)
@@ -180,7 +184,8 @@ def test_killed_half_way(number, status, desk):
 
     assert process.wait(timeout=20) == status
     left = {path.name for path in build.iterdir()}
-    assert left == ({"01_a.running.ipynb"} if number == signal.SIGKILL else set())
+    assert left - {"01_a.ipynb"} == ({running.name} if number == signal.SIGKILL else set())
+    assert (build / "01_a.ipynb").read_text() == "of an earlier run"
     _, alive = psutil.wait_procs(kernels, timeout=20)
     assert not alive
     assert "Traceback" not in (desk / "errors").read_text()

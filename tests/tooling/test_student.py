@@ -114,6 +114,19 @@ def test_links_lead_to_lessons_that_are_there(tmp_path):
     linked = lessons.read(tmp_path / "all" / "01_a.ipynb").cells[0].source
     assert "Then [lesson 2](02_b.ipynb)." in linked
     assert (tmp_path / "all" / "helpers" / "exercises.py").exists()
+    student.build(lessons.choose(["2"]), tmp_path / "all")
+    assert sorted(path.name for path in (tmp_path / "all").glob("*.ipynb")) == ["02_b.ipynb"]
+
+
+@pytest.mark.usefixtures("desk")
+@pytest.mark.parametrize("source", ["def answer(x) return x", "%time x = 1"])
+def test_solution_that_is_not_python_is_refused(source):
+    notebook = good_lesson()
+    cell(notebook, "answer").source = source
+    path = save(notebook, "01_a")
+    sentence = r"^01_a.ipynb, cell 8 \(answer\): a solution is Python, this one is not: [^\n]*$"
+    with pytest.raises(ValueError, match=sentence):
+        student.student(path)
 
 
 def test_unknown_lesson_is_refused(desk):
