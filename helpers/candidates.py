@@ -1,5 +1,6 @@
 """What is measured: each way to per-sample gradients or Jacobians, as a function to be timed."""
 
+import mmap
 import os
 import shutil
 import sys
@@ -127,6 +128,16 @@ def _with_buffers(model: nn.Module, images: Tensor, labels: Tensor, **options: A
     return lambda: gradients.func_gradients(model, F.cross_entropy, images, labels, **options)
 
 
+def _with_buffers_in_small_chunks(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    """Take chunks whose gradients, of the largest parameter, are just below 32 MiB.
+
+    Up to there glibc's malloc comes to keep what is freed: DEFAULT_MMAP_THRESHOLD_MAX, mallopt(3).
+    """
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    chunk_size = max(1, (32 * 2**20 - mmap.PAGESIZE) // largest)
+    return _with_buffers(model, images, labels, chunk_size=chunk_size)
+
+
 def _helper(compute: Callable[..., Any], **options: Any) -> Callable[..., Run]:
     def build(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
         return lambda: compute(model, F.cross_entropy, images, labels, **options)
@@ -162,7 +173,7 @@ GRADIENTS = {
     "vmap(grad), compiled": Candidate(compiled(composition), absent=compiler_absent),
     "vmap(grad), huge pages": Candidate(composition, HUGE, absent=huge_pages_absent),
     "vmap(grad), buffers reused": Candidate(_with_buffers),
-    "buffers reused, chunks of 4": Candidate(lambda *given: _with_buffers(*given, chunk_size=4)),
+    "buffers reused, small chunks": Candidate(_with_buffers_in_small_chunks),
     "vmap(grad), freed memory kept": Candidate(composition, keep_freed=True),
     "compiled, freed memory kept": Candidate(
         compiled(composition), keep_freed=True, absent=compiler_absent
