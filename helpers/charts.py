@@ -74,7 +74,8 @@ def growth(studies: Sequence[Study]) -> Figure:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
+    axis.margins(y=0.15)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside upper center", ncols=2)
     plt.close(figure)
     return figure
