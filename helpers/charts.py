@@ -9,9 +9,14 @@ from matplotlib.ticker import LogLocator
 from helpers.candidates import REFERENCE
 from helpers.study import Study
 
+DISTURBED = 0.3
+"""The spread, as a share of the median, from which a bar says it."""
+
 
 def multiples(studies: Mapping[str, Study], *, reference: str = REFERENCE) -> Figure:
     """Draw how many times the reference each candidate takes, a bar for each run.
+
+    A spread that is a large part of its median stands beside the bar.
 
     Args:
         studies: `{name of the run: study}` of the same candidates, more or fewer of them.
@@ -31,12 +36,18 @@ def multiples(studies: Mapping[str, Study], *, reference: str = REFERENCE) -> Fi
         unit = measured[reference]["median"]
         places = [place + (number + 0.5) * height - 0.4 for place in range(len(names))]
         there = [
-            (y, measured[n]["median"] / unit)
-            for y, n in zip(places, names, strict=True)
-            if n in measured
+            (place, measured[n]) for place, n in zip(places, names, strict=True) if n in measured
         ]
-        bars = axis.barh([y for y, _ in there], [x for _, x in there], height, label=run)
-        axis.bar_label(bars, fmt="%.2g", fontsize=7, padding=2)
+        times = [row["median"] / unit for _, row in there]
+        # A logarithmic axis has no zero to begin at: each bar is the distance to the reference.
+        lengths = [time - 1 for time in times]
+        bars = axis.barh([place for place, _ in there], lengths, height, left=1, label=run)
+        spreads = [(row["iqr"] or 0) / unit for _, row in there]
+        labels = [
+            f"{time:.3g}" + (f" (spread {spread:.2g})" if spread > DISTURBED * time else "")
+            for time, spread in zip(times, spreads, strict=True)
+        ]
+        axis.bar_label(bars, labels, fontsize=7, padding=2)
     axis.axvline(1, color="black", linewidth=0.8, zorder=0)
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.invert_yaxis()

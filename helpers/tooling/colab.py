@@ -133,7 +133,9 @@ def check_repo(repo: str) -> None:
     Raises:
         ValueError: It has not the form owner/name.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}$)[\w.-]+", repo, re.ASCII):
+    if not re.fullmatch(
+        r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}$)(?!.*\.git$)[\w.-]+", repo, re.ASCII
+    ):
         raise ValueError(f"REPO must be owner/name, such as ada/gradients, got {repo!r}")
 
 

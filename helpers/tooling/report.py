@@ -3,6 +3,7 @@
 Run from the folder that holds `build/`: `python -m helpers.tooling.report`.
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import jinja2
 
 from helpers.tooling import lessons, report_plot, report_tables, report_views, run
+from helpers.tooling.execution import end_cleanly_on_signals
 
 DEVICE = re.compile(r"cpu|mps|cuda(-\d+)?")
 LESSON = re.compile(r"(\d\d_\w+?)(\.failed|\.running)?\.ipynb")
@@ -78,7 +80,7 @@ def collect(build: Path) -> tuple[dict[str, Results], list[str]]:
                 except ValueError as error:
                     results.unusable[named[1]] = "not usable"
                     problems.append(f"{place} was not used: {error}")
-        if results.entries:
+        if results.entries or results.unusable:
             devices[folder.name] = results
     return devices, problems
 
@@ -109,24 +111,29 @@ def main() -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 0, or 1 when there is nothing to report.
+        The exit status: 0, or 1 when there is nothing to report or the page cannot be written.
     """
     devices, problems = collect(run.BUILD)
     for problem in problems:
         print(problem, file=sys.stderr)
-    if not devices:
+    if not any(results.entries for results in devices.values()):
         print(f"{run.BUILD}/ holds no executed lesson: `make run` first", file=sys.stderr)
         return 1
     path = run.BUILD / "report.html"
     draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(render(devices, problems), encoding="utf-8")
+        draft.write_text(render(devices, problems), encoding="utf-8", errors="replace")
         os.replace(draft, path)
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
+        return 1
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
     print(f"{path}: {', '.join(devices)}")
     return 0
 
 
 if __name__ == "__main__":
+    end_cleanly_on_signals()
     sys.exit(main())

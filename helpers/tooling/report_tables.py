@@ -21,11 +21,11 @@ def _rows(**fields: dict[str, Any]) -> dict[str, Any]:
 
 
 TEXT, MAYBE_TEXT = {"type": "string"}, {"type": ["string", "null"]}
-SIZE = {"type": "number", "minimum": 0}
-NUMBER = {"type": ["number", "null"], "minimum": 0}
+SIZE = {"type": "number", "minimum": 0, "maximum": 1e18}
+NUMBER = {"type": ["number", "null"], "minimum": 0, "maximum": 1e100}
 RUN = _object(
     failure=MAYBE_TEXT,
-    seconds={"type": "number", "exclusiveMinimum": 0},
+    seconds={"type": "number", "minimum": 1e-6, "maximum": 1e9},
     peak_memory={"type": "object", "additionalProperties": SIZE},
     asked={"type": "array", "items": TEXT},
     date=TEXT,
@@ -73,6 +73,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise ValueError("it does not say how it was executed; `make run` executes it anew")
     about = notebook.metadata[run.METADATA]
     _check(about, RUN, "what it says of its run (`make run` executes it anew)")
+    if not all(map(isfinite, (about["seconds"], *about["peak_memory"].values()))):
+        raise ValueError("what it says of its run is malformed: a number is not finite")
     entry = {
         "failure": about["failure"],
         "seconds": about["seconds"],
@@ -113,19 +115,24 @@ def check_table(content: Any) -> dict[str, Any]:
     """
     _check(content, _object(kind={"enum": list(TABLES)}), "it")
     kind = content["kind"]
-    _check(content, TABLES[kind], "it")
-    for row in content["rows"]:
-        for name, value in row.items():
+    rows = content.get("rows")
+    for row in rows if isinstance(rows, list) else []:
+        for name, value in row.items() if isinstance(row, dict) else []:
             if isinstance(value, float) and not isfinite(value):
                 row[name] = None
                 if name == "error":
                     row["instead"] = "not finite"
+    _check(content, TABLES[kind], "it")
+    names = [row["parameter" if kind == "comparison" else "method"] for row in rows]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"it is malformed: two rows are named {twice[0]!r}")
+    for row in rows:
         if kind == "timing":
             row["note"] = row["missing"]
             if row["ratio"] is None:
                 row["note"] = row["note"] or "not measured"
-            elif row["ratio"] == 0:
-                row["note"] = "below 0.01"  # it was rounded
+            elif row["ratio"] < 0.005:
+                row["note"] = "below 0.01"
     return content
 
 

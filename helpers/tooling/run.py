@@ -6,6 +6,7 @@ Run from the folder that holds `notebooks/`: `python -m helpers.tooling.run --he
 import argparse
 import ast
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line: check everything asked for, execute, report.
 
     Returns:
-        The exit status: 0, 1 when a lesson failed, 2 when something asked for will not do.
+        The exit status: 0, 1 when a lesson failed, 2 when something asked for will not do or the
+        results cannot be written.
     """
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.run", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
@@ -179,6 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     folder = BUILD / str(device).replace(":", "-")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()  # it can be written, before minutes are spent
+    except OSError as error:
+        print(f"cannot write {folder}: {error.strerror}", file=sys.stderr)
+        return 2
     asked = [lesson.stem for lesson in plan]
     results = [execute(lesson, values, folder, asked) for lesson, values in plan.items()]
     print(f"\n{table(results)}\n\nThe executed lessons are in {folder}/.", flush=True)

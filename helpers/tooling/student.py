@@ -28,6 +28,7 @@ EXERCISES = (
     "whether the shape is wrong or only the values, and when the answer is correct."
 )
 """How the student's edition explains the exercises."""
+EMPTY = "Saved outputs are gone: where the text speaks of results, run the cells above it first."
 BESIDE = "keep the notebook beside the folder `helpers` that came with it"
 
 
@@ -60,6 +61,7 @@ def student(lesson: Path) -> NotebookNode:
         ValueError: A solution is not one function or class with docstrings.
     """
     notebook = editions.derive_copy(lesson, BESIDE)
+    notebook.cells[0].source += f" *{EMPTY}*"
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace(editions.EXERCISES, EXERCISES)
@@ -119,7 +121,9 @@ def _emptied(node: ast.FunctionDef | ast.ClassDef, lines: list[str], outer: str)
 if __name__ == "__main__":
     end_cleanly_on_signals()
     try:
-        build(lessons.choose(sys.argv[1:]))
+        chosen = lessons.choose(sys.argv[1:])
+        build(chosen)
     except ValueError as error:
         sys.exit(str(error))
-    print(f"the student's edition is in {FOLDER}: it works alone, and is made anew next time")
+    print(f"for students, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
+    print("The folder works alone, and is made anew next time.")

@@ -194,6 +194,7 @@ REFUSED = {
     "no owner": (["--repo", "gradients"], "REPO must be owner/name, such as ada/gradients, got "),
     "an address": (["--repo", "https://github.com/a/b"], "REPO must be owner/name"),
     "dots": (["--repo", "ada/.."], "REPO must be owner/name"),
+    "an ending": (["--repo", "ada/gradients.git"], "REPO must be owner/name"),
     "an option": (
         ["--repo=--help"],
         "REPO must be owner/name, such as ada/gradients, got '--help'",

@@ -285,6 +285,11 @@ MALFORMED = {
     "no rows": ({**TIMING, "rows": []}, "rows: [] should be non-empty"),
     "no ratio": ({**TIMING, "rows": [{}]}, "rows[0]: 'method' is a required property"),
     "word": (timing(ratio="fast"), "rows[1].ratio: 'fast' is not of type 'number', 'null'"),
+    "huge": (timing(ratio=10**400), "is greater than the maximum of 1e+100"),
+    "twice": (
+        {**TIMING, "rows": [TIMING["rows"][0]] * 2},
+        "two rows are named 'vmap $x <b>'",
+    ),
     "negative": (timing(ratio=-1), "rows[1].ratio: -1 is less than the minimum of 0"),
     "shape": (
         {
@@ -331,6 +336,40 @@ def test_run_that_says_too_little_of_itself(capsys):
         "cpu/01_a.ipynb was not used: what it says of its run (`make run` executes it anew) is "
         "malformed: 'seconds' is a required property\n"
     )
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e-320])
+@pytest.mark.usefixtures("desk")
+def test_run_time_is_a_number(seconds, capsys):
+    notebook = executed()
+    notebook.metadata[run.METADATA]["seconds"] = seconds
+    put(notebook, "cpu")
+    assert report.main() == 1
+    assert "what it says of its run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ratio", [1e-308, 1e100])
+def test_extreme_times_can_be_drawn(ratio):
+    drawn(report_plot.draw({"cpu": report_tables.check_table(timing(ratio=ratio))}))
+
+
+@pytest.mark.usefixtures("desk")
+def test_device_without_a_usable_result_has_its_column():
+    put(executed(), "cpu")
+    path = put(executed(), "cuda")
+    path.write_text("text")
+    assert report.main() == 0
+    page = BeautifulSoup((run.BUILD / "report.html").read_text(), "html.parser")
+    assert "not usable" in page.table.text
+
+
+@pytest.mark.usefixtures("desk")
+def test_page_that_cannot_be_written(capsys):
+    put(executed(), "cpu")
+    (run.BUILD / "report.html").mkdir()
+    assert report.main() == 1
+    assert capsys.readouterr().err == "cannot write build/report.html: Is a directory\n"
+    assert [path.name for path in run.BUILD.glob(".*")] == []
 
 
 @pytest.mark.usefixtures("desk")

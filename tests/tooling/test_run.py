@@ -135,6 +135,13 @@ def test_what_will_not_do_is_refused_before_anything_runs(arguments, sentence, d
     assert not (desk / "build").exists()
 
 
+def test_folder_that_cannot_be_written(desk, capsys):
+    save(good_lesson(), "01_good")
+    (desk / "build").write_text("")
+    assert run.main(["--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "cannot write build/cpu: Not a directory\n"
+
+
 def test_one_bad_lesson_stops_all_before_they_start(desk, capsys):
     save(good_lesson(), "01_good")
     bad = good_lesson()
