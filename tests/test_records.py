@@ -84,10 +84,19 @@ def test_a_picture_without_its_reference_is_refused():
         charts.multiples({"one": STUDY, "other": {**STUDY, "candidates": {"loop": row(0.1)}}})
 
 
+def test_a_large_spread_stands_beside_its_bar():
+    disturbed = {**row(0.05), "iqr": 0.04}
+    candidates = {**STUDY["candidates"], "loop": disturbed}
+    texts = charts.multiples({"one": {**STUDY, "candidates": candidates}}).axes[0].texts
+    assert [text.get_text() for text in texts] == ["1", "5 (spread 4)"]
+
+
 def test_pictures_have_a_bar_for_each_candidate_of_each_run():
     other = {**STUDY, "candidates": {**STUDY["candidates"], "vmap": row(0.02)}}
     figure = charts.multiples({"one": STUDY, "other": other})
     assert isinstance(figure, matplotlib.figure.Figure)
-    assert sorted(round(bar.get_width(), 6) for bar in figure.axes[0].patches) == [1, 1, 2, 5, 5]
+    bars = figure.axes[0].patches
+    assert {bar.get_x() for bar in bars} == {1}
+    assert sorted(round(1 + bar.get_width(), 6) for bar in bars) == [1, 1, 2, 5, 5]
     curve = charts.growth([STUDY, {**STUDY, "task": {"model": "MLP", "batch_size": 8}}])
     assert [list(line.get_xdata()) for line in curve.axes[0].lines] == [[4, 8], [4, 8]]
