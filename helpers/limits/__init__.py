@@ -2,8 +2,7 @@
 
 `ENTRIES` holds the entries; `show` runs one and writes its page, `index` writes the table of all
 of them, `changed` lists those that do something else on this machine, `distances` says how far the
-silent ones are off. `diagnose` looks for them
-in a model of your own.
+silent ones are off. `diagnose` looks for them in a model of your own.
 """
 
 from helpers.limits.bare import Case, Classifier, bare_gradients

@@ -1,0 +1,19 @@
+"""The pictures of the lessons: each function takes numbers and returns a matplotlib figure."""
+
+from helpers.plots.diagrams import in_dims
+from helpers.plots.graphs import agreement, curves, effects, shares, similarities
+from helpers.plots.images import attributions, digits, kernel_gradients, norms, weight_jacobian
+
+__all__ = [
+    "agreement",
+    "attributions",
+    "curves",
+    "digits",
+    "effects",
+    "in_dims",
+    "kernel_gradients",
+    "norms",
+    "shares",
+    "similarities",
+    "weight_jacobian",
+]

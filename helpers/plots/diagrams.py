@@ -1,0 +1,51 @@
+"""What happens to arguments, drawn with boxes and arrows."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from helpers.plots.figures import finish
+
+
+def in_dims(arguments: dict[str, tuple[str, int | None]], function: str) -> Figure:
+    """Draw what `vmap` hands to each call: a slice of an argument, or the whole of it.
+
+    Args:
+        arguments: `{name: (what it is, in_dim)}`; `in_dim` is 0 for a batch, `None` for what all
+            calls share.
+        function: The name of the function that is mapped.
+    """
+    slices = ["0", "1", "...", "B-1"]
+    colors = ["tab:blue", "tab:orange", "white", "tab:green"]
+    width = 4.6 * len(arguments) - 0.6  # an argument is 4 wide, a gap 0.6
+    figure, axis = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    calls = np.linspace(1.5, width - 1.5, len(slices))
+    for x, index, color in zip(calls, slices, colors, strict=True):
+        if index == "...":
+            axis.text(x, 0.5, index, ha="center", va="center", fontsize=12)
+            continue
+        axis.add_patch(Rectangle((x - 1.45, 0), 2.9, 1, fill=False, ec=color, lw=2))
+        axis.text(x, 0.5, f"{function}\ncall {index}", ha="center", va="center", fontsize=9)
+    for column, (name, (what, dim)) in enumerate(arguments.items()):
+        left = 4.6 * column
+        axis.text(left + 2, 5.2, name, ha="center", fontsize=11, family="monospace")
+        axis.text(left + 2, 4.6, f"{what}, in_dim {dim}", ha="center", fontsize=9)
+        if dim is None:
+            axis.add_patch(Rectangle((left, 3.5), 4, 0.8, fc="lightgray", ec="gray"))
+        for number, (index, color) in enumerate(zip(slices, colors, strict=True)):
+            middle = left + 2 if dim is None else left + number + 0.5
+            if dim is not None:
+                axis.add_patch(
+                    Rectangle((left + number, 3.5), 1, 0.8, fc=color, ec="gray", alpha=0.6)
+                )
+                axis.text(middle, 3.9, index, ha="center", va="center", fontsize=9)
+            if index != "...":
+                arrow = FancyArrowPatch(
+                    (middle, 3.5), (calls[number], 1.02), arrowstyle="->", mutation_scale=10
+                )
+                arrow.set_color("gray" if dim is None else color)
+                axis.add_patch(arrow)
+    axis.set(xlim=(-0.2, width + 0.2), ylim=(-0.1, 5.7))
+    axis.axis("off")
+    return finish(figure)

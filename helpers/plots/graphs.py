@@ -1,0 +1,120 @@
+"""Numbers over an axis, against each other, and in groups."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+from torch import Tensor
+
+from helpers.plots.figures import SIGNED, finish
+
+
+def similarities(matrix: Tensor, labels: Tensor) -> Figure:
+    """Draw a matrix of cosine similarities `(B, B)` with its samples ordered by class.
+
+    Args:
+        matrix: `(B, B)`, entries from -1 to 1.
+        labels: `(B,)`.
+    """
+    order = labels.cpu().argsort(stable=True)
+    classes, counts = labels.cpu().unique(return_counts=True)
+    ends = counts.cumsum(0)
+    figure, axis = plt.subplots(figsize=(5, 4), layout="constrained")
+    ordered = matrix.cpu()[order][:, order]
+    mappable = axis.imshow(ordered, cmap=SIGNED, vmin=-1, vmax=1, interpolation="nearest")
+    for end in ends[:-1].tolist():
+        axis.axhline(end - 0.5, color="black", linewidth=0.4)
+        axis.axvline(end - 0.5, color="black", linewidth=0.4)
+    middles = (ends - counts / 2 - 0.5).tolist()
+    axis.set_xticks(middles, classes.tolist())
+    axis.set_yticks(middles, classes.tolist())
+    axis.set(xlabel="class of one sample", ylabel="class of the other")
+    figure.colorbar(mappable, label="cosine similarity")
+    return finish(figure)
+
+
+def curves(
+    x: Sequence[float],
+    series: dict[str, Sequence[float]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    level: float | None = None,
+) -> Figure:
+    """Draw several curves over one positive axis, both axes logarithmic.
+
+    Args:
+        x: N positive numbers.
+        series: `{name: N positive numbers}`.
+        xlabel: What `x` is, with its unit.
+        ylabel: What the series are, with their unit.
+        level: Where to draw a horizontal line to compare with, if anywhere.
+    """
+    figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+    for (name, y), marker in zip(series.items(), "osD^v*PX", strict=False):
+        axis.plot(x, y, marker=marker, label=name)
+    axis.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    axis.set_xticks(x, [f"{value:g}" for value in x])
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    if level is not None:
+        axis.axhline(level, color="gray", linestyle="--")
+    axis.legend()
+    return finish(figure)
+
+
+def agreement(predicted: Tensor, exact: Tensor, *, xlabel: str, ylabel: str) -> Figure:
+    """Draw predictions against what they predict; on the diagonal they are right.
+
+    Args:
+        predicted: `(N,)`.
+        exact: `(N,)`.
+        xlabel: What `predicted` is, with its unit.
+        ylabel: What `exact` is, with its unit.
+    """
+    figure, axis = plt.subplots(figsize=(4.2, 4), layout="constrained")
+    axis.axline((0, 0), slope=1, color="gray", linewidth=0.8)
+    axis.scatter(predicted.cpu(), exact.cpu(), s=5, alpha=0.4)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.grid(alpha=0.3)
+    return finish(figure)
+
+
+def effects(groups: dict[str, Tensor], *, ylabel: str) -> Figure:
+    """Draw groups of numbers as points, with a bar at the mean of each group.
+
+    Args:
+        groups: `{name: (T,)}`; the same T things in every group, joined by lines.
+        ylabel: What the numbers are, with their unit.
+    """
+    figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+    values = torch.stack([group.cpu() for group in groups.values()])
+    axis.plot(values, color="gray", marker="o", markersize=4, linewidth=0.5, alpha=0.7)
+    places = range(len(groups))
+    axis.hlines(values.mean(1), [p - 0.2 for p in places], [p + 0.2 for p in places], linewidth=3)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set_xticks(places, list(groups))
+    axis.set(ylabel=ylabel)
+    axis.grid(axis="y", alpha=0.3)
+    return finish(figure)
+
+
+def shares(values: Mapping[str, float], *, xlabel: str) -> Figure:
+    """Draw shares as bars, each with its percentage.
+
+    Args:
+        values: `{name: share}`, 1 for all of it.
+        xlabel: What they are shares of.
+    """
+    figure, axis = plt.subplots(figsize=(7, 0.34 * len(values) + 0.8), layout="constrained")
+    bars = axis.barh(list(values), [100 * share for share in values.values()])
+    axis.bar_label(bars, fmt="%.0f %%", fontsize=8, padding=3)
+    axis.invert_yaxis()
+    axis.set(xlabel=f"{xlabel} (%)")
+    axis.margins(x=0.12)
+    axis.grid(axis="x", alpha=0.3)
+    return finish(figure)

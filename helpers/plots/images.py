@@ -1,0 +1,139 @@
+"""Pictures of samples, and of gradients that have the shape of images."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from helpers.plots.figures import SIGNED, draw_image, finish
+
+
+def digits(images: Tensor, titles: Sequence[object]) -> Figure:
+    """Draw images `(N, 1, 28, 28)` in one row, each under its title."""
+    figure, axes = plt.subplots(
+        1, len(images), figsize=(1.1 * len(images), 1.5), squeeze=False, layout="constrained"
+    )
+    for axis, image, title in zip(axes[0], images, titles, strict=True):
+        draw_image(axis, image[0])
+        axis.set_title(str(title), fontsize=9)
+    return finish(figure)
+
+
+def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor) -> Figure:
+    """Draw digits above the gradients of a first convolution's kernels.
+
+    Args:
+        images: `(N, 1, 28, 28)`.
+        gradients: `(N, channels, 1, height, width)`, one gradient for each image, with a multiple
+            of 4 channels.
+        labels: `(N,)`.
+    """
+    count, channels, _, height, width = gradients.shape
+    figure, axes = plt.subplots(
+        2, count, figsize=(2.2 * count, 3.6), squeeze=False, layout="constrained"
+    )
+    limit = gradients.abs().max().item()
+    for column in range(count):
+        draw_image(axes[0, column], images[column, 0])
+        axes[0, column].set_title(f"label {labels[column].item()}", fontsize=9)
+        # A frame of NaN around each kernel keeps them apart.
+        tiles = gradients[column, :, 0].cpu()
+        tiles = torch.nn.functional.pad(tiles, (0, 1, 0, 1), value=torch.nan)
+        tiles = tiles.reshape(4, channels // 4, height + 1, width + 1)
+        mosaic = tiles.transpose(1, 2).reshape(4 * (height + 1), -1)[:-1, :-1]
+        mappable = draw_image(axes[1, column], mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
+    figure.colorbar(mappable, ax=axes[1, :], label="gradient")
+    return finish(figure)
+
+
+def norms(before: Tensor, after: Tensor, images: Tensor, labels: Tensor, shown: int = 5) -> Figure:
+    """Draw how gradient norms are distributed, and the digits at the two ends.
+
+    Args:
+        before: `(M,)`, norms before training, positive; samples may be fewer.
+        after: `(N,)`, norms after training, positive, one for each image.
+        images: `(N, 1, 28, 28)`.
+        labels: `(N,)`.
+        shown: How many digits to draw for each end.
+    """
+    before, after, shown = before.cpu(), after.cpu(), min(shown, len(after))
+    figure = plt.figure(figsize=(10, 3.2), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
+    axis = left.subplots()
+    both = torch.cat([before, after])
+    bins = np.geomspace(both.min().item() * 0.99, both.max().item() * 1.01, 30)
+    for values, name in ((after, "after training"), (before, "before training")):
+        share = torch.full_like(values, 1 / len(values))
+        axis.hist(values.numpy(), bins=bins, weights=share.numpy(), alpha=0.7, label=name)
+    axis.set(xscale="log", xlabel="norm of a sample's gradient", ylabel="share of the samples")
+    axis.legend()
+    order = after.argsort()
+    axes = right.subplots(2, shown, squeeze=False)
+    for row, (indices, word) in enumerate(
+        [(order[:shown], "smallest"), (order[-shown:].flip(0), "largest")]
+    ):
+        for axis, index in zip(axes[row], indices.tolist(), strict=True):
+            draw_image(axis, images[index, 0])
+            axis.set_title(f"{labels[index].item()}: {after[index]:.3g}", fontsize=9)
+        axes[row, 0].set_ylabel(word)
+    return finish(figure)
+
+
+def weight_jacobian(jacobian: Tensor) -> Figure:
+    """Draw the Jacobian of one sample by a first layer's weights.
+
+    Args:
+        jacobian: `(Y, hidden, 784)`: for each output a row of images, one for each hidden unit,
+            red where more of the weight raises that output, blue where it lowers it.
+    """
+    outputs, hidden, _ = jacobian.shape
+    tiles = jacobian.cpu().reshape(outputs, hidden, 28, 28)
+    mosaic = tiles.transpose(1, 2).reshape(outputs * 28, hidden * 28)
+    limit = mosaic.abs().max().item()
+    figure, axis = plt.subplots(figsize=(9, 9 * outputs / hidden + 0.6), layout="constrained")
+    mappable = axis.imshow(mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
+    for edge in range(1, outputs):
+        axis.axhline(28 * edge - 0.5, color="lightgray", linewidth=0.5)
+    for edge in range(1, hidden):
+        axis.axvline(28 * edge - 0.5, color="lightgray", linewidth=0.5)
+    axis.set_xticks([28 * unit + 13.5 for unit in range(hidden)], range(hidden))
+    axis.set_yticks([28 * output + 13.5 for output in range(outputs)], range(outputs))
+    axis.set(xlabel="hidden unit, whose 784 weights make one tile", ylabel="output")
+    figure.colorbar(mappable, label="derivative", shrink=0.8)
+    return finish(figure)
+
+
+def attributions(
+    targets: Tensor, raising: Tensor, lowering: Tensor, titles: Sequence[str]
+) -> Figure:
+    """Draw digits beside the training digits that most raise and most lower their margins.
+
+    Args:
+        targets: `(T, 1, 28, 28)`, one row of the picture for each.
+        raising: `(T, N, 1, 28, 28)`, the most raising one first.
+        lowering: `(T, N, 1, 28, 28)`, the most lowering one first.
+        titles: T titles of the targets.
+    """
+    count = raising.shape[1]
+    figure = plt.figure(figsize=(0.85 * (2 * count + 1) + 0.6, 1.15 * len(targets)))
+    widths = [1, 0.4, *[1] * count, 0.4, *[1] * count]  # two empty columns between the groups
+    axes = figure.subplots(
+        len(targets), len(widths), squeeze=False, gridspec_kw={"width_ratios": widths}
+    )
+    for axis in axes.flat:
+        axis.axis("off")
+    for row, target, helping, hurting, title in zip(
+        axes, targets, raising, lowering, titles, strict=True
+    ):
+        for axis, image in zip(
+            [row[0], *row[2 : 2 + count], *row[-count:]], [target, *helping, *hurting], strict=True
+        ):
+            axis.axis("on")
+            draw_image(axis, image[0])
+        row[0].set_title(title, fontsize=8)
+    axes[0, 2 + count // 2].set_title("raise the margin most", fontsize=9)
+    axes[0, -1 - count // 2].set_title("lower the margin most", fontsize=9)
+    return finish(figure)
