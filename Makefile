@@ -72,7 +72,7 @@ test: lint  ## everything that is checked: lint, unit tests, saved outputs
 	$(python) -m pytest
 
 nbval: $(made)  ## execute lessons and compare their saved outputs
-	@lessons=$$($(python) -m helpers.tooling.lessons $(LESSON)) \
+	@lessons=$$($(python) -m helpers.tooling.lesson.files $(LESSON)) \
 		&& exec $(python) -m pytest $(if $(LAX),--nbval-lax) $$lessons
 
 outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README

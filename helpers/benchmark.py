@@ -22,7 +22,7 @@ from torch.utils.benchmark import Measurement, Timer  # noqa: E402
 
 
 class Timed(Protocol):
-    """What can time itself, such as a `helpers.processes.Process` or torch's `Timer`."""
+    """What can time itself, such as a `helpers.study.processes.Process` or torch's `Timer`."""
 
     def timeit(self, number: int) -> Measurement:
         """Run `number` times, warmed up, and say how long it took."""

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp
 
-from helpers import checks, derivatives, devices, modules, samples
+from helpers import devices
 from helpers.model_outputs import AbstractModelOutput
+from helpers.transforms import checks, derivatives, modules, samples
 
 Batch = Sequence[Tensor]
 Tensors = dict[str, Tensor]
@@ -132,8 +133,8 @@ class AbstractGradientComputer(ABC):
         signature = inspect.signature(self.task.get_output)
         return checks.check_fits(batch, [*signature.parameters.values()][3:])
 
-    # What `helpers.samples` calls for each sample; `model` is a copy of the structure. A task gets
-    # all weights, those that are not differentiated too.
+    # What `helpers.transforms.samples` calls for each sample; `model` is a copy of the structure.
+    # A task gets all weights, those that are not differentiated too.
     def _output(
         self, model: nn.Module, selected: Tensors, buffers: Tensors, *sample: Tensor
     ) -> Tensor:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from helpers import checks, derivatives, legacy, modules, samples
+from helpers import legacy
+from helpers.transforms import checks, derivatives, modules, samples
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -173,7 +174,7 @@ def prepare(
 
 
 def sample_loss(loss_fn: LossFn) -> Callable[..., Tensor]:
-    """Make the loss a function of one sample, as `helpers.samples` takes it."""
+    """Make the loss a function of one sample, as `helpers.transforms.samples` takes it."""
 
     def compute_loss(
         model: nn.Module,

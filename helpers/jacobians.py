@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from helpers import checks, modules, samples
+from helpers.transforms import checks, modules, samples
 
 
 @torch.inference_mode(False)

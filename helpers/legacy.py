@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from helpers import modules
+from helpers.transforms import modules
 
 __all__ = [
     "combine_state_for_ensemble",

@@ -1,4 +1,4 @@
-"""Memory that is freed: given back to the system, or kept in the process for the next use.
+"""The memory of this process: what it holds, the most it held, and whether what is freed is kept.
 
 On Linux a large tensor lies in memory that the C library (glibc) maps for it alone and unmaps when
 it is freed. The next tensor is mapped anew, and the system fills every page of it with zeros when
@@ -9,7 +9,9 @@ import contextlib
 import ctypes
 import gc
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 # From glibc's malloc.h; see mallopt(3).
 _MXFAST, _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = 1, -1, -3, -4
@@ -72,6 +74,40 @@ def resident() -> int | None:
     except OSError:
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def high_water() -> int | None:
+    """Read the high-water mark of resident memory.
+
+    Returns:
+        Bytes; `None` where the system does not tell (Windows).
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage: on Linux its figure includes the process that started this one.
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return None
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def page_faults() -> int | None:
+    """Count the pages of memory that the system has had to hand this process, without a disk.
+
+    Returns:
+        The minor faults so far; `None` where the system does not tell (Windows).
+    """
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -2,10 +2,10 @@
 
 The batch is taken in chunks. In each, linear layers, convolutions, embeddings, LayerNorm and
 GroupNorm are reduced from what goes into the layer and the gradient that comes back
-(`helpers.uses`), in one forward and backward. Every other parameter, and every one that is used in
-another way as well, is reduced from its gradients for the chunk, by `func_gradients`. Which way a
-parameter goes is found out for each chunk, and is exact either way. A model that `func_gradients`
-refuses is refused here.
+(`helpers.layers.uses`), in one forward and backward. Every other parameter, and every one that is
+used in another way as well, is reduced from its gradients for the chunk, by `func_gradients`.
+Which way a parameter goes is found out for each chunk, and is exact either way. A model that
+`func_gradients` refuses is refused here.
 
 Opacus 1.6.0 has this way too, in `GradSampleModuleFastGradientClipping`, for linear layers and
 embeddings; it makes the gradients of the other layers, convolutions included, for the whole batch.
@@ -24,7 +24,9 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from helpers import checks, gradients, uses, watch
+from helpers import gradients
+from helpers.layers import uses, watch
+from helpers.transforms import checks
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers import checks
 from helpers.gradient_computers import AbstractGradientComputer
+from helpers.transforms import checks
 
 KINDS = ("rademacher", "normal")
 BLOCK = 2**21

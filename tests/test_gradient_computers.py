@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import benchmark, checks, gradients
+from helpers import benchmark, gradients
 from helpers.gradient_computers import (
     AbstractGradientComputer,
     FunctionalGradientComputer,
@@ -22,6 +22,7 @@ from helpers.model_outputs import (
     TextClassificationModelOutput,
 )
 from helpers.models import MLP, SimpleCNN
+from helpers.transforms import checks
 from tests.oracle import TOLERANCES, assert_equal, oracle
 from tests.test_gradients import snapshot
 from tests.zoo import MODELS, Apply, Buffered, Case, make

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers import checks, gradients
+from helpers import gradients
+from helpers.transforms import checks
 from tests.oracle import METHODS
 from tests.zoo import Apply, make, squared
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.checks import RANDOMNESS
 from helpers.jacobians import func_jacobians, loop_jacobians, unflatten_jacobians
+from helpers.transforms.checks import RANDOMNESS
 from tests.oracle import TOLERANCES, assert_equal, oracle
 from tests.zoo import Apply, make
 

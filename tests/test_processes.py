@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import benchmark, candidates, compare, gradients, jacobians, processes, study
-from helpers.candidates import Candidate, Task
+from helpers import benchmark, compare, gradients, jacobians
+from helpers.study import candidates, comparison, processes
+from helpers.study.candidates import Candidate, Task
 
 CNN, SMALL = Task("SimpleCNN", 3, "random"), Task("MLP", 5, "random")
 MATERIALISED = [
@@ -58,7 +59,7 @@ def test_a_study_has_numbers_reasons_and_the_failed(monkeypatch):
     monkeypatch.setitem(candidates.GRADIENTS, "missing", missing)
     monkeypatch.setitem(candidates.GRADIENTS, "unknown there", Candidate(candidates.composition))
     names = ["batch gradient", "vmap(grad)", "missing", "unknown there"]
-    done = study.run("gradients", SMALL, names, rounds=2, min_run_time=0.0)
+    done = comparison.run("gradients", SMALL, names, rounds=2, min_run_time=0.0)
     assert list(done["candidates"]) == ["batch gradient", "vmap(grad)"]
     assert done["absent"] == {"missing": "it is not installed"}
     # The process does not know what this one was told.
@@ -66,7 +67,7 @@ def test_a_study_has_numbers_reasons_and_the_failed(monkeypatch):
     for row in done["candidates"].values():
         assert row["rounds"] == 2
         assert row["median"] > 0
-    table = study.table(done)
+    table = comparison.table(done)
     assert table.index.tolist() == names
     assert table["not measured"].tolist() == ["", "", "absent", "failed"]
     assert table["times batch gradient"].iloc[0] == 1.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import records
+from helpers.study import records
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

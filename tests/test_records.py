@@ -7,7 +7,8 @@ import matplotlib.figure
 import pytest
 import torch
 
-from helpers import charts, records, study
+from helpers.plots import timings
+from helpers.study import comparison, records
 
 
 def row(median):
@@ -62,41 +63,41 @@ def test_what_is_no_json_is_refused(tmp_path):
 
 
 def test_ratios_and_table():
-    assert study.ratio(STUDY, "loop", "batch gradient") == pytest.approx(5)
-    assert study.ratio(STUDY, "JAX", "loop") is None
-    table = study.table(STUDY)
+    assert comparison.ratio(STUDY, "loop", "batch gradient") == pytest.approx(5)
+    assert comparison.ratio(STUDY, "JAX", "loop") is None
+    table = comparison.table(STUDY)
     assert table.loc["loop"].tolist() == [50.0, 1.0, 5.0, "1", "0", "7", ""]
     assert table.loc["JAX", "not measured"] == "absent"
     with pytest.raises(ValueError, match="reference must be one of batch gradient, loop, got 'x'"):
-        study.table(STUDY, reference="x")
+        comparison.table(STUDY, reference="x")
 
 
 def test_one_round_has_no_spread_and_what_is_missing_is_said():
     once = {**STUDY["candidates"], "loop": {**row(0.05), "rounds": 1}}
     cut = {**STUDY, "candidates": once, "cut_short": "1 of 5 rounds: the budget was spent"}
-    assert study.table(cut)["spread (ms)"].isna().tolist() == [False, True, True]
-    assert study.remarks(STUDY) == ["JAX: JAX is not installed: make peers"]
-    assert study.remarks(cut)[1:] == ["1 of 5 rounds: the budget was spent"]
+    assert comparison.table(cut)["spread (ms)"].isna().tolist() == [False, True, True]
+    assert comparison.remarks(STUDY) == ["JAX: JAX is not installed: make peers"]
+    assert comparison.remarks(cut)[1:] == ["1 of 5 rounds: the budget was spent"]
 
 
 def test_a_picture_without_its_reference_is_refused():
     with pytest.raises(ValueError, match=r"^other has no 'batch gradient', of which the others"):
-        charts.multiples({"one": STUDY, "other": {**STUDY, "candidates": {"loop": row(0.1)}}})
+        timings.multiples({"one": STUDY, "other": {**STUDY, "candidates": {"loop": row(0.1)}}})
 
 
 def test_a_large_spread_stands_beside_its_bar():
     disturbed = {**row(0.05), "iqr": 0.04}
     candidates = {**STUDY["candidates"], "loop": disturbed}
-    texts = charts.multiples({"one": {**STUDY, "candidates": candidates}}).axes[0].texts
+    texts = timings.multiples({"one": {**STUDY, "candidates": candidates}}).axes[0].texts
     assert [text.get_text() for text in texts] == ["1", "5 (spread 4)"]
 
 
 def test_pictures_have_a_bar_for_each_candidate_of_each_run():
     other = {**STUDY, "candidates": {**STUDY["candidates"], "vmap": row(0.02)}}
-    figure = charts.multiples({"one": STUDY, "other": other})
+    figure = timings.multiples({"one": STUDY, "other": other})
     assert isinstance(figure, matplotlib.figure.Figure)
     bars = figure.axes[0].patches
     assert {bar.get_x() for bar in bars} == {1}
     assert sorted(round(1 + bar.get_width(), 6) for bar in bars) == [1, 1, 2, 5, 5]
-    curve = charts.growth([STUDY, {**STUDY, "task": {"model": "MLP", "batch_size": 8}}])
+    curve = timings.growth([STUDY, {**STUDY, "task": {"model": "MLP", "batch_size": 8}}])
     assert [list(line.get_xdata()) for line in curve.axes[0].lines] == [[4, 8], [4, 8]]

@@ -7,7 +7,7 @@ silent ones are off. `diagnose` looks for them in a model of your own.
 
 from helpers.limits.bare import Case, Classifier, bare_gradients
 from helpers.limits.costs import ratios
-from helpers.limits.diagnosis import Diagnosis, Finding, diagnose
+from helpers.limits.diagnosis.findings import Diagnosis, Finding, diagnose
 from helpers.limits.gallery import ENTRIES, changed, distances, index, show, source
 
 __all__ = [

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers import devices, records, study
-from helpers.candidates import Task
+from helpers import devices
+from helpers.study import comparison, records
+from helpers.study.candidates import Task
 
 SIZES = (1, 4, 16, 64, 256, 512)
 GROWING = ("batch gradient", "loop", "vmap(grad)", "vmap(grad), freed memory kept")
@@ -38,21 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     path = Path("build") / str(device).replace(":", "-") / "bench.json"
-    done: list[study.Study] = []
+    done: list[comparison.Study] = []
     interrupted = False
     try:
         for group, model, size in PLAN:
             task = Task(model, size, device=str(device))
-            done.append(study.run(group, task, rounds=5, budget=60))
+            done.append(comparison.run(group, task, rounds=5, budget=60))
             records.write(records.make(device, done), path)
-            print(f"\n{group}, {model}, B = {size}\n{study.table(done[-1]).to_string()}")
+            print(f"\n{group}, {model}, B = {size}\n{comparison.table(done[-1]).to_string()}")
             for name, why in (done[-1]["absent"] | done[-1]["failed"]).items():
                 print(f"  {name}: {why}")
             interrupted = "interrupted" in (done[-1]["cut_short"] or "")
             if interrupted:
                 break
         else:
-            done += study.grow("gradients", Task(device=str(device)), GROWING, SIZES)
+            done += comparison.grow("gradients", Task(device=str(device)), GROWING, SIZES)
             records.write(records.make(device, done), path)
     except KeyboardInterrupt:
         interrupted = True

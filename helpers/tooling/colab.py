@@ -16,8 +16,8 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from helpers.tooling import drafts, editions, lessons, parameters
-from helpers.tooling.execution import end_cleanly_on_signals
+from helpers.tooling.lesson import copies, drafts, files, parameters
+from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/colab")
 LOWEST_TORCH = (2, 6)
@@ -65,14 +65,14 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
         ValueError: A cell is not Python, or imports what is not there; the parameters cell will
             not do.
     """
-    notebook = editions.derive_copy(lesson, BESIDE)
-    with editions.located(f"{lesson.name}, "):
-        modules = editions.needed(notebook)
+    notebook = copies.derive_copy(lesson, BESIDE)
+    with copies.located(f"{lesson.name}, "):
+        modules = copies.needed(notebook)
     for cell in notebook.cells:
-        if "parameters" in lessons.tags(cell):
-            with editions.located(f"{lesson.name}, {lessons.place(notebook, cell)}: "):
+        if "parameters" in files.tags(cell):
+            with copies.located(f"{lesson.name}, {files.place(notebook, cell)}: "):
                 cell.source, cell.metadata["cellView"] = form(cell), "form"
-        if "solution" in lessons.tags(cell):
+        if "solution" in files.tags(cell):
             cell.metadata["cellView"] = "form"
             cell.source = f"# @title Solution\n{cell.source}"
         if cell.cell_type == "code":
@@ -82,7 +82,7 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
                 if output.output_type == "execute_result":
                     output.execution_count = None
     blob = f"https://github.com/{repo}/blob/main" if repo else None
-    editions.relink(notebook, f"{blob}/notebooks/" if blob else None)
+    copies.relink(notebook, f"{blob}/notebooks/" if blob else None)
     about = ABOUT
     if blob:
         badge = f"[![{repo}](https://img.shields.io/badge/GitHub-source-blue)]"
@@ -153,24 +153,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if asked.repo is not None:
             check_repo(asked.repo)
-        copies = {each: standalone(each, asked.repo) for each in lessons.choose(asked.lessons)}
+        derived = {each: standalone(each, asked.repo) for each in files.choose(asked.lessons)}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     try:
         with drafts.replaced(FOLDER) as draft:
-            for lesson, notebook in copies.items():
-                editions.save(notebook, draft / lesson.name)
+            for lesson, notebook in derived.items():
+                copies.save(notebook, draft / lesson.name)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in copies)}")
+    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in derived)}")
     return 0
 
 
 def _module(path: Path) -> NotebookNode:
     """Make the cell that writes a helper module."""
-    source = (editions.HELPERS / path).read_text(encoding="utf-8").rstrip("\n")
+    source = (copies.HELPERS / path).read_text(encoding="utf-8").rstrip("\n")
     name = f"helpers/{path.as_posix()}"
     identity = "helper-" + re.sub(r"\W+", "-", path.with_suffix("").as_posix().replace("_", "-"))
     text = f"%%writefile {name}\n# @title {name}\n{source}"

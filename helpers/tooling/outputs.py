@@ -4,7 +4,6 @@ Run from the folder that holds `notebooks/`: `python -m helpers.tooling.outputs 
 """
 
 import argparse
-import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,25 +14,8 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from tqdm import tqdm
 
-from helpers import handover
-from helpers.tooling import lessons
-from helpers.tooling.execution import Execution, end_cleanly_on_signals
-
-METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
-"""All metadata that a saved lesson has."""
-CELL_METADATA = ("tags", "jupyter", "cellView", "output_of", "alt")
-"""All metadata that a cell of a saved lesson may have.
-
-`output_of` is `source_mark`'s; `alt` says in words what the cell's figure shows.
-"""
-
-
-def source_mark(cell: NotebookNode) -> str:
-    """Return a short hash of a cell's source, to be saved with an output that is not compared."""
-    return hashlib.sha256(cell.source.encode()).hexdigest()[:12]
+from helpers.tooling.lesson import files, form
+from helpers.tooling.lesson.execution import Execution, end_cleanly_on_signals
 
 
 def refresh(lesson: Path, *, timings: bool) -> None:
@@ -49,16 +31,16 @@ def refresh(lesson: Path, *, timings: bool) -> None:
     Raises:
         ValueError: The lesson failed, with a sentence that says where and how.
     """
-    notebook = lessons.read(lesson)
+    notebook = files.read(lesson)
     kept = {} if timings else _still_valid(notebook)
     execution = Execution(lesson)
     try:
         _execute(notebook, execution)
     except Exception as error:
         raise ValueError(execution.failure(error)) from error
-    for cell in lessons.code_cells(notebook):
+    for cell in files.code_cells(notebook):
         cell.outputs = kept.get(cell.id, cell.outputs)
-    normalise(notebook)
+    form.normalise(notebook)
     nbformat.validate(notebook)
     draft = lesson.with_name(f".{lesson.name}.draft")
     try:
@@ -66,23 +48,6 @@ def refresh(lesson: Path, *, timings: bool) -> None:
         draft.replace(lesson)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def normalise(notebook: NotebookNode) -> None:
-    """Leave in an executed notebook only what is the same whenever and wherever it ran."""
-    notebook.metadata = nbformat.from_dict(METADATA)
-    for cell in notebook.cells:
-        kept = {name: cell.metadata[name] for name in CELL_METADATA if name in cell.metadata}
-        cell.metadata = nbformat.from_dict(kept)
-        cell.metadata.pop("output_of", None)
-    for count, cell in enumerate(lessons.code_cells(notebook), 1):
-        cell.execution_count = count
-        if not lessons.is_compared(cell):
-            cell.metadata["output_of"] = source_mark(cell)
-        for output in cell.outputs:
-            output.get("data", {}).pop(handover.MIME, None)  # numbers, with all their digits
-            if output.output_type == "execute_result":
-                output.execution_count = count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timings", action="store_true", help="renew outputs not compared, too")
     asked = parser.parse_args(arguments)
     try:
-        chosen = lessons.choose(asked.lessons)
+        chosen = files.choose(asked.lessons)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -115,8 +80,8 @@ def _still_valid(notebook: NotebookNode) -> dict[str, list[NotebookNode]]:
     """Find the saved outputs, by cell id, that stay: not compared, and of the present source."""
     return {
         cell.id: cell.outputs
-        for cell in lessons.code_cells(notebook)
-        if not lessons.is_compared(cell) and cell.metadata.get("output_of") == source_mark(cell)
+        for cell in files.code_cells(notebook)
+        if not files.is_compared(cell) and cell.metadata.get("output_of") == form.source_mark(cell)
     }
 
 

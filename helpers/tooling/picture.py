@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from helpers.tooling import lessons
+from helpers.tooling.lesson import files
 
 PICTURE = Path(".github/picture.png")
 ROWS = (
@@ -21,7 +21,7 @@ WIDTH = 1200
 """Pixels."""
 
 
-def compose(folder: Path = lessons.FOLDER) -> Image.Image:
+def compose(folder: Path = files.FOLDER) -> Image.Image:
     """Set the saved figures of lessons out in rows, each row as wide as the picture.
 
     Args:
@@ -48,8 +48,8 @@ def compose(folder: Path = lessons.FOLDER) -> Image.Image:
 
 
 def _figure(name: str, cell_id: str, folder: Path) -> Image.Image:
-    (lesson,) = lessons.choose([name], folder)
-    for cell in lessons.code_cells(lessons.read(lesson)):
+    (lesson,) = files.choose([name], folder)
+    for cell in files.code_cells(files.read(lesson)):
         for output in cell.outputs if cell.id == cell_id else []:
             if "image/png" in output.get("data", {}):
                 png = base64.b64decode(output.data["image/png"])

@@ -19,9 +19,10 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 
 import helpers
-from helpers import devices, records
-from helpers.tooling import lessons, parameters
-from helpers.tooling.execution import Execution, end_cleanly_on_signals
+from helpers import devices
+from helpers.study import records
+from helpers.tooling.lesson import files, parameters
+from helpers.tooling.lesson.execution import Execution, end_cleanly_on_signals
 
 BUILD = Path("build")
 ENGINE = "lesson"
@@ -114,7 +115,7 @@ def execute(
             failure = execution.failure(error)
         seconds = time.perf_counter() - start
         if not running.exists():  # it failed before papermill saved anything
-            nbformat.write(lessons.read(lesson), running)
+            nbformat.write(files.read(lesson), running)
         about = {
             "failure": failure,
             "seconds": seconds,
@@ -175,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = parameters.parse(asked.params)
         plan = {
             lesson: parameters.check(lesson, given, device)
-            for lesson in lessons.choose(asked.lessons)
+            for lesson in files.choose(asked.lessons)
         }
     except ValueError as error:
         print(error, file=sys.stderr)

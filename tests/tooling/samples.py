@@ -7,10 +7,10 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers.tooling import anatomy, editions, lessons, outputs
+from helpers.tooling.lesson import copies, files, form
 
 ROOT = Path(__file__).parents[2]
-LESSONS = sorted((ROOT / lessons.FOLDER).glob("[0-9][0-9]_*.ipynb"))
+LESSONS = sorted((ROOT / files.FOLDER).glob("[0-9][0-9]_*.ipynb"))
 PARAMETERS = """\
 device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps
 dataset: str = "digits"  # digits or random
@@ -45,18 +45,18 @@ def lesson(*cells: NotebookNode) -> NotebookNode:
     """Make a lesson of a title, the parameters cell and these cells, as if they had been run."""
     first = [new_markdown_cell("# A lesson", id="title"), code("sizes", PARAMETERS, "parameters")]
     notebook = new_notebook(cells=[*first, *cells])
-    outputs.normalise(notebook)
+    form.normalise(notebook)
     return notebook
 
 
 def good_lesson() -> NotebookNode:
     """Make a lesson that nothing is wrong with."""
     return lesson(
-        code("set-up", anatomy.SETUP),
+        code("set-up", form.SETUP),
         code("shape", "print((batch_size, 32, 1, 3, 3))", printed="(64, 32, 1, 3, 3)\n"),
         code("verdict", 'print("equal:", 1 + 1 == 2)', printed="equal: True\n"),
         code("time", "import time", "nbval-ignore-output", printed="3.1 ms on cuda:0\n"),
-        new_markdown_cell(editions.EXERCISES, id="exercise-1"),
+        new_markdown_cell(copies.EXERCISES, id="exercise-1"),
         code("answer", ANSWER, "solution"),
         code("check", CHECK, "nbval-check-output", printed="Exercise 1: correct\n"),
     )
@@ -64,7 +64,7 @@ def good_lesson() -> NotebookNode:
 
 def save(notebook: NotebookNode, stem: str) -> Path:
     """Write a lesson to where lessons are looked for."""
-    path = lessons.FOLDER / f"{stem}.ipynb"
+    path = files.FOLDER / f"{stem}.ipynb"
     nbformat.write(notebook, path)
     return path
 
@@ -76,7 +76,7 @@ def cell(notebook: NotebookNode, identity: str) -> NotebookNode:
 
 def quick(notebook: NotebookNode) -> NotebookNode:
     """Give small values to the parameters of a real lesson that only measurements depend on."""
-    (given,) = (each for each in notebook.cells if "parameters" in lessons.tags(each))
+    (given,) = (each for each in notebook.cells if "parameters" in files.tags(each))
     for name, value in QUICK.items():
         given.source = re.sub(rf"(?m)^({name}(?:: int)? = )\d+", rf"\g<1>{value}", given.source)
     return notebook

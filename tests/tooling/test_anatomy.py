@@ -3,7 +3,7 @@
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from helpers.tooling import anatomy
+from helpers.tooling.checks import anatomy
 from tests.tooling.samples import LESSONS, cell, code, good_lesson, save
 
 

@@ -12,7 +12,8 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
-from helpers.tooling import colab, editions, lessons
+from helpers.tooling import colab
+from helpers.tooling.lesson import copies, files
 from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
@@ -65,7 +66,7 @@ def alone(path, folder, python, monkeypatch):
     execute(quick(copy), folder, python, monkeypatch)
     assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
     written = {file.relative_to(folder / "helpers") for file in folder.rglob("helpers/**/*.py")}
-    assert written == set(editions.needed(lessons.read(path)))
+    assert written == set(copies.needed(files.read(path)))
     return copy
 
 
@@ -73,8 +74,8 @@ def differing(path, copy):
     """List the cells whose compared results are not the lesson's."""
     return {
         each.id: (texts(each), texts(cell(copy, each.id)))
-        for each in lessons.code_cells(lessons.read(path))
-        if lessons.is_compared(each) and texts(each) != texts(cell(copy, each.id))
+        for each in files.code_cells(files.read(path))
+        if files.is_compared(each) and texts(each) != texts(cell(copy, each.id))
     }
 
 
@@ -90,10 +91,10 @@ def test_legacy_lesson_runs_without_functorch(tmp_path, colab_python, monkeypatc
     folder.mkdir()
     (folder / "functorch.py").write_text("raise ImportError('torch has dropped it')")
     copy = execute(colab.standalone(path, None), folder, colab_python, monkeypatch)
-    checked = [each for each in copy.cells if "nbval-check-output" in lessons.tags(each)]
+    checked = [each for each in copy.cells if "nbval-check-output" in files.tags(each)]
     assert checked
     for each in checked:
-        assert texts(each) == texts(cell(lessons.read(path), each.id)), each.id
+        assert texts(each) == texts(cell(files.read(path), each.id)), each.id
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -109,7 +110,7 @@ def test_copy_as_a_file(path):
         if each.cell_type == "markdown":
             assert not re.search(r"\]\((?!http|#)", each.source), "a link to no place"
             assert "github.com/None" not in each.source
-    modules = {path.as_posix() for path in editions.needed(lessons.read(path))}
+    modules = {path.as_posix() for path in copies.needed(files.read(path))}
     assert modules
     assert not any(module.startswith("tooling") for module in modules)
     cells = [each for each in copy.cells if each.source.startswith("%%writefile")]
@@ -123,7 +124,7 @@ def test_copy_as_a_file(path):
 
 
 def test_lessons_carry_only_what_they_need():
-    needed = {path.stem[:2]: editions.needed(lessons.read(path)) for path in LESSONS}
+    needed = {path.stem[:2]: copies.needed(files.read(path)) for path in LESSONS}
     assert Path("jacobians.py") in needed["04"]
     assert Path("jacobians.py") not in needed["01"]
     assert Path("limits/entries/slow.py") in needed["06"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.tooling import drafts
+from helpers.tooling.lesson import drafts
 from tests.tooling.samples import LESSONS, ROOT
 
 COMMANDS = {"colab": "build/colab", "student": "build/student", "pages": "build/html"}

@@ -3,7 +3,8 @@
 import pytest
 from nbformat.v4 import new_markdown_cell
 
-from helpers.tooling import anatomy, colab, editions, student
+from helpers.tooling import colab, student
+from helpers.tooling.lesson import copies, form
 from tests.tooling.samples import LESSONS, cell, code, good_lesson, lesson, save
 
 EDITIONS = {"colab": lambda path: colab.standalone(path, None), "student": student.student}
@@ -11,7 +12,7 @@ EDITIONS = {"colab": lambda path: colab.standalone(path, None), "student": stude
 
 def modules(source: str) -> list[str]:
     """List the helper modules that a cell needs, without those that these import."""
-    needed = editions.needed(lesson(code("here", source)))
+    needed = copies.needed(lesson(code("here", source)))
     return [path.as_posix() for path in needed]
 
 
@@ -41,7 +42,7 @@ def small(tmp_path, monkeypatch):
         path = tmp_path / "helpers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
-    monkeypatch.setattr(editions, "HELPERS", tmp_path / "helpers")
+    monkeypatch.setattr(copies, "HELPERS", tmp_path / "helpers")
 
 
 @pytest.mark.usefixtures("small")
@@ -99,9 +100,9 @@ def test_lesson_that_will_not_do_is_named_in_one_sentence(command, source, capsy
 
 def test_links_stay_where_the_lesson_is_there():
     notebook = lesson(new_markdown_cell("[A](01_a.ipynb#x), [B](02_b.ipynb)", id="links"))
-    editions.relink(notebook, None, there=["01_a.ipynb"])
+    copies.relink(notebook, None, there=["01_a.ipynb"])
     assert cell(notebook, "links").source == "[A](01_a.ipynb#x), B"
-    editions.relink(notebook, "https://example.org/")
+    copies.relink(notebook, "https://example.org/")
     assert cell(notebook, "links").source == "[A](https://example.org/01_a.ipynb), B"
 
 
@@ -109,13 +110,13 @@ def test_links_stay_where_the_lesson_is_there():
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_copy_says_what_it_is_and_how_to_find_its_helpers(path, derive):
     copy = derive(path)
-    assert copy.cells[0].source.count(editions.COPY) == 1
-    assert "`make bench`, `tests/` or `notebooks/`" in editions.COPY
+    assert copy.cells[0].source.count(copies.COPY) == 1
+    assert "`make bench`, `tests/` or `notebooks/`" in copies.COPY
     text = "\n".join(each.source for each in copy.cells)
-    assert editions.LOST not in text
+    assert copies.LOST not in text
     beside = colab.BESIDE if "colab-start" in [each.id for each in copy.cells] else student.BESIDE
     assert f'raise FileNotFoundError("no folder `helpers` here or above: {beside}")' in text
 
 
 def test_set_up_says_what_copies_replace():
-    assert editions.LOST in anatomy.SETUP
+    assert copies.LOST in form.SETUP

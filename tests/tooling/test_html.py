@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 
-from helpers.tooling import lessons, pages, prose
+from helpers.tooling.lesson import files
+from helpers.tooling.pages import __main__ as pages
+from helpers.tooling.pages import prose
 from tests.tooling.samples import LESSONS, ROOT
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -81,11 +83,11 @@ def test_pages_say_which_notebook_they_show(edition):
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_formulas_and_solutions_are_those_of_the_source(lesson, edition):
-    notebook = lessons.read(lesson)
+    notebook = files.read(lesson)
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     texts += [
         output.data["text/markdown"]
-        for cell in lessons.code_cells(notebook)
+        for cell in files.code_cells(notebook)
         for output in cell.outputs
         if "text/markdown" in output.get("data", {})
     ]
@@ -93,7 +95,7 @@ def test_formulas_and_solutions_are_those_of_the_source(lesson, edition):
     formulas = [each for text in bare for each in re.findall(r"\$\$[^$]+\$\$|\$[^$]+\$", text)]
     soup = edition[f"{lesson.stem[:2]}.html"]
     assert len(soup.find_all("math")) == len(formulas)
-    solutions = [cell for cell in notebook.cells if "solution" in lessons.tags(cell)]
+    solutions = [cell for cell in notebook.cells if "solution" in files.tags(cell)]
     folded = [each.find("pre").text.strip() for each in soup.select("details.solution")]
     assert folded == [cell.source.strip() for cell in solutions]
 

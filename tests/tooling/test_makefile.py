@@ -19,7 +19,7 @@ case "$*" in
   "-m venv .venv-jax") mkdir -p .venv-jax/bin; cp "$0" .venv-jax/bin/python;;
   "-m venv --clear .venv") rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
   "-m pip install"*) test ! -e offline || exit 1;;
-  "-m helpers.tooling.lessons"*) echo notebooks/01_a.ipynb notebooks/02_b.ipynb;;
+  "-m helpers.tooling.lesson.files"*) echo notebooks/01_a.ipynb notebooks/02_b.ipynb;;
 esac
 echo "$*" >> log
 """
@@ -101,9 +101,9 @@ def test_commands(checkout):
     assert commands("lint") == lint
     assert commands("test") == [*lint, "-m pytest"]
     chosen = "notebooks/01_a.ipynb notebooks/02_b.ipynb"
-    assert commands("nbval") == ["-m helpers.tooling.lessons", f"-m pytest {chosen}"]
+    assert commands("nbval") == ["-m helpers.tooling.lesson.files", f"-m pytest {chosen}"]
     assert commands("nbval", "LAX=1", "LESSON=1 2") == [
-        "-m helpers.tooling.lessons 1 2",
+        "-m helpers.tooling.lesson.files 1 2",
         f"-m pytest --nbval-lax {chosen}",
     ]
     picture = "-m helpers.tooling.picture"

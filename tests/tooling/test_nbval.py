@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from helpers.tooling import lessons
+from helpers.tooling.lesson import files
 from tests.tooling.samples import LESSONS, ROOT, cell, code, lesson, save
 
 SHAPE = re.compile(r"\((\d+)((?:, \d+){2,})\)")
@@ -81,10 +81,10 @@ def test_lax_compares_what_is_tagged(desk):
 
 def opening(path: Path):
     """Cut a lesson off after the first shape and the first verdict that it prints and compares."""
-    notebook = lessons.read(path)
+    notebook = files.read(path)
     found = {}
     for number, each in enumerate(notebook.cells):
-        if each.cell_type == "code" and lessons.is_compared(each):
+        if each.cell_type == "code" and files.is_compared(each):
             printed = "".join(output.get("text", "") for output in each.outputs)
             if SHAPE.search(printed):
                 found.setdefault("shape", each)
@@ -107,5 +107,5 @@ def test_damaged_outputs_of_a_real_lesson_fail(desk):
 
     failed = {name for name, outcome in outcomes(desk, MODULE).items() if outcome != "PASSED"}
 
-    ids = [each.id for each in lessons.code_cells(notebook)]
+    ids = [each.id for each in files.code_cells(notebook)]
     assert failed == {f"01_real {ids.index(each.id)}" for each in found.values()}

@@ -3,7 +3,8 @@
 import pytest
 from nbformat.v4 import new_output
 
-from helpers.tooling import lessons, outputs
+from helpers.tooling import outputs
+from helpers.tooling.lesson import files, form
 from tests.tooling.samples import cell, code, lesson, save
 
 CLOCK = "import time\nprint(time.perf_counter())"
@@ -25,31 +26,31 @@ def test_twice_is_once_and_timings_stay():
     first = path.read_bytes()
     assert outputs.main(["1"]) == 0
     assert path.read_bytes() == first
-    before = lessons.read(path)
+    before = files.read(path)
     assert "papermill" not in before.metadata
     assert dict(cell(before, "sum").metadata) == {}
-    assert [each.execution_count for each in lessons.code_cells(before)] == [1, 2, 3, 4]
+    assert [each.execution_count for each in files.code_cells(before)] == [1, 2, 3, 4]
     assert [each.get("text") for each in cell(before, "sum").outputs] == ["1\n2\n", None]
     assert cell(before, "where").outputs[0].text == "notebooks\n"
     assert [each.name for each in cell(before, "clock").outputs] == ["stdout"]  # no progress bar
     assert not list(path.parent.glob(".*"))
 
     assert outputs.main(["--timings"]) == 0
-    renewed = lessons.read(path)
+    renewed = files.read(path)
     assert cell(renewed, "clock").outputs != cell(before, "clock").outputs
     cell(renewed, "clock").outputs = cell(before, "clock").outputs
     assert renewed == before
 
     cell(renewed, "clock").source += "  # of this process"
     assert outputs.main([str(save(renewed, "01_a"))]) == 0
-    assert cell(lessons.read(path), "clock").outputs != cell(before, "clock").outputs
+    assert cell(files.read(path), "clock").outputs != cell(before, "clock").outputs
 
 
 def test_counts_follow_the_order_of_cells():
     notebook = lesson(code("sum", "1 + 1"))
     result = new_output("execute_result", {"text/plain": "2"}, execution_count=99)
     cell(notebook, "sum").outputs = [result]
-    outputs.normalise(notebook)
+    form.normalise(notebook)
     assert cell(notebook, "sum").execution_count == 2
     assert cell(notebook, "sum").outputs[0].execution_count == 2
 

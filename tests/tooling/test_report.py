@@ -18,8 +18,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from nbformat.v4 import new_output
 
-from helpers import compare, handover, study
-from helpers.tooling import anatomy, outputs, report, report_plot, report_tables, run
+from helpers import compare, handover
+from helpers.study import comparison
+from helpers.tooling import outputs, run
+from helpers.tooling.lesson import form
+from helpers.tooling.report import __main__ as report
+from helpers.tooling.report import plot, tables
 from tests.tooling.samples import cell, code, good_lesson, lesson, save
 
 TIMING = {
@@ -210,7 +214,7 @@ def test_missing_time_is_a_gap_that_says_why(monkeypatch):
     barh = Axes.barh
     monkeypatch.setattr(Axes, "barh", lambda *a, **k: bars.append(a[2]) or barh(*a, **k))
     tables = [
-        report_tables.check_table(timing(**changes))
+        tables.check_table(timing(**changes))
         for changes in (
             {"ratio": None, "missing": "failed"},
             {"ratio": float("nan")},
@@ -218,11 +222,11 @@ def test_missing_time_is_a_gap_that_says_why(monkeypatch):
             {},
         )
     ]
-    report_plot.draw(dict(zip("abcd", tables, strict=True)))
+    plot.draw(dict(zip("abcd", tables, strict=True)))
     assert words == ["a: failed", "b: not measured", "c: below 0.01"]
     assert bars == [[0.5], [0.5], [0.5], [0.5, 0.5]]
     words.clear()
-    report_plot.draw({"a": tables[0]})
+    plot.draw({"a": tables[0]})
     assert words == ["failed"]
 
 
@@ -233,17 +237,17 @@ def test_axis_is_logarithmic_from_a_factor_of_20(ratio, scale, monkeypatch):
     monkeypatch.setattr(
         Figure, "savefig", lambda f, *a, **k: figures.append(f) or savefig(f, *a, **k)
     )
-    report_plot.draw({"cpu": report_tables.check_table(timing(ratio=ratio))})
+    plot.draw({"cpu": tables.check_table(timing(ratio=ratio))})
     (axes,) = figures[0].axes
     assert axes.get_xscale() == scale
     assert axes.get_xlim()[0] < 0.5 < ratio < axes.get_xlim()[1]
 
 
 def test_plot_follows_the_colours_of_the_page():
-    svg = drawn(report_plot.draw({"cpu": report_tables.check_table(timing())}))
+    svg = drawn(plot.draw({"cpu": tables.check_table(timing())}))
     assert "prefers-color-scheme: dark" in svg
     assert "currentColor" in svg
-    assert report_plot.INK not in svg
+    assert plot.INK not in svg
     assert not re.search(r"(fill|stroke): #(fff|000)", svg)
 
 
@@ -350,7 +354,7 @@ def test_run_time_is_a_number(seconds, capsys):
 
 @pytest.mark.parametrize("ratio", [1e-308, 1e100])
 def test_extreme_times_can_be_drawn(ratio):
-    drawn(report_plot.draw({"cpu": report_tables.check_table(timing(ratio=ratio))}))
+    drawn(plot.draw({"cpu": tables.check_table(timing(ratio=ratio))}))
 
 
 @pytest.mark.usefixtures("desk")
@@ -429,7 +433,7 @@ def test_study_carries_its_times(rounds, spread, absent):
     rows = {"iqr": 0.001, "rounds": rounds, "peak": None, "held": None, "faults": None}
     measured = {"batch gradient": {**rows, "median": 0.01}, "loop": {**rows, "median": 0.05}}
     done = {"candidates": measured, "absent": absent, "failed": {}}
-    shown, _ = InteractiveShell.instance().display_formatter.format(study.table(done))
+    shown, _ = InteractiveShell.instance().display_formatter.format(comparison.table(done))
     content = shown[handover.MIME]
     assert (content["kind"], content["reference"]) == ("timing", "batch gradient")
     spreads = [row["spread_ms"] for row in content["rows"]]
@@ -446,7 +450,7 @@ def test_study_carries_its_times(rounds, spread, absent):
 
 def test_saved_lesson_carries_none():
     notebook = executed()
-    outputs.normalise(notebook)
+    form.normalise(notebook)
     assert handover.MIME not in nbformat.writes(notebook)
 
 
@@ -457,10 +461,10 @@ def test_nbval_passes_over_what_is_not_saved(watched, desk):
         "import torch\nfrom helpers import compare\n\n"
         'grads = {"weight": torch.ones(2, 3)}\ncompare.check(grads, grads)'
     )
-    path = save(lesson(code("set-up", anatomy.SETUP), code("check", source)), "01_a")
+    path = save(lesson(code("set-up", form.SETUP), code("check", source)), "01_a")
     outputs.refresh(path, timings=True)
     assert handover.MIME not in path.read_text()
-    plugin = ["-p", "helpers.tooling.nbval_watch"] if watched else []
+    plugin = ["-p", "helpers.tooling.checks.nbval_watch"] if watched else []
     command = [sys.executable, "-m", "pytest", "-q", *plugin, "--nbval", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=desk)
     assert done.returncode == (0 if watched else 1), done.stdout

@@ -10,7 +10,8 @@ import psutil
 import pytest
 import torch
 
-from helpers.tooling import execution, lessons, parameters, run
+from helpers.tooling import run
+from helpers.tooling.lesson import execution, files, parameters
 from tests.tooling.samples import LESSONS, QUICK, code, good_lesson, lesson, save
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def test_every_failure_is_reported_at_the_end(desk, capfd):
         "04_d.failed.ipynb",
     ]
     assert "encryption" not in shown.err
-    about = lessons.read(build / "01_a.ipynb").metadata[run.METADATA]
+    about = files.read(build / "01_a.ipynb").metadata[run.METADATA]
     assert about.asked == ["01_a", "02_b", "03_c", "04_d"]
 
 
@@ -67,7 +68,7 @@ def test_peak_memory_is_the_lessons_own(desk):
 def test_executed_lesson_says_how_it_was_executed(desk):
     path = save(lesson(code("divide", "1 / 0")), "01_a")
     run.execute(path, {"device": "cpu", "batch_size": 7}, desk / "build", ["01_a", "02_b"])
-    about = lessons.read(desk / "build" / "01_a.failed.ipynb").metadata[run.METADATA]
+    about = files.read(desk / "build" / "01_a.failed.ipynb").metadata[run.METADATA]
     assert about.failure.endswith("ZeroDivisionError: division by zero")
     assert about.seconds > 0
     assert about.peak_memory.host > 10e6
@@ -86,7 +87,7 @@ def test_failure_before_anything_was_saved_leaves_the_lesson(desk, monkeypatch):
     monkeypatch.setattr(run.papermill, "execute_notebook", fail)
     path = save(good_lesson(), "01_a")
     assert run.execute(path, {}, desk / "build").failure.endswith("RuntimeError: no kernel")
-    left = lessons.read(desk / "build" / "01_a.failed.ipynb")
+    left = files.read(desk / "build" / "01_a.failed.ipynb")
     assert left.metadata[run.METADATA].failure.endswith(
         "before its first cell: RuntimeError: no kernel"
     )
@@ -161,9 +162,9 @@ def test_no_lessons(capsys):
 @pytest.mark.usefixtures("desk")
 def test_choosing_lessons():
     paths = [save(good_lesson(), stem) for stem in ("01_good", "02_bad", "10_late")]
-    assert lessons.choose([]) == paths
-    assert lessons.choose(["10", "1"]) == [paths[0], paths[2]]
-    assert lessons.choose(["02_bad", "notebooks/02_bad.ipynb"]) == [paths[1]]
+    assert files.choose([]) == paths
+    assert files.choose(["10", "1"]) == [paths[0], paths[2]]
+    assert files.choose(["02_bad", "notebooks/02_bad.ipynb"]) == [paths[1]]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_killed_half_way(number, status, desk):
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson_runs_on_the_random_stand_in(path, tmp_path):
-    (given,) = (each for each in lessons.read(path).cells if "parameters" in lessons.tags(each))
+    (given,) = (each for each in files.read(path).cells if "parameters" in files.tags(each))
     quick = {name: str(QUICK[name]) for name in QUICK if name in parameters.declared(given)}
     values = parameters.check(path, {"dataset": "random", "batch_size": "4", **quick}, CPU)
     result = run.execute(path, values, tmp_path)

@@ -10,7 +10,8 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
-from helpers.tooling import lessons, student
+from helpers.tooling import student
+from helpers.tooling.lesson import copies, files
 from tests.tooling.samples import ANSWER, LESSONS, ROOT, cell, good_lesson, quick, save
 
 WRONG = ROOT / "tests" / "exercises"
@@ -19,7 +20,7 @@ WRONG = ROOT / "tests" / "exercises"
 def solutions(notebook):
     """List the solutions of a lesson, each with its check."""
     pairs = zip(notebook.cells, notebook.cells[1:], strict=False)
-    return [(each, check) for each, check in pairs if "solution" in lessons.tags(each)]
+    return [(each, check) for each, check in pairs if "solution" in files.tags(each)]
 
 
 def wrong_answers(stem):
@@ -36,7 +37,7 @@ def printed(each):
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_every_exercise_has_a_wrong_answer(path):
-    ids = {each.id for each, _ in solutions(lessons.read(path))}
+    ids = {each.id for each, _ in solutions(files.read(path))}
     assert ids
     assert {name for name, _, _ in wrong_answers(path.stem)} == ids
 
@@ -44,7 +45,7 @@ def test_every_exercise_has_a_wrong_answer(path):
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_stubs_are_empty_of_the_answer(path):
     derived = student.student(path)
-    for solution, check in solutions(lessons.read(path)):
+    for solution, check in solutions(files.read(path)):
         stub = ast.parse(cell(derived, solution.id).source)
         for each in ast.walk(stub):
             if isinstance(each, ast.FunctionDef):
@@ -56,7 +57,7 @@ def test_stubs_are_empty_of_the_answer(path):
                 assert all(isinstance(part, ast.FunctionDef) for part in each.body[1:])
         assert "#" not in cell(derived, solution.id).source
         assert cell(derived, check.id).source == check.source
-        assert "solution" not in lessons.tags(cell(derived, solution.id))
+        assert "solution" not in files.tags(cell(derived, solution.id))
     for each in derived.cells:
         assert not each.get("outputs")
         assert "hidden cell with a solution" not in each.source
@@ -67,7 +68,7 @@ def test_student_runs_and_checks_judge(path, tmp_path):
     """One execution: the student's notebook as it is, then each answer before its check."""
     student.build([path], tmp_path)
     notebook = nbformat.read(tmp_path / path.name, 4)
-    lesson = lessons.read(path)
+    lesson = files.read(path)
     untouched = len(notebook.cells)
     trials = []
     for solution, check in solutions(lesson):
@@ -97,7 +98,7 @@ def test_student_runs_and_checks_judge(path, tmp_path):
 
 
 def test_stub_says_what_to_write():
-    assert student.stub(ANSWER) == ANSWER.replace(
+    assert copies.stub(ANSWER) == ANSWER.replace(
         "return 2 * x", 'raise NotImplementedError("still to do: write answer")'
     )
 
@@ -108,13 +109,13 @@ def test_links_lead_to_lessons_that_are_there(tmp_path):
         notebook = good_lesson()
         notebook.cells[0].source += "\n\nThen [lesson 2](02_b.ipynb)."
         save(notebook, stem)
-    student.build(lessons.choose(["1"]), tmp_path / "one")
-    student.build(lessons.choose([]), tmp_path / "all")
-    assert "Then lesson 2." in lessons.read(tmp_path / "one" / "01_a.ipynb").cells[0].source
-    linked = lessons.read(tmp_path / "all" / "01_a.ipynb").cells[0].source
+    student.build(files.choose(["1"]), tmp_path / "one")
+    student.build(files.choose([]), tmp_path / "all")
+    assert "Then lesson 2." in files.read(tmp_path / "one" / "01_a.ipynb").cells[0].source
+    linked = files.read(tmp_path / "all" / "01_a.ipynb").cells[0].source
     assert "Then [lesson 2](02_b.ipynb)." in linked
     assert (tmp_path / "all" / "helpers" / "exercises.py").exists()
-    student.build(lessons.choose(["2"]), tmp_path / "all")
+    student.build(files.choose(["2"]), tmp_path / "all")
     assert sorted(path.name for path in (tmp_path / "all").glob("*.ipynb")) == ["02_b.ipynb"]
 
 

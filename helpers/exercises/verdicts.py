@@ -1,0 +1,178 @@
+"""Checks of exercises: is it still to do, of a wrong shape, of wrong values, or correct?"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from helpers.compare import TOLERANCES, largest_error
+from helpers.exercises.snapshots import Snapshot
+
+STILL_TO_DO = "still to do: write "
+"""How the message of the error begins that an answer not yet written raises."""
+
+
+class Refused(AssertionError):
+    """What is wrong with an answer, in one sentence."""
+
+
+@contextmanager
+def check(exercise: str, **given: Any) -> Iterator[None]:
+    """Print a verdict on the answer that is called in this block.
+
+    A block that ends is correct; `expect` and `require` end it early. So does an error in the
+    answer: it becomes a verdict too, after the lines of the lesson that led to it, and the cells
+    below run on.
+
+    What the answer changes in place is put back, since later exercises use it, and the answer is
+    not correct then.
+
+    Args:
+        exercise: The name of the exercise, for example `"Exercise 1"`.
+        given: `name=value` of what the answer works on, as `helpers.exercises.snapshots` takes it.
+    """
+    before = Snapshot(given)
+    raised = False
+    try:
+        yield
+        verdict = "correct"
+    except Refused as refusal:
+        verdict = str(refusal)
+    except Exception as error:
+        raised = True
+        verdict = _raised(error)
+    finally:  # after an interrupt, too
+        changed = before.restore()
+    if changed and not raised:  # wrong values may come from this alone
+        verdict = f"not so yet: it changed {_some(changed)} in place, which is put back"
+    print(f"{exercise}: {verdict}")
+
+
+def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None) -> None:
+    """Compare what an answer gave with what is right: first shapes, then dtypes, then values.
+
+    Args:
+        what: A name of the result, for the verdict.
+        got: What the answer gave: a tensor, a number, or a dictionary or tuple of these.
+        expected: What is right, in the same form.
+        tolerance: The largest error that counts as equal, relative to the largest entry of
+            `expected`; `None` means that of the dtype expected, as in `helpers.compare`.
+
+    Raises:
+        Refused: They differ, with a sentence that says in which of these ways.
+    """
+    pairs = _pairs_of_one_shape(what, got, expected)
+    for name, mine, right in pairs:
+        if isinstance(expected, Tensor | dict | tuple) and mine.dtype != right.dtype:
+            raise Refused(f"wrong dtype: {name}: expected {right.dtype}, got {mine.dtype}")
+    for name, mine, right in pairs:
+        limit = TOLERANCES.get(right.dtype, 0.0) if tolerance is None else tolerance
+        error = largest_error(mine, right)
+        if error > limit:
+            size = f"off by {error:.1e} of the largest entry"
+            problem = size if isfinite(error) else "holds NaN or infinity"
+            raise Refused(f"right shape, wrong values: {name}: {problem}")
+    shapes = list(dict.fromkeys(str(tuple(right.shape)) for _, _, right in pairs))
+    print(f"{what}: right shape and values, {_some(shapes)}")
+
+
+def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> None:
+    """Demand the shape of a result of which the values are checked in another way.
+
+    Args:
+        what: A name of the result, for the verdict.
+        got: What the answer gave.
+        shape: The shape of a right answer, or `{name: shape}` if that is a dictionary.
+
+    Raises:
+        Refused: It is no tensor or dictionary of these, or has another shape.
+    """
+    if isinstance(shape, dict):
+        expected = {name: torch.empty(each, device="meta") for name, each in shape.items()}
+    else:
+        expected = torch.empty(shape, device="meta")
+    _pairs_of_one_shape(what, got, expected)
+
+
+def require(what: str, holds: bool, *, measured: str = "") -> None:
+    """Demand of an answer something besides its values, and print that it holds.
+
+    Args:
+        what: The demand, as a sentence that is true of a right answer.
+        holds: Whether it is true of this one.
+        measured: What was measured instead, for the verdict, for example `"1.9 times"`.
+
+    Raises:
+        Refused: It is not.
+    """
+    if not holds:
+        raise Refused(f"not so yet: {what}" + (f": measured {measured}" if measured else ""))
+    print(f"{what}: yes")
+
+
+def _pairs_of_one_shape(what: str, got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:
+    """List the tensors of two results in pairs, as `_pairs`, and demand that shapes agree."""
+    pairs = list(_pairs(what, got, expected))
+    for name, mine, right in pairs:
+        if mine.shape != right.shape:
+            raise Refused(
+                f"wrong shape: {name}: expected {tuple(right.shape)}, got {tuple(mine.shape)}"
+            )
+    return pairs
+
+
+def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """List the tensors of two results of one form, in pairs, with their names."""
+    if isinstance(expected, dict | tuple):
+        kind = type(expected)
+        if not isinstance(got, kind):
+            raise _wrong_type(what, got, kind.__name__)
+        if isinstance(expected, tuple):
+            if len(got) != len(expected):
+                raise Refused(
+                    f"wrong length: {what}: expected {len(expected)} items, got {len(got)}"
+                )
+            got, expected = (dict(enumerate(each)) for each in (got, expected))
+        for problem, first, second in (("missing", expected, got), ("not expected", got, expected)):
+            names = [str(name) for name in first if name not in second]
+            if names:
+                raise Refused(f"{problem}: {what}: {', '.join(names)}")
+        for name in expected:
+            yield from _pairs(f"{what}[{name!r}]", got[name], expected[name])
+        return
+    if isinstance(expected, Tensor) and not isinstance(got, Tensor):
+        raise _wrong_type(what, got, "tensor")
+    if not isinstance(got, Tensor | int | float):
+        raise _wrong_type(what, got, "number")
+    yield what, torch.as_tensor(got), torch.as_tensor(expected)
+
+
+def _wrong_type(what: str, got: Any, expected: str) -> Refused:
+    """Make the verdict on a result of another type, with a hint where the cause is plain."""
+    # Python's name of it says little to those who forgot to return.
+    hint = ": the function returned nothing (does it end in `return`?)" if got is None else ""
+    return Refused(f"wrong type: {what}: expected a {expected}, got {type(got).__name__}{hint}")
+
+
+def _raised(error: Exception) -> str:
+    """Print the lines of the lesson that led to an error, and return the verdict on it."""
+    if isinstance(error, NotImplementedError) and str(error).startswith(STILL_TO_DO):
+        return str(error)  # torch raises the same type for other reasons
+    steps = list(traceback.walk_tb(error.__traceback__))[1:]  # the first is `check` itself
+    lesson = steps[0][0].f_globals
+    # Between them lie up to a hundred lines of torch, which say little.
+    own = traceback.StackSummary.extract(step for step in steps if step[0].f_globals is lesson)
+    own[0].name = "the check"
+    for step in own[-4:]:
+        print(f"  line {step.lineno} of a cell, in {step.name}: {step.line}")
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return f"your answer raised {type(error).__name__}: {first_line}"
+
+
+def _some(names: list[str]) -> str:
+    """Join the first names of a list, and show that there are more."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,0 +1,5 @@
+"""`diagnose`: which entries of the gallery apply to a model of your own."""
+
+from helpers.limits.diagnosis.findings import Diagnosis, Finding, diagnose
+
+__all__ = ["Diagnosis", "Finding", "diagnose"]

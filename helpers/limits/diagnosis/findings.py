@@ -1,0 +1,192 @@
+"""A self-check for a model of one's own: what in it raises, differs silently, or falls back."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from helpers import compare, gradients
+from helpers.limits.bare import Case
+from helpers.limits.diagnosis import inspection, observation, trial
+from helpers.limits.diagnosis.watch import streams_kept
+from helpers.limits.entry import describe, one_line
+from helpers.limits.gallery import ENTRIES
+from helpers.transforms import checks
+
+FEW = 4
+"""How many samples are run, at most."""
+WILL = {
+    "loud": "raises",
+    "silent": "silently differs",
+    "slow": "falls back, slowly",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing in a model that bare transforms do not take as it is."""
+
+    entry: str
+    """The name of its entry in the gallery, or `"unknown"`."""
+    where: str
+    """The modules, parameters or buffers, by name; or `loss_fn`."""
+    error: str = ""
+    """The error, where no entry of the gallery covers it."""
+
+    @property
+    def will(self) -> str:
+        """What it will do: raise, silently differ, or fall back."""
+        return WILL[ENTRIES[self.entry].part] if self.entry in ENTRIES else WILL["loud"]
+
+    @property
+    def cause(self) -> str:
+        """Why."""
+        return ENTRIES[self.entry].cause if self.entry in ENTRIES else self.error
+
+    @property
+    def fix(self) -> str:
+        """The way out."""
+        known = self.entry in ENTRIES
+        return ENTRIES[self.entry].fix if known else "Take the loop for this model."
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, and how `func_gradients` compares with the loop."""
+
+    findings: tuple[Finding, ...]
+    comparison: pd.DataFrame | None
+    """The table of `helpers.compare`; `None` where one of the two refused."""
+    conclusion: str
+    """What the comparison says, in one sentence."""
+
+    def table(self) -> pd.DataFrame:
+        """Set out the findings: what each will do, where, why, and the way out."""
+        rows = [(each.where, each.will, each.entry, each.cause, each.fix) for each in self.findings]
+        return pd.DataFrame(rows, columns=["where", "will", "entry", "cause", "way out"])
+
+    def __str__(self) -> str:
+        lines = [
+            f"{each.where}: {each.will} ({each.entry})\n    {each.cause}\n    {each.fix}"
+            for each in self.findings
+        ]
+        conclusion = f"compared with the loop: {self.conclusion}"
+        return "\n".join([*(lines or ["nothing found"]), conclusion])
+
+    def _repr_markdown_(self) -> str:
+        lines = ["| where | will | entry | cause | way out |", "|---|---|---|---|---|"]
+        for each in self.findings:
+            cells = (f"`{each.where}`", each.will, each.entry, each.cause, each.fix)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        found = "\n".join(lines) if self.findings else "Nothing found."
+        return f"{found}\n\n**Compared with the loop.** {self.conclusion}."
+
+    __repr__ = __str__
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def diagnose(
+    model: nn.Module,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    data: Tensor,
+    targets: Tensor,
+) -> Diagnosis:
+    """Say what in a model the bare composition of `torch.func` does not take as it is.
+
+    It runs copies of the model on at most four samples, with transforms and without. The model,
+    its mode, its buffers and all random streams stay as they were. What lies in the calling code
+    (a wrong `in_dims`, stale copies, parameters not detached) it cannot see.
+
+    Args:
+        model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
+        loss_fn: `loss_fn(predictions, targets)`, as in `helpers.gradients`.
+        data: `(B, ...)`, with a sample at least; with four, more is seen.
+        targets: `(B, ...)`.
+
+    Returns:
+        The findings, by module name and with the way out, and a comparison of `func_gradients`
+        with the loop.
+
+    Raises:
+        TypeError: An argument is of a wrong kind.
+        ValueError: There is no sample, the batch sizes differ, a sample is not finite, or the model
+            does not run on these samples without any transform.
+    """
+    _check_arguments(model, loss_fn, data, targets)
+    few = (data[:FEW].detach().clone(), targets[:FEW].detach().clone())
+    if not all(each.isfinite().all() for each in few if each.is_floating_point()):
+        raise ValueError("data and targets must be finite, got NaN or infinity")
+    with streams_kept(data.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fallbacks are findings
+        found = list(inspection.unrunnable(model))
+        if found:
+            return Diagnosis(_findings(found), None, "not possible before this is mended")
+        inner, wrapped = inspection.unwrap(model)
+        case = Case(inner, loss_fn, *few)
+        seen = list(observation.observe(case))
+        loud = list(trial.transforms(case))
+        found = [*wrapped, *loud, *inspection.structure(case.model), *seen]
+        return Diagnosis(_findings(found), *_compare(case))
+
+
+def _check_arguments(model: object, loss_fn: object, data: object, targets: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(loss_fn, type):
+        raise TypeError(f"loss_fn is a class, call it first: {loss_fn.__name__}()")
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function, got {type(loss_fn).__name__}")
+    checks.check_batch(data=data, targets=targets)
+    if len(data) == 0:
+        raise ValueError("data must hold a sample at least, got an empty batch")
+
+
+def _findings(found: list[tuple[str, ...]]) -> tuple[Finding, ...]:
+    """Make findings, the first of each entry and place, loud ones first."""
+    names = {each[0] for each in found}
+    if "sample-into-buffer" in names:  # it is what the writing does
+        found = [each for each in found if each[0] != "aliased-buffers"]
+    findings: dict[str, Finding] = {}
+    for entry, where, *error in found:
+        earlier = findings.get(entry)
+        if earlier and where not in earlier.where and entry != "random-draws":
+            where = f"{earlier.where}, {where}"
+        elif earlier:
+            continue
+        findings[entry] = Finding(entry, where, *error)
+    return tuple(sorted(findings.values(), key=lambda each: list(WILL.values()).index(each.will)))
+
+
+def _compare(case: Case) -> tuple[pd.DataFrame | None, str]:
+    """Compare `func_gradients` with the loop; in evaluation mode where training is refused."""
+    comparison, says = _compare_as_it_is(case)
+    if comparison is None and case.model.training:
+        model = trial.fresh(case.model).eval()
+        in_eval, says_in_eval = _compare_as_it_is(case._replace(model=model))
+        if in_eval is not None:
+            return in_eval, f"{says}; in evaluation mode, {says_in_eval}"
+    return comparison, says
+
+
+def _compare_as_it_is(case: Case) -> tuple[pd.DataFrame | None, str]:
+    results = {}
+    for method in (gradients.func_gradients, gradients.loop_gradients):
+        try:
+            # A copy for each: a forward may write into its weights, as `max_norm` does.
+            results[method.__name__] = method(*case._replace(model=trial.fresh(case.model)))
+        except ValueError as error:
+            return None, f"{method.__name__} refuses: {one_line(error)}"
+        except Exception as error:  # anything that a model can raise
+            return None, f"{method.__name__} raises {describe(error)}"
+    comparison = compare.table(results["func_gradients"], results["loop_gradients"])
+    if comparison.empty:
+        return comparison, "no parameter requires a gradient, so there is nothing to compare"
+    on_few = f"on {len(case.data)} sample" + ("s" if len(case.data) > 1 else "")
+    wrong = comparison.index[~comparison["equal"]]
+    if len(wrong):
+        return comparison, f"func_gradients differs in {inspection.listed(wrong)}, {on_few}"
+    return comparison, f"func_gradients is equal for all {len(comparison)} parameters, {on_few}"

@@ -1,0 +1,154 @@
+"""What a model does when it runs without transforms, seen on copies of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helpers.compare import TOLERANCES, largest_error
+from helpers.limits.bare import Case
+from helpers.limits.diagnosis.inspection import Found, attributes, listed
+from helpers.limits.diagnosis.trial import fresh, norms_in_eval
+from helpers.limits.diagnosis.watch import Watch
+from helpers.limits.entry import describe
+
+
+@dataclass
+class Observation:
+    """One run of a copy: what was computed, and who watched."""
+
+    model: nn.Module
+    watch: Watch
+    predictions: Any
+    loss: Tensor
+
+
+def observe(case: Case) -> Iterator[Found]:
+    """Find what is silently different: buffers, stashes, draws, samples that meet, losses.
+
+    Raises:
+        ValueError: The model or the loss fails on one sample, or on the few, without transforms.
+    """
+    few = len(case.data)
+    singles = []
+    for index in range(few):
+        singles.append(_run(case, slice(index, index + 1), found := []))
+        if index == 0:
+            yield from found
+            yield from _draws(singles[0])
+    if not all(isinstance(single.loss, Tensor) and single.loss.dim() == 0 for single in singles):
+        yield "loss-is-no-scalar", "loss_fn"
+        return
+    if not singles[0].loss.is_floating_point():
+        raise ValueError(
+            f"loss_fn must return a floating point number, got {singles[0].loss.dtype}: a count "
+            "has no gradient"
+        )
+    yield from _unreached(singles)
+    whole = _run(case, slice(0, few), [])
+    drew = any(singles[0].watch.drew.values())
+    if few > 1 and not drew:
+        meeting = _meeting(singles, whole)
+        yield from meeting
+        if not meeting:
+            yield from _losses(case, singles, whole)
+    elif drew:
+        yield from _weights(case, singles)
+
+
+def _run(case: Case, part: slice, found: list[Found]) -> Observation:
+    """Run some samples through a fresh copy, and note what it changed in the copy."""
+    model = norms_in_eval(fresh(case.model))
+    watch = Watch(model, case.data.device)
+    buffers = dict(model.named_buffers())
+    versions = {name: buffer._version for name, buffer in buffers.items()}
+    stashes = attributes(model)
+    loss_fn = watch.follow(case.loss_fn)
+    try:
+        with watch.hearing(), watch:
+            predictions = model(case.data[part])
+            loss = loss_fn(predictions, case.targets[part])
+    except Exception as error:
+        many = part.stop - part.start
+        raise ValueError(
+            f"the model must run before it can be diagnosed, and on {many} "
+            f"sample{'s' if many > 1 else ''}, without transforms, {watch.place} raised "
+            f"{describe(error)}"
+        ) from error
+    after = dict(model.named_buffers())
+    for name, buffer in buffers.items():
+        if after.get(name) is not buffer:
+            found.append(("rebound-buffers", name))
+        elif buffer._version != versions[name]:
+            found.append(("aliased-buffers", name))
+    for place, tensors in attributes(model).items():
+        if [*map(id, tensors)] != [*map(id, stashes.get(place, []))]:
+            found.append(("stashed-activation", place))
+    return Observation(model, watch, predictions, loss)
+
+
+def _draws(single: Observation) -> Iterator[Found]:
+    if single.watch.drew["torch"]:
+        yield "random-draws", listed(single.watch.drew["torch"])
+    if single.watch.drew["numpy"]:
+        yield "numpy-draws", listed(single.watch.drew["numpy"])
+
+
+def _unreached(singles: list[Observation]) -> Iterator[Found]:
+    """Find the trainable parameters that no sample's loss depends on."""
+    unreached: set[str] | None = None
+    for single in singles:
+        names = [name for name, p in single.model.named_parameters() if p.requires_grad]
+        leaves = [p for p in single.model.parameters() if p.requires_grad]
+        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if single.loss.requires_grad and leaves:
+            try:
+                grads = torch.autograd.grad(single.loss, leaves, allow_unused=True)
+            except RuntimeError:  # the loss called backward(), or a checkpoint refuses
+                return
+        missing = {name for name, g in zip(names, grads, strict=True) if g is None}
+        unreached = missing if unreached is None else unreached & missing
+    if unreached:
+        yield "no-gradient", listed(name for name in names if name in unreached)
+
+
+def _meeting(singles: list[Observation], whole: Observation) -> list[Found]:
+    """Find the first module whose output for a sample depends on the other samples."""
+    calls = zip(whole.watch.outputs, *(single.watch.outputs for single in singles), strict=False)
+    for (name, together), *alone in calls:
+        rows = [output for _, output in alone]
+        if all(row.shape[:1] == (1,) and row.shape[1:] == together.shape[1:] for row in rows):
+            if len(together) != len(rows) or not together.is_floating_point():
+                continue
+            limit = 100 * TOLERANCES.get(together.dtype, 1e-5)
+            if largest_error(together, torch.cat(rows)) > limit:
+                return [("samples-that-meet", name)]
+    return []
+
+
+def _losses(case: Case, singles: list[Observation], whole: Observation) -> Iterator[Found]:
+    """Compare the loss of a batch with the losses of its samples."""
+    weighted = list(_weights(case, singles))
+    yield from weighted
+    losses = torch.stack([single.loss.detach() for single in singles])
+    together = whole.loss.detach()
+    if weighted or not isinstance(together, Tensor) or together.dim():
+        return
+    limit = 100 * TOLERANCES.get(together.dtype, 1e-5)
+    if min(largest_error(together, losses.mean()), largest_error(together, losses.sum())) > limit:
+        predictions = whole.predictions
+        same = not isinstance(predictions, Tensor) or predictions.shape == case.targets.shape
+        broadcasts = case.targets.is_floating_point() and not same
+        yield "loss-that-broadcasts" if broadcasts else "means-of-unequal-units", "loss_fn"
+
+
+def _weights(case: Case, singles: list[Observation]) -> Iterator[Found]:
+    """Find class weights that a batch of one divides away."""
+    for name, options in singles[0].watch.loss_calls:
+        weight = options.get("weight")
+        mean = options.get("reduction", "mean") == "mean"
+        if isinstance(weight, Tensor) and mean and len(weight.unique()) > 1:
+            yield "class-weights", f"loss_fn ({name})"
+            return

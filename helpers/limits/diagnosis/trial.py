@@ -1,0 +1,171 @@
+"""Runs of a copy of a model, for `diagnose`: under the bare transforms, and without them."""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from helpers.limits.bare import Case
+from helpers.limits.diagnosis.inspection import listed
+from helpers.limits.diagnosis.watch import Watch
+from helpers.limits.entry import Entry, describe, one_line
+from helpers.limits.gallery import ENTRIES
+from helpers.transforms import modules
+
+UNKNOWN = "unknown"
+"""The name of what no entry of the gallery covers."""
+_WRITES = ("in-place-into-zeros", "copy-into-zeros")
+
+
+def fresh(model: nn.Module) -> nn.Module:
+    """Copy a model with tensors of its own, so that a run changes nothing in it."""
+    copy = modules.with_tensors(model, lambda tensor: tensor.detach().clone())
+    flags = {name: p.requires_grad for name, p in model.named_parameters()}
+    for name, parameter in copy.named_parameters():
+        parameter.requires_grad_(flags[name])
+    return copy
+
+
+def norms_in_eval(model: nn.Module) -> nn.Module:
+    """Let normalisation layers use their stored statistics."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm | _InstanceNorm):
+            module.eval()
+    return model
+
+
+def transforms(case: Case) -> Iterator[tuple[str, str, str]]:
+    """Run the bare composition; mend what raises as its entry says, and go on.
+
+    Yields:
+        The entry, the place, and for what no entry covers, the error. It ends with the first
+        error that cannot be mended here: what lies behind it was not reached.
+    """
+    mended: set[str] = set()
+    while True:
+        watch, error = _attempt(case, mended)
+        if error is None:
+            yield from _fallbacks(watch)
+            return
+        entry = _explain(error, watch)
+        if entry and entry.name in _WRITES and "sample-into-buffer" not in mended:
+            second, other = _attempt(case, mended | {"sample-into-buffer"})
+            if other is None or one_line(other) != one_line(error) or second.place != watch.place:
+                entry = ENTRIES["sample-into-buffer"]
+        name = entry.name if entry else UNKNOWN
+        yield name, _place(entry, watch), "" if entry else describe(error)
+        if name not in _MENDED or name in mended:
+            return
+        mended.add(name)
+
+
+def _attempt(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
+    """Run the bare composition over a copy with some causes mended."""
+    model = fresh(case.model)
+    for name in mended:
+        model = _MENDED[name](model)
+    watch = Watch(model)
+    loss_fn = watch.follow(case.loss_fn)
+    params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    buffers = dict(model.named_buffers())
+    dims = None
+    if "sample-into-buffer" in mended:
+        dims = 0
+        buffers = {name: b.expand(len(case.data), *b.shape).clone() for name, b in buffers.items()}
+
+    def compute_loss(
+        params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor, target: Tensor
+    ) -> Tensor:
+        predictions = functional_call(model, (params, buffers), (sample.unsqueeze(0),))
+        return loss_fn(predictions, target.unsqueeze(0))
+
+    randomness = "different" if "random-draws" in mended else "error"
+    compute = vmap(grad(compute_loss), in_dims=(None, dims, 0, 0), randomness=randomness)
+    try:
+        with watch.hearing(), watch:
+            compute(params, buffers, case.data, case.targets)
+    except Exception as error:  # to find out which is the purpose
+        return watch, error
+    return watch, None
+
+
+def _same(model: nn.Module) -> nn.Module:
+    return model
+
+
+def _without_hooks(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+    return model
+
+
+def _without(attribute: str, value: object) -> Callable[[nn.Module], nn.Module]:
+    def mend(model: nn.Module) -> nn.Module:
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                setattr(module, attribute, value)
+        return model
+
+    return mend
+
+
+_MENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "batchnorm-in-training": norms_in_eval,
+    "batchnorm-of-one-value": norms_in_eval,
+    "instancenorm-with-statistics": norms_in_eval,
+    "recurrent-layer": modules.detached,
+    "full-backward-hook": _without_hooks,
+    "sparse-embedding": _without("sparse", False),
+    "embedding-max-norm": _without("max_norm", None),
+    "random-draws": _same,  # `_attempt` sets `randomness`
+    "sample-into-buffer": _same,  # `_attempt` gives each sample its own
+}
+
+
+def _explain(error: Exception, watch: Watch) -> Entry | None:
+    """Find the entry of an error: by its message, then by the function or module that raised."""
+    fitting = [
+        entry
+        for entry in ENTRIES.values()
+        if entry.part == "loud"
+        and isinstance(error, entry.error)
+        and entry.symptom in one_line(error)
+    ]
+    near = watch.running or list(watch.names)
+    special = [
+        entry
+        for entry in fitting
+        if watch.raised_in in entry.functions or (entry.at and any(map(entry.at, near)))
+    ]
+    plain = [entry for entry in fitting if not entry.functions and not entry.at]
+    return next(iter(special + plain + fitting), None)
+
+
+def _place(entry: Entry | None, watch: Watch) -> str:
+    """Name the modules that are at fault: all of the entry's kind, or else the innermost."""
+    if entry and entry.at:
+        alike = [name for module, name in watch.names.items() if entry.at(module)]
+        if alike:
+            return listed(alike)
+    return watch.place
+
+
+def _fallbacks(watch: Watch) -> Iterator[tuple[str, str, str]]:
+    """Sort the operations that fell back by entry; a backward belongs to its forward."""
+    places: dict[str, list[str]] = {}
+    for operation, place in watch.fallbacks:
+        name = next(
+            (n for n, e in ENTRIES.items() if e.part == "slow" and e.symptom.endswith(operation)),
+            "operator-fallback",
+        )
+        if place != "the backward pass" or name == "operator-fallback":
+            forward = operation.removesuffix("_backward")
+            known = any(forward in other for other, where in watch.fallbacks if where != place)
+            if not (place == "the backward pass" and known):
+                where = f"{place} ({operation})" if name == "operator-fallback" else place
+                places.setdefault(name, []).append(where)
+    for name, where in places.items():
+        yield name, listed(where), ""

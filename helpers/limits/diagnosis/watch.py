@@ -1,0 +1,134 @@
+"""Following a model while it runs: which module, which function, what it drew, what it warned."""
+
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from helpers.transforms.checks import random_state
+
+
+class Watch(TorchFunctionMode):
+    """Watch one run of a model, which keeps the hooks for it: give it a copy.
+
+    Args:
+        model: Its hooks stay.
+        draws_on: Where to look for random draws; `None` means nowhere, as it must under
+            transforms, in which no state can be read.
+    """
+
+    def __init__(self, model: nn.Module, draws_on: torch.device | None = None) -> None:
+        super().__init__()
+        self.names = {module: name or "the model" for name, module in model.named_modules()}
+        self.running: list[nn.Module] = []
+        """The modules that are in their forward, the innermost last; after an error, too."""
+        self.phase = "the model"
+        """Where it is outside of a module: `"the model"`, `"loss_fn"` or `"the backward pass"`."""
+        self.raised_in = ""
+        """The function of torch that raised."""
+        self.outputs: list[tuple[str, Tensor]] = []
+        """What each call of a module returned, where it was one tensor."""
+        self.drew: dict[str, list[str]] = {"torch": [], "numpy": []}
+        """The innermost modules that drew random numbers; `random` counts as numpy."""
+        self.loss_calls: list[tuple[str, dict[str, Any]]] = []
+        """The losses of torch that were called, with their keyword arguments."""
+        self.fallbacks: list[tuple[str, str]] = []
+        """The operations that `vmap` fell back for, each with the place."""
+        self._device = draws_on
+        self._states: list[tuple[Any, Any]] = []
+        self._explained = {"torch": 0, "numpy": 0}
+        for module in self.names:
+            module.register_forward_pre_hook(self._enter)
+            module.register_forward_hook(self._leave)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Note losses on their way in, and errors on their way out."""
+        name = getattr(func, "__name__", "")
+        if name in ("cross_entropy", "nll_loss"):
+            self.loss_calls.append((name, kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            self.raised_in = name
+            raise
+
+    @property
+    def place(self) -> str:
+        """The innermost module that is running, or else the phase."""
+        return self.names[self.running[-1]] if self.running else self.phase
+
+    def follow(self, loss_fn: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+        """Wrap a loss, so that the phase is known."""
+
+        def followed(predictions: Any, targets: Tensor) -> Tensor:
+            self.phase = "loss_fn"
+            loss = loss_fn(predictions, targets)
+            if isinstance(loss, Tensor) and loss.dim() == 0:  # else it is the loss that is refused
+                self.phase = "the backward pass"
+            return loss
+
+        return followed
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """Note the fallbacks that `vmap` warns of, and show no warning."""
+
+        def heard(message: Any, *rest: Any, **options: Any) -> None:
+            operation = re.search(r"batching rule for aten::(\w+)", str(message))
+            if operation:
+                self.fallbacks.append((operation[1], self.place))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = heard
+            yield
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        self.running.append(module)
+        self._states.append((self._random_states(), dict(self._explained)))
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        while self.running and self.running.pop() is not module:
+            self._states.pop()
+        before, explained = self._states.pop()
+        after = self._random_states()
+        for kind, drew in self.drew.items():
+            if before[kind] != after[kind] and explained[kind] == self._explained[kind]:
+                drew.append(self.names[module])
+                self._explained[kind] += 1
+        if isinstance(output, Tensor):
+            self.outputs.append((self.names[module], output))
+
+    def _random_states(self) -> dict[str, Any]:
+        if self._device is None:
+            return dict.fromkeys(self.drew)
+        torch_state = random_state(self._device).numpy(force=True).tobytes()
+        _, keys, position, *_ = np.random.get_state()  # noqa: NPY002
+        return {"torch": torch_state, "numpy": (keys.tobytes(), position, random.getstate())}
+
+
+@contextmanager
+def streams_kept(device: torch.device) -> Iterator[None]:
+    """Give all random streams back as they were."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    of_cpu = torch.get_rng_state()
+    own = torch.get_device_module(device) if device.type != "cpu" else None
+    index = (device,) if device.type == "cuda" else ()
+    of_device = own.get_rng_state(*index) if own else None
+    try:
+        yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)
+        torch.set_rng_state(of_cpu)
+        if own:
+            own.set_rng_state(of_device, *index)

@@ -1,0 +1,94 @@
+"""What a process of a study runs: one candidate, built, timed and weighed on request."""
+
+import time
+from typing import Any
+
+from helpers.study.requests import serve
+
+
+class Worker:
+    """Builds one candidate and runs it."""
+
+    run: Any = None
+
+    def build(
+        self, group: str, candidate: str, task: dict[str, Any], batch: str, threads: int
+    ) -> None:
+        """Make the function that is timed, and free the one before."""
+        import torch
+
+        from helpers import memory
+        from helpers.study import candidates
+
+        self.run = None
+        torch.set_num_threads(threads)
+        self.chosen = candidates.GROUPS[group][candidate]
+        self.task = candidates.Task(**task)
+        if self.chosen.keep_freed and not hasattr(self, "kept"):
+            self.kept = memory.keep_freed()
+            self.kept.__enter__()  # until the process ends
+        # Read from a file, since scikit-learn takes longer to import than a batch to compute.
+        images, labels = torch.load(batch, map_location=self.task.device)
+        self.run = self.chosen.build(self.task.model_of_seed(), images, labels)
+
+    def weigh(self) -> dict[str, Any]:
+        """Run twice: how long the first takes, the peak of memory above what was there."""
+        import torch
+
+        from helpers import memory
+        from helpers.memory import high_water
+
+        on_gpu = self.task.device.startswith("cuda")
+        device = torch.device(self.task.device)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        else:
+            before = high_water()
+        resident = memory.resident()
+        start = time.perf_counter()
+        self.run()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        first = time.perf_counter() - start
+        self.run()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        after = torch.cuda.max_memory_allocated(device) if on_gpu else high_water()
+        return {
+            "first": first,
+            "peak": None if before is None else after - before,
+            "held": None if resident is None else memory.resident() - resident,
+        }
+
+    def time(self, runs: int) -> list[float]:
+        """Time `runs` runs with torch's timer."""
+        import torch
+        from torch.utils.benchmark import Timer
+
+        threads = torch.get_num_threads()
+        timer = Timer("run()", globals={"run": self.run}, num_threads=threads)
+        return timer.timeit(runs).raw_times
+
+    def faults(self) -> int | None:
+        """Run once more, and count its page faults; the first runs of a process make others."""
+        from helpers.memory import page_faults
+
+        before = page_faults()
+        self.run()
+        return None if before is None else page_faults() - before
+
+    def save(self, path: str) -> None:
+        """Run once, and save the result as a dictionary of tensors."""
+        import torch
+
+        torch.save(self.run(), path)
+
+
+if __name__ == "__main__":
+    import torch  # so that a process that has answered nothing yet is warm when asked
+
+    torch.manual_seed(0)
+    worker = Worker()
+    serve({name: getattr(worker, name) for name in ("build", "weigh", "time", "faults", "save")})

@@ -1,0 +1,124 @@
+"""The anatomy of a lesson, checked on the file: its cells, tags, metadata, parameters, set-up."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from helpers.tooling.checks import saved
+from helpers.tooling.lesson import copies, files, form, parameters
+
+TAGS = ("parameters", "solution", "nbval-ignore-output", "nbval-check-output")
+LARGEST = 1_500_000
+"""Bytes that a lesson may have, so that it opens in seconds."""
+
+Finding = tuple[NotebookNode | None, str]
+"""The cell that is concerned, if it is one, and what is wrong with it."""
+
+
+def findings(lesson: Path) -> list[str]:
+    """Check a lesson as it lies there, without running it.
+
+    Returns:
+        What is wrong with it: sentences that name the file and the cell. Empty for a good lesson.
+    """
+    try:
+        notebook = files.read(lesson)
+    except ValueError as error:
+        return [str(error)]
+    found = [
+        f"{lesson.name}, {files.place(notebook, cell)}: {wrong}"
+        if cell
+        else f"{lesson.name}: {wrong}"
+        for check in (
+            _metadata,
+            _title,
+            _parameters,
+            _setup,
+            _cells,
+            _exercises,
+            saved.findings,
+        )
+        for cell, wrong in check(notebook)
+    ]
+    size = lesson.stat().st_size
+    if size > LARGEST:
+        found.append(f"{lesson.name}: it has {size:,} bytes, more than {LARGEST:,}")
+    return found
+
+
+def _metadata(notebook: NotebookNode) -> Iterator[Finding]:
+    for name, right in form.METADATA.items():
+        if notebook.metadata.get(name) != right:
+            yield None, f"its metadata {name!r} is not {right}: `make outputs` makes it so"
+    for name in notebook.metadata.keys() - form.METADATA:
+        yield None, f"its metadata {name!r} does not belong there: `make outputs` removes it"
+
+
+def _title(notebook: NotebookNode) -> Iterator[Finding]:
+    first = notebook.cells[0] if notebook.cells else None
+    if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
+        yield first, "a lesson begins with its title, a markdown cell that starts with `# `"
+
+
+def _parameters(notebook: NotebookNode) -> Iterator[Finding]:
+    code = files.code_cells(notebook)
+    tagged = [cell for cell in notebook.cells if "parameters" in files.tags(cell)]
+    if not tagged:
+        yield None, "no cell is tagged 'parameters'"
+    for cell in tagged[1:]:
+        yield cell, "a second cell is tagged 'parameters'"
+    if tagged:
+        if not code or tagged[0] is not code[0]:
+            yield tagged[0], "the parameters cell is not the first code cell"
+        try:
+            parameters.declared(tagged[0])
+        except ValueError as error:
+            yield tagged[0], str(error)
+
+
+def _setup(notebook: NotebookNode) -> Iterator[Finding]:
+    code = files.code_cells(notebook)
+    if len(code) < 2:
+        yield None, "there is no second code cell, which is the set-up cell"
+    elif code[1].source != form.SETUP:
+        pairs = zip(code[1].source.splitlines(), form.SETUP.splitlines(), strict=False)
+        differing = next((here for here, there in pairs if here != there), "its length")
+        yield code[1], f"the set-up cell is not the one that lessons share, see `{differing}`"
+
+
+def _cells(notebook: NotebookNode) -> Iterator[Finding]:
+    for cell in notebook.cells:
+        if re.fullmatch("[0-9a-f]{8}|[0-9a-f-]{36}", cell.id):
+            yield cell, "its id is missing, a duplicate or random: give it a readable one"
+        for name in cell.metadata.keys() - set(form.CELL_METADATA):
+            yield cell, f"its metadata {name!r} does not belong there: `make outputs` removes it"
+        for tag in files.tags(cell):
+            if tag not in TAGS:
+                near = difflib.get_close_matches(tag, TAGS, n=1, cutoff=0)[0]
+                yield cell, f"there is no tag {tag!r}: perhaps {near!r}"
+        if cell.cell_type == "code":
+            if not cell.source.strip():
+                yield cell, "it is empty"
+            if cell.source.rstrip().endswith(";"):
+                yield cell, "it ends in `;`, which hides an output here and not in nbval"
+            if "clear_output" in cell.source:
+                yield cell, "`clear_output` makes outputs that cannot be compared"
+
+
+def _exercises(notebook: NotebookNode) -> Iterator[Finding]:
+    solutions = [n for n, cell in enumerate(notebook.cells) if "solution" in files.tags(cell)]
+    if solutions and not any(copies.EXERCISES in cell.source for cell in notebook.cells):
+        yield None, "it has solutions and does not explain exercises as every lesson does"
+    for number in solutions:
+        cell, following = notebook.cells[number], notebook.cells[number + 1 : number + 2]
+        try:
+            copies.stub(cell.source)
+        except (ValueError, SyntaxError) as error:
+            yield cell, f"no stub can be made of it: {error}"
+        if not following or "with exercises.check(" not in following[0].source:
+            yield cell, "no check follows it: a cell with `with exercises.check(...)`"
+        elif "nbval-check-output" not in files.tags(following[0]):
+            yield following[0], "its verdict is the same everywhere: tag it 'nbval-check-output'"

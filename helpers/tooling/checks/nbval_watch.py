@@ -1,0 +1,54 @@
+"""A pytest plugin: nbval notices a dead kernel, names cells as we do, compares what we save.
+
+By itself, nbval waits for the reply of a dead kernel as long as a cell may take, and counts code
+cells from 0.
+"""
+
+import time
+from queue import Empty
+from typing import Any
+
+from nbval.kernel import RunningKernel
+from nbval.plugin import IPyNbCell, IPyNbFile
+
+from helpers import handover
+from helpers.tooling.lesson import files
+
+_wait = RunningKernel.get_message
+_report = IPyNbCell.repr_failure
+_set_up = IPyNbFile.setup
+
+
+def get_message(kernel: RunningKernel, stream: str, timeout: float | None = None) -> dict[str, Any]:
+    """Wait for a message in slices of a second, as long as there is a kernel to send one.
+
+    Raises:
+        queue.Empty: The timeout is over.
+        RuntimeError: The kernel died.
+    """
+    end = float("inf") if timeout is None else time.monotonic() + timeout
+    while True:
+        left = end - time.monotonic()
+        try:
+            return _wait(kernel, stream, timeout=max(0, min(1, left)))
+        except Empty:
+            if not kernel.is_alive():
+                raise RuntimeError("the kernel died while this cell ran") from None
+            if left <= 1:
+                raise
+
+
+def repr_failure(item: IPyNbCell, excinfo: Any) -> str:
+    """Say in which cell of the lesson something failed: `cell 48 (port-check)`."""
+    return f"{files.place(item.parent.nb, item.cell)}\n{_report(item, excinfo)}"
+
+
+def setup(file: IPyNbFile) -> None:
+    """Leave out of the comparison what tables hand over to `make report`: it is not saved."""
+    _set_up(file)
+    file.skip_compare += (handover.MIME,)
+
+
+RunningKernel.get_message = get_message
+IPyNbCell.repr_failure = repr_failure
+IPyNbFile.setup = setup

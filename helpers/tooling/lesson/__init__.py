@@ -1,0 +1,1 @@
+"""What targets share about a lesson: its file, form, copies, execution and parameters."""

@@ -1,0 +1,96 @@
+"""Lessons as files: find them, choose some, read one, and say where in it something is.
+
+Run from the folder that holds `notebooks/`, `python -m helpers.tooling.lesson.files 3 04` prints
+the paths of these lessons, and of all if none is named.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+FOLDER = Path("notebooks")
+
+
+def find(folder: Path = FOLDER) -> list[Path]:
+    """List the lessons of a folder in reading order.
+
+    Raises:
+        ValueError: The folder holds none, for example because it is looked for in a wrong place.
+    """
+    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    if not found:
+        raise ValueError(f"no lesson {folder}/NN_name.ipynb from {Path.cwd()}")
+    return found
+
+
+def choose(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
+    """Find lessons by number (`"3"` or `"03"`), name or file name, in reading order.
+
+    Args:
+        names: Which lessons; none means all of them.
+        folder: Where they are.
+
+    Raises:
+        ValueError: A name fits no lesson.
+    """
+    lessons = find(folder)
+    chosen = set()
+    for name in names:
+        stem = name.zfill(2) if name.isdigit() else Path(name).stem
+        fitting = [each for each in lessons if stem in (each.stem, each.stem[:2])]
+        if not fitting:
+            there = ", ".join(each.stem for each in lessons)
+            raise ValueError(f"there is no lesson {name!r}, there are {there}")
+        chosen.update(fitting)
+    return [each for each in lessons if each in chosen or not names]
+
+
+def read(lesson: Path) -> NotebookNode:
+    """Read a lesson.
+
+    Raises:
+        ValueError: The file is no notebook.
+    """
+    problem: dict[str, Exception] = {}
+    try:
+        notebook = nbformat.read(lesson, nbformat.NO_CONVERT, capture_validation_error=problem)
+    except Exception as error:  # a file may be broken in any way
+        problem["unreadable"] = error
+    if not problem and (notebook.nbformat, notebook.nbformat_minor) != (4, 5):
+        problem["version"] = ValueError(f"it is {notebook.nbformat}.{notebook.nbformat_minor}")
+    for error in problem.values():
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{lesson.name} is not a notebook in nbformat 4.5: {reason}") from error
+    return notebook
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """List the cells that run."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def tags(cell: NotebookNode) -> list[str]:
+    """List the tags of a cell."""
+    return cell.metadata.get("tags", [])
+
+
+def is_compared(cell: NotebookNode) -> bool:
+    """Say whether nbval compares the saved output of a code cell."""
+    return "nbval-ignore-output" not in tags(cell)
+
+
+def place(notebook: NotebookNode, cell: NotebookNode) -> str:
+    """Name a cell by its position, from 1, and its id: `cell 5 (the-loop)`."""
+    identity = cell.get("id", "no id")
+    number = next(n for n, each in enumerate(notebook.cells, 1) if each.get("id") == cell.get("id"))
+    return f"cell {number} ({identity})"
+
+
+if __name__ == "__main__":
+    try:
+        print(*choose(sys.argv[1:]))
+    except ValueError as error:
+        sys.exit(str(error))

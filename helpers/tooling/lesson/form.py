@@ -1,0 +1,63 @@
+"""The form in which a lesson is saved: its set-up cell, its metadata, what its outputs hold."""
+
+import hashlib
+
+import nbformat
+from nbformat import NotebookNode
+
+from helpers import handover
+from helpers.tooling.lesson import files
+
+SETUP = """\
+import sys
+from pathlib import Path
+
+root = next((p for p in (Path.cwd(), *Path.cwd().parents) if (p / "helpers").is_dir()), None)
+if root is None:
+    raise FileNotFoundError("no folder `helpers` here or above: download the whole collection")
+sys.path.insert(0, str(root))
+
+import torch
+
+from helpers import devices
+
+device = devices.resolve(device)
+devices.make_repeatable(seed)"""
+"""The second code cell of every lesson."""
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+"""All metadata that a saved lesson has."""
+CELL_METADATA = ("tags", "jupyter", "cellView", "output_of", "alt")
+"""All metadata that a cell of a saved lesson may have.
+
+`output_of` is `source_mark`'s; `alt` says in words what the cell's figure shows.
+"""
+
+
+def source_mark(cell: NotebookNode) -> str:
+    """Return a short hash of a cell's source, to be saved with an output that is not compared."""
+    return hashlib.sha256(cell.source.encode()).hexdigest()[:12]
+
+
+def normalise(notebook: NotebookNode) -> None:
+    """Leave in an executed notebook only what is the same whenever and wherever it ran."""
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        kept = {name: cell.metadata[name] for name in CELL_METADATA if name in cell.metadata}
+        cell.metadata = nbformat.from_dict(kept)
+        cell.metadata.pop("output_of", None)
+    for count, cell in enumerate(files.code_cells(notebook), 1):
+        cell.execution_count = count
+        if not files.is_compared(cell):
+            cell.metadata["output_of"] = source_mark(cell)
+        for output in cell.outputs:
+            output.get("data", {}).pop(handover.MIME, None)  # numbers, with all their digits
+            if output.output_type == "execute_result":
+                output.execution_count = count
+
+
+def has_figure(cell: NotebookNode) -> bool:
+    """Say whether a cell has saved a picture."""
+    return any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))

@@ -1,0 +1,1 @@
+"""The reading edition: lessons as pages, with an index."""

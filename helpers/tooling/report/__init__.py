@@ -1,0 +1,1 @@
+"""Runs set side by side in one page."""
