@@ -114,7 +114,7 @@ def test_links_lead_to_lessons_that_are_there(tmp_path):
     assert "Then lesson 2." in files.read(tmp_path / "one" / "01_a.ipynb").cells[0].source
     linked = files.read(tmp_path / "all" / "01_a.ipynb").cells[0].source
     assert "Then [lesson 2](02_b.ipynb)." in linked
-    assert (tmp_path / "all" / "helpers" / "exercises.py").exists()
+    assert (tmp_path / "all" / "helpers" / "exercises" / "verdicts.py").exists()
     student.build(files.choose(["2"]), tmp_path / "all")
     assert sorted(path.name for path in (tmp_path / "all").glob("*.ipynb")) == ["02_b.ipynb"]
 
