@@ -79,12 +79,12 @@ class AbstractGradientComputer(ABC):
             TypeError: `grad_wrt` is one string.
             ValueError: `grad_wrt` has an unknown name, or `grad_dim` is not P.
         """
-        selected = self._selected(model)
-        entries = sum(parameter.numel() for parameter in selected.values())
+        params = self._params(model)
+        entries = sum(parameter.numel() for parameter in params.values())
         if self.grad_dim != entries:
             raise ValueError(
                 f"grad_dim is {self.grad_dim}, but the parameters to differentiate have {entries} "
-                f"entries: {', '.join(selected) or 'there is none'}; without grad_wrt they are "
+                f"entries: {', '.join(params) or 'there is none'}; without grad_wrt they are "
                 "those with requires_grad"
             )
         self.model = model
@@ -123,7 +123,7 @@ class AbstractGradientComputer(ABC):
             ValueError: As there, or the task returned no `(B, 1)`.
         """
 
-    def _selected(self, model: nn.Module) -> Tensors:
+    def _params(self, model: nn.Module) -> Tensors:
         return modules.select_parameters(model, self.grad_wrt, argument="grad_wrt")
 
     def _checked(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -136,18 +136,18 @@ class AbstractGradientComputer(ABC):
     # What `helpers.transforms.samples` calls for each sample; `model` is a copy of the structure.
     # A task gets all weights, those that are not differentiated too.
     def _output(
-        self, model: nn.Module, selected: Tensors, buffers: Tensors, *sample: Tensor
+        self, model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
     ) -> Tensor:
-        weights = dict(model.named_parameters()) | selected
-        output = self.task.get_output(model, weights, buffers, *sample)
+        every = dict(model.named_parameters()) | params
+        output = self.task.get_output(model, every, buffers, *sample)
         return checks.check_scalar(output, "get_output", "one sample", ".squeeze(0) or .sum()")
 
     def _loss_grad(
-        self, model: nn.Module, selected: Tensors, buffers: Tensors, *sample: Tensor
+        self, model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
     ) -> Tensor:
-        weights = dict(model.named_parameters()) | selected
+        every = dict(model.named_parameters()) | params
         batch = tuple(tensor.unsqueeze(0) for tensor in sample)
-        loss_grad = self.task.get_out_to_loss_grad(model, weights, buffers, batch)
+        loss_grad = self.task.get_out_to_loss_grad(model, every, buffers, batch)
         if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
             what = getattr(loss_grad, "shape", type(loss_grad).__name__)
             what = tuple(what) if isinstance(what, torch.Size) else what
@@ -164,7 +164,7 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         grads = derivatives.by_vmap(
             self._output,
             self.model,
-            self._selected(self.model),
+            self._params(self.model),
             self._checked(batch),
             dtype=self.dtype,
             chunk_size=self.chunk_size,
@@ -177,21 +177,21 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         batch = self._checked(batch)
         if len(batch[0]) == 0:
             return torch.zeros(0, 1, dtype=self.dtype, device=self.device)
-        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        params = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
 
         def loss_grad(
-            model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor
+            model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
         ) -> Tensor:
             # Nothing is pulled back: under differentiation, recurrent layers take a path that
             # `vmap` can transform, and else one that it cannot.
-            def of_weights(weights: Tensors) -> Tensor:
+            def of_params(params: Tensors) -> Tensor:
                 own = {name: buffer.clone() for name, buffer in buffers.items()}
-                return self._loss_grad(model, weights, own, *sample)
+                return self._loss_grad(model, params, own, *sample)
 
-            return vjp(of_weights, weights)[0] if weights else of_weights(weights)
+            return vjp(of_params, params)[0] if params else of_params(params)
 
         loss_grads = samples.vmapped(
-            loss_grad, self.model, weights, batch, chunk_size=self.chunk_size
+            loss_grad, self.model, params, batch, chunk_size=self.chunk_size
         )
         return loss_grads.detach().to(self.device, self.dtype)
 
@@ -209,7 +209,7 @@ class IterativeGradientComputer(AbstractGradientComputer):
         grads = derivatives.by_loop(
             self._output,
             self.model,
-            self._selected(self.model),
+            self._params(self.model),
             self._checked(batch),
             dtype=self.dtype,
         )

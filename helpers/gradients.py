@@ -53,8 +53,8 @@ def loop_gradients(
         TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
-    selected = prepare(model, data, targets, wrt)
-    return derivatives.by_loop(sample_loss(loss_fn), model, selected, (data, targets))
+    params = prepare(model, data, targets, wrt)
+    return derivatives.by_loop(sample_loss(loss_fn), model, params, (data, targets))
 
 
 @torch.inference_mode(False)
@@ -85,27 +85,26 @@ def functorch_gradients(
         TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
-    selected = prepare(model, data, targets, wrt)
-    if len(data) == 0 or not selected:
+    params = prepare(model, data, targets, wrt)
+    if len(data) == 0 or not params:
         # Nothing is computed; the tensors have the right shapes.
-        return derivatives.by_vmap(sample_loss(loss_fn), model, selected, (data, targets))
+        return derivatives.by_vmap(sample_loss(loss_fn), model, params, (data, targets))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
-        fmodel, params, buffers = legacy.functorch().make_functional_with_buffers(
+        fmodel, every, buffers = legacy.functorch().make_functional_with_buffers(
             modules.detached(model), disable_autograd_tracking=True
         )
-    fixed = dict(zip(fmodel.param_names, params, strict=True))
+    fixed = dict(zip(fmodel.param_names, every, strict=True))
 
     def compute_loss(
-        selected: dict[str, Tensor], buffers: tuple[Tensor, ...], sample: Tensor, target: Tensor
+        params: dict[str, Tensor], buffers: tuple[Tensor, ...], sample: Tensor, target: Tensor
     ) -> Tensor:
         # The functional model takes all parameters, by position.
-        params = tuple((fixed | selected).values())
-        prediction = fmodel(params, buffers, sample.unsqueeze(0))
+        prediction = fmodel(tuple((fixed | params).values()), buffers, sample.unsqueeze(0))
         return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     per_sample = samples.isolated(grad(compute_loss), fmodel)
-    grads = samples.map_samples(per_sample, selected, buffers, (data.detach(), targets))
+    grads = samples.map_samples(per_sample, params, buffers, (data.detach(), targets))
     return {name: tensor.detach() for name, tensor in grads.items()}
 
 
@@ -132,7 +131,7 @@ def func_gradients(
         chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
             memory of intermediate values, not that of the result.
         randomness: What samples share when the forward draws random numbers: `"error"` refuses,
-            `"different"` draws for each sample, `"same"` draws once (on a GPU, for each chunk).
+            `"different"` draws for each sample, `"same"` draws once.
         out: `{name: (B, *parameter.shape)}`, tensors to write the result into, for example what
             an earlier call returned; `None` means new ones. Each has a storage of its own: no
             two are views of one tensor. With a small `chunk_size`, no more than one chunk of
@@ -146,17 +145,24 @@ def func_gradients(
             dictionary of tensors.
         ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, an
             unknown `randomness`, or an `out` that does not fit the result.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> data, labels = torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
+        >>> gradients = func_gradients(model, nn.functional.cross_entropy, data, labels)
+        >>> {name: tuple(tensor.shape) for name, tensor in gradients.items()}
+        {'weight': (4, 2, 3), 'bias': (4, 2)}
     """
-    selected = prepare(model, data, targets, wrt)
+    params = prepare(model, data, targets, wrt)
     checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
     if out is not None:
-        checks.check_out(out, selected, len(data), model=model, data=data, targets=targets)
-        out = {name: out[name] for name in selected}
+        checks.check_out(out, params, len(data), model=model, data=data, targets=targets)
+        out = {name: out[name] for name in params}
     return derivatives.by_vmap(
         sample_loss(loss_fn),
         model,
-        selected,
+        params,
         (data.detach(), targets),
         chunk_size=chunk_size,
         randomness=randomness,

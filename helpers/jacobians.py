@@ -33,12 +33,12 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
     """
     checks.check_batch(data=data)
     checks.check_model(model)
-    parameters = modules.select_parameters(model)
-    leaves = {name: parameter.clone().requires_grad_() for name, parameter in parameters.items()}
+    params = modules.select_parameters(model)
+    leaves = {name: parameter.clone().requires_grad_() for name, parameter in params.items()}
     jacobians = None
     for index, outputs in enumerate(samples.loop(_outputs, model, leaves, (data,))):
         if jacobians is None:
-            shape = (len(data), len(outputs), _count(parameters))
+            shape = (len(data), len(outputs), _count(params))
             jacobians = outputs.new_zeros(shape, requires_grad=False)
         for row, output in enumerate(outputs):
             if leaves and output.requires_grad:
@@ -74,12 +74,21 @@ def func_jacobians(
         TypeError: `data` or `out` is no tensor.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
             forward draws random numbers, `chunk_size` is below 1, or `out` does not fit.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> jacobians = func_jacobians(model, torch.ones(4, 3))
+        >>> tuple(jacobians.shape)  # 8 parameters: 2 x 3 weights, 2 biases
+        (4, 2, 8)
+        >>> by_name = unflatten_jacobians(jacobians, model)
+        >>> {name: tuple(tensor.shape) for name, tensor in by_name.items()}
+        {'weight': (4, 2, 2, 3), 'bias': (4, 2, 2)}
     """
     checks.check_batch(data=data)
     checks.check_model(model)
     checks.check_chunk_size(chunk_size)
-    parameters = modules.select_parameters(model)
-    if len(data) == 0 or not parameters:
+    params = modules.select_parameters(model)
+    if len(data) == 0 or not params:
         empty = _empty(model, data)
         if out is None:
             return empty
@@ -99,15 +108,15 @@ def func_jacobians(
         first = next(iter(blocks.values()))
         dtype = functools.reduce(torch.promote_types, (b.dtype for b in blocks.values()))
         like = first.detach().new_empty((), dtype=dtype)
-        shape = (len(data), first.shape[1], _count(parameters))
+        shape = (len(data), first.shape[1], _count(params))
         if out is None:
             result = like.new_empty(shape)
         else:
             checks.check_buffers({"out": (out, shape, like)}, model=model, data=data)
-        return _named(result, parameters)
+        return _named(result, params)
 
     samples.vmapped(
-        compute_jacobian, model, parameters, (data.detach(),), chunk_size=chunk_size, out=columns
+        compute_jacobian, model, params, (data.detach(),), chunk_size=chunk_size, out=columns
     )
     return result
 
@@ -125,13 +134,13 @@ def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor
     Raises:
         ValueError: The last dimension is not this model's P.
     """
-    parameters = modules.select_parameters(model)
-    if jacobians.shape[-1:] != (_count(parameters),):
+    params = modules.select_parameters(model)
+    if jacobians.shape[-1:] != (_count(params),):
         raise ValueError(
-            f"the last dimension must be P = {_count(parameters)}, the parameters of this model "
+            f"the last dimension must be P = {_count(params)}, the parameters of this model "
             f"that require a gradient, got shape {tuple(jacobians.shape)}"
         )
-    return _named(jacobians, parameters)
+    return _named(jacobians, params)
 
 
 def _outputs(
@@ -143,18 +152,18 @@ def _outputs(
     return outputs.squeeze(0)
 
 
-def _named(flat: Tensor, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+def _named(flat: Tensor, params: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return views of the P columns by parameter, in its shape."""
-    blocks = flat.split([parameter.numel() for parameter in parameters.values()], dim=-1)
+    blocks = flat.split([parameter.numel() for parameter in params.values()], dim=-1)
     return {
         name: block.unflatten(-1, parameter.shape) if parameter.dim() else block.squeeze(-1)
-        for (name, parameter), block in zip(parameters.items(), blocks, strict=True)
+        for (name, parameter), block in zip(params.items(), blocks, strict=True)
     }
 
 
-def _count(parameters: dict[str, Tensor]) -> int:
+def _count(params: dict[str, Tensor]) -> int:
     """Return P."""
-    return sum(parameter.numel() for parameter in parameters.values())
+    return sum(parameter.numel() for parameter in params.values())
 
 
 def _output_count(outputs: Tensor) -> int:

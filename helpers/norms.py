@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from helpers import gradients
 from helpers.layers import uses, watch
 from helpers.transforms import checks
+from helpers.transforms.randomness import random_state, restore_random_state
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -59,11 +60,17 @@ def gradient_norms(
     Raises:
         TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
         ValueError: One of the refusals of `func_gradients`.
+
+    Example:
+        >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> gradient_norms(model, nn.functional.mse_loss, data, targets)  # (0 - 1)^2 rises by 2
+        tensor([2., 2.])
     """
-    selected = _prepare(model, data, targets, wrt, chunk_size, randomness)
+    params = _prepare(model, data, targets, wrt, chunk_size, randomness)
     batch = (data.detach(), targets)
-    result = data.new_zeros(len(data), dtype=_dtype(selected))
-    for part, reduced in _chunks(model, loss_fn, batch, selected, chunk_size, randomness):
+    result = data.new_zeros(len(data), dtype=_dtype(params))
+    for part, reduced in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
         result[part] = reduced.norms
         del reduced
     return result
@@ -99,13 +106,19 @@ def clipped_sum(
     Raises:
         TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
         ValueError: One of the refusals of `func_gradients`, or a `limit` that is not above 0.
+
+    Example:
+        >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> clipped_sum(model, nn.functional.mse_loss, data, targets, limit=0.5)["weight"]
+        tensor([[-0.5000, -0.5000]])
     """
     if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
-    selected = _prepare(model, data, targets, wrt, chunk_size, randomness)
+    params = _prepare(model, data, targets, wrt, chunk_size, randomness)
     batch = (data.detach(), targets)
-    result = {name: torch.zeros_like(tensor) for name, tensor in selected.items()}
-    for _, reduced in _chunks(model, loss_fn, batch, selected, chunk_size, randomness):
+    result = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    for _, reduced in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
         factors = (limit / reduced.norms).clamp(max=1)
         for name, total in reduced.totals(factors):
             result[name] += total
@@ -117,7 +130,7 @@ class _Reduced:
     """The gradients of a chunk, as far as they are there: uses, and gradients by name."""
 
     def __init__(
-        self, selected: dict[str, Tensor], seen: list[uses.Use], grads: dict[str, Tensor], size: int
+        self, params: dict[str, Tensor], seen: list[uses.Use], grads: dict[str, Tensor], size: int
     ) -> None:
         self.grads = grads
         self.seen: dict[str, list[tuple[uses.Use, str]]] = {}
@@ -125,8 +138,8 @@ class _Reduced:
             for role, name in use.names.items():
                 if use.grads is not None and name not in grads:
                     self.seen.setdefault(name, []).append((use, role))
-        like = next(iter(selected.values()), torch.empty(()))
-        squares = like.new_zeros(size, dtype=_dtype(selected))
+        like = next(iter(params.values()), torch.empty(()))
+        squares = like.new_zeros(size, dtype=_dtype(params))
         for found in self.seen.values():
             if len(found) == 1:
                 ((use, role),) = found
@@ -151,29 +164,30 @@ def _chunks(
     model: nn.Module,
     loss_fn: LossFn,
     batch: tuple[Tensor, Tensor],
-    selected: dict[str, Tensor],
+    params: dict[str, Tensor],
     chunk_size: int | None,
     randomness: str,
 ) -> Iterator[tuple[slice, _Reduced]]:
     """Differentiate one chunk after the other."""
     size = len(batch[0])
     step = max(size, 1) if chunk_size is None else chunk_size
-    restore_first = _random_state(batch[0].device)
-    watchable = bool(selected)
+    device = batch[0].device
+    first = random_state(device)
+    watchable = bool(params)
     for start in range(0, size, step):
         if randomness == "same":
-            restore_first()
-        restore = _random_state(batch[0].device)
+            restore_random_state(first, device)
+        state = random_state(device)
         part = slice(start, start + step)
         data, targets = (tensor[part] for tensor in batch)
         seen: list[uses.Use] = []
-        others = list(selected)
+        others = list(params)
         if watchable:
             try:
                 seen, others = watch.watched(
                     gradients.sample_loss(loss_fn),
                     model,
-                    selected,
+                    params,
                     (data, targets),
                     randomness=randomness,
                 )
@@ -181,11 +195,11 @@ def _chunks(
                 watchable = False
         grads = {}
         if others:
-            restore()  # so that both ways draw the same random numbers
+            restore_random_state(state, device)  # so that both ways draw the same random numbers
             grads = gradients.func_gradients(
                 model, loss_fn, data, targets, wrt=others, randomness=randomness
             )
-        yield part, _Reduced(selected, seen, grads, len(data))
+        yield part, _Reduced(params, seen, grads, len(data))
         del seen, grads  # or they would lie beside those of the next chunk
 
 
@@ -198,28 +212,14 @@ def _prepare(
     randomness: str,
 ) -> dict[str, Tensor]:
     """Check the input and choose the parameters."""
-    selected = gradients.prepare(model, data, targets, wrt)
+    params = gradients.prepare(model, data, targets, wrt)
     checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
-    return selected
+    return params
 
 
-def _random_state(device: torch.device) -> Callable[[], None]:
-    """Return what sets the random streams of the CPU and of a device back to where they are."""
-    state = torch.get_rng_state()
-    if device.type == "cpu":
-        return lambda: torch.set_rng_state(state)
-    module, own = torch.get_device_module(device), checks.random_state(device)
-
-    def restore() -> None:
-        torch.set_rng_state(state)
-        module.set_rng_state(own, device)
-
-    return restore
-
-
-def _dtype(selected: dict[str, Tensor]) -> torch.dtype:
+def _dtype(params: dict[str, Tensor]) -> torch.dtype:
     """Return the dtype of norms: that of the parameters, float32 at least."""
     return functools.reduce(
-        torch.promote_types, (tensor.dtype for tensor in selected.values()), torch.float32
+        torch.promote_types, (tensor.dtype for tensor in params.values()), torch.float32
     )

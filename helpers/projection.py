@@ -101,6 +101,15 @@ def project_batches(
     Raises:
         TypeError: As in `project` and `compute_per_sample_grad`.
         ValueError: As there, or there is no batch.
+
+    Example:
+        >>> from helpers.gradient_computers import FunctionalGradientComputer
+        >>> from helpers.model_outputs import ImageClassificationModelOutput
+        >>> model, task = torch.nn.Linear(3, 2), ImageClassificationModelOutput()
+        >>> computer = FunctionalGradientComputer(model, task, 8, torch.float32, "cpu")
+        >>> batches = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 2
+        >>> tuple(project_batches(computer, batches, k=5).shape)
+        (8, 5)
     """
     features = [
         project(computer.compute_per_sample_grad(batch), k, kind=kind, seed=seed, model_id=model_id)

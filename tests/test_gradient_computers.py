@@ -22,7 +22,7 @@ from helpers.model_outputs import (
     TextClassificationModelOutput,
 )
 from helpers.models import MLP, SimpleCNN
-from helpers.transforms import checks
+from helpers.transforms.randomness import RANDOMNESS
 from tests.oracle import TOLERANCES, assert_equal, oracle
 from tests.test_gradients import snapshot
 from tests.zoo import MODELS, Apply, Buffered, Case, make
@@ -494,7 +494,7 @@ def test_random_numbers_are_refused(kind):
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
     taken = computer(kind, model)
     for compute in (taken.compute_per_sample_grad, taken.compute_loss_grad):
-        with refused(checks.RANDOMNESS):
+        with refused(RANDOMNESS):
             compute((X, Y))
     model.eval()
     taken.compute_per_sample_grad((X, Y))

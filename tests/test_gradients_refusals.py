@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers import gradients
-from helpers.transforms import checks
+from helpers.transforms.randomness import RANDOMNESS
 from tests.oracle import METHODS
 from tests.zoo import Apply, make, squared
 
@@ -28,11 +28,11 @@ DRAWS = [nn.Dropout(), nn.Dropout1d(), nn.AlphaDropout(), Apply(lambda m, x: x +
 def test_random_numbers_are_refused(layer, method):
     case = make("linear")
     case.model = nn.Sequential(case.model, layer).double()
-    with refused(checks.RANDOMNESS):
+    with refused(RANDOMNESS):
         method(*case.args)
     lstm = make("lstm deep")
     lstm.model.layer.dropout = 0.5
-    with refused(checks.RANDOMNESS):
+    with refused(RANDOMNESS):
         method(*lstm.args)
 
 

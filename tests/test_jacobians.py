@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.jacobians import func_jacobians, loop_jacobians, unflatten_jacobians
-from helpers.transforms.checks import RANDOMNESS
+from helpers.transforms.randomness import RANDOMNESS
 from tests.oracle import TOLERANCES, assert_equal, oracle
 from tests.zoo import Apply, make
 

@@ -25,7 +25,7 @@ class NotSeen(Exception):
 def watched(
     function: Callable[..., Tensor],
     model: nn.Module,
-    state: dict[str, Tensor],
+    params: dict[str, Tensor],
     batch: tuple[Tensor, ...],
     *,
     randomness: str = "error",
@@ -35,26 +35,28 @@ def watched(
     Args:
         function: See `helpers.transforms.samples`; returns a scalar.
         model: Any module.
-        state: Detached tensors by parameter name.
+        params: Detached tensors by parameter name.
         batch: Tensors `(B, ...)`, at least one; B at least 1.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
 
     Returns:
-        The uses with their inputs and output gradients, and the names of `state` that were also,
+        The uses with their inputs and output gradients, and the names of `params` that were also,
         or only, used in a way that no use describes.
 
     Raises:
         Exception: Whatever stops the model from being watched; it may work all the same.
     """
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     anchor = torch.zeros((), device=batch[0].device, requires_grad=True)
     tape = _Tape()
     stand_in, buffers = modules.detached(model), dict(model.named_buffers())
 
-    def per_sample(state: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Tensor:
+    def per_sample(
+        params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor
+    ) -> Tensor:
         tape.uses.clear()  # of an attempt that failed
-        with _Watch(tape, state, sample[0], anchor):
-            return function(stand_in, state, buffers, *sample)
+        with _Watch(tape, params, sample[0], anchor):
+            return function(stand_in, params, buffers, *sample)
 
     with torch.enable_grad():
         losses = samples.map_samples(
@@ -81,11 +83,11 @@ class _Watch(TorchFunctionMode):
     """Note calls of functions with weights."""
 
     def __init__(
-        self, tape: _Tape, state: dict[str, Tensor], ticket: Tensor, anchor: Tensor
+        self, tape: _Tape, params: dict[str, Tensor], ticket: Tensor, anchor: Tensor
     ) -> None:
         super().__init__()
         self.tape, self.ticket, self.anchor = tape, ticket, anchor
-        self.names = {id(tensor): name for name, tensor in state.items()}
+        self.names = {id(tensor): name for name, tensor in params.items()}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None

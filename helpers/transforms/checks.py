@@ -204,28 +204,3 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be floating point, such as torch.float32, got {dtype}")
-
-
-RANDOMNESS = (
-    "the model draws random numbers (dropout in training mode?) and nothing says whether samples "
-    "share them: call model.eval(), or pass randomness='different' or 'same' where it is taken"
-)
-
-
-def random_state(device: torch.device) -> Tensor:
-    """Return the state of the random stream that a forward on this device draws from."""
-    if device.type == "cpu":
-        return torch.get_rng_state()
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)  # of this GPU, which need not be the current one
-    return torch.get_device_module(device).get_rng_state()
-
-
-def check_repeatable(state_before: Tensor, device: torch.device) -> None:
-    """Refuse a forward that drew random numbers since `random_state` was read.
-
-    Raises:
-        ValueError: It did.
-    """
-    if not torch.equal(state_before, random_state(device)):
-        raise ValueError(RANDOMNESS)

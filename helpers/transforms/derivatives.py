@@ -1,7 +1,7 @@
 """Derivatives of a scalar function of each sample: by a loop of backwards, or by `vmap(grad)`.
 
 What `helpers.gradients` and `helpers.gradient_computers` have in common. The function is that of
-`helpers.transforms.samples`: `function(model, state, buffers, *sample)`.
+`helpers.transforms.samples`: `function(model, params, buffers, *sample)`.
 """
 
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from helpers.transforms import samples
 def by_loop(
     function: Callable[..., Tensor],
     model: nn.Module,
-    state: dict[str, Tensor],
+    params: dict[str, Tensor],
     batch: tuple[Tensor, ...],
     *,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """Differentiate a scalar function of each sample by `state`, in plain autograd.
+    """Differentiate a scalar function of each sample by `params`, in plain autograd.
 
     Args:
         function: See `helpers.transforms.samples`; returns a scalar.
         model: Any module.
-        state: Detached tensors by parameter name.
+        params: Detached tensors by parameter name.
         batch: Tensors `(B, ...)`, at least one.
-        dtype: Of the result; `None` means that of each tensor of `state`.
+        dtype: Of the result; `None` means that of each tensor of `params`.
 
     Returns:
         `{name: (B, *shape)}`, detached; zeros where the function does not reach a parameter.
@@ -37,7 +37,7 @@ def by_loop(
     Raises:
         ValueError: The function draws random numbers.
     """
-    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in state.items()}
+    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in params.items()}
     grads = _zeros(leaves, len(batch[0]), dtype)
     if leaves:
         for index, scalar in enumerate(samples.loop(function, model, leaves, batch)):
@@ -51,7 +51,7 @@ def by_loop(
 def by_vmap(
     function: Callable[..., Tensor],
     model: nn.Module,
-    state: dict[str, Tensor],
+    params: dict[str, Tensor],
     batch: tuple[Tensor, ...],
     *,
     dtype: torch.dtype | None = None,
@@ -59,14 +59,14 @@ def by_vmap(
     randomness: str = "error",
     out: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Differentiate a scalar function of each sample by `state`, with `vmap` over `grad`.
+    """Differentiate a scalar function of each sample by `params`, with `vmap` over `grad`.
 
     Args:
         function: See `helpers.transforms.samples`; returns a scalar.
         model: Any module.
-        state: Detached tensors by parameter name.
+        params: Detached tensors by parameter name.
         batch: Tensors `(B, ...)`, at least one.
-        dtype: Of the result; `None` means that of each tensor of `state`.
+        dtype: Of the result; `None` means that of each tensor of `params`.
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
         out: `{name: (B, *shape)}`, where to write the result; `None` means into new tensors.
@@ -77,8 +77,8 @@ def by_vmap(
     Raises:
         ValueError: The function draws random numbers and `randomness` is `"error"`.
     """
-    if len(batch[0]) == 0 or not state:
-        return _zeros(state, len(batch[0]), dtype) if out is None else out
+    if len(batch[0]) == 0 or not params:
+        return _zeros(params, len(batch[0]), dtype) if out is None else out
 
     def gradient(*args: Any) -> dict[str, Tensor]:
         grads = grad(function, argnums=1)(*args)
@@ -87,14 +87,14 @@ def by_vmap(
 
     options = {"chunk_size": chunk_size, "randomness": randomness}
     places = None if out is None else lambda _: out
-    return samples.vmapped(gradient, model, state, batch, out=places, **options)
+    return samples.vmapped(gradient, model, params, batch, out=places, **options)
 
 
 def _zeros(
-    state: dict[str, Tensor], batch_size: int, dtype: torch.dtype | None
+    params: dict[str, Tensor], batch_size: int, dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
     """Make room for the gradients of a batch."""
     return {
         name: tensor.new_zeros((batch_size, *tensor.shape), dtype=dtype, requires_grad=False)
-        for name, tensor in state.items()
+        for name, tensor in params.items()
     }

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from helpers import compare, gradients
 from helpers.limits.bare import Case
 from helpers.limits.diagnosis import inspection, observation, trial
-from helpers.limits.diagnosis.watch import streams_kept
 from helpers.limits.entry import describe, one_line
 from helpers.limits.gallery import ENTRIES
 from helpers.transforms import checks
+from helpers.transforms.randomness import streams_kept
 
 FEW = 4
 """How many samples are run, at most."""
@@ -115,6 +115,13 @@ def diagnose(
         TypeError: An argument is of a wrong kind.
         ValueError: There is no sample, the batch sizes differ, a sample is not finite, or the model
             does not run on these samples without any transform.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+        >>> data, labels = torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
+        >>> diagnosis = diagnose(model, nn.functional.cross_entropy, data, labels)
+        >>> [(finding.entry, finding.where) for finding in diagnosis.findings]
+        [('random-draws', '1')]
     """
     _check_arguments(model, loss_fn, data, targets)
     few = (data[:FEW].detach().clone(), targets[:FEW].detach().clone())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from helpers.transforms.checks import random_state
+from helpers.transforms.randomness import random_state
 
 
 class Watch(TorchFunctionMode):
@@ -111,24 +111,6 @@ class Watch(TorchFunctionMode):
     def _random_states(self) -> dict[str, Any]:
         if self._device is None:
             return dict.fromkeys(self.drew)
-        torch_state = random_state(self._device).numpy(force=True).tobytes()
+        torch_state = [state.numpy(force=True).tobytes() for state in random_state(self._device)]
         _, keys, position, *_ = np.random.get_state()  # noqa: NPY002
         return {"torch": torch_state, "numpy": (keys.tobytes(), position, random.getstate())}
-
-
-@contextmanager
-def streams_kept(device: torch.device) -> Iterator[None]:
-    """Give all random streams back as they were."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
-    of_cpu = torch.get_rng_state()
-    own = torch.get_device_module(device) if device.type != "cpu" else None
-    index = (device,) if device.type == "cuda" else ()
-    of_device = own.get_rng_state(*index) if own else None
-    try:
-        yield
-    finally:
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        random.setstate(of_python)
-        torch.set_rng_state(of_cpu)
-        if own:
-            own.set_rng_state(of_device, *index)

@@ -1,0 +1,27 @@
+"""The examples in docstrings run, and show what they say."""
+
+import doctest
+
+import pytest
+
+from helpers import gradients, jacobians, norms, projection
+from helpers.limits.diagnosis import findings
+
+SHOWN = {
+    gradients: ["func_gradients"],
+    jacobians: ["func_jacobians"],
+    norms: ["gradient_norms", "clipped_sum"],
+    projection: ["project_batches"],
+    findings: ["diagnose"],
+}
+
+
+@pytest.mark.parametrize("module", SHOWN, ids=lambda module: module.__name__)
+def test_the_examples_hold(module):
+    found = doctest.DocTestFinder(exclude_empty=True).find(module)
+    shown = {test.name.rpartition(".")[2]: test for test in found if test.examples}
+    assert set(SHOWN[module]) <= set(shown)
+    for test in shown.values():
+        said: list[str] = []
+        failed, _ = doctest.DocTestRunner().run(test, out=said.append)
+        assert not failed, "".join(said)
