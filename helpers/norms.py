@@ -1,11 +1,11 @@
 """Norms of per-sample gradients, and their clipped sum, without the gradients of a whole batch.
 
-The batch is taken in chunks. In each, linear layers, convolutions, embeddings, LayerNorm and
-GroupNorm are reduced from what goes into the layer and the gradient that comes back
-(`helpers.layers.uses`), in one forward and backward. Every other parameter, and every one that is
-used in another way as well, is reduced from its gradients for the chunk, by `func_gradients`.
+The batch is taken in chunks. In each, one forward and backward (`helpers.layers.watch`) gives what
+goes into linear layers, convolutions and embeddings and the gradient that comes back, from which
+norms and sums follow, and the gradients themselves of every parameter that is used in another way.
 Which way a parameter goes is found out for each chunk, and is exact either way. A model that
-`func_gradients` refuses is refused here.
+cannot be watched goes the way of `func_gradients`, a chunk at a time, and what that refuses is
+refused here.
 
 Opacus 1.6.0 has this way too, in `GradSampleModuleFastGradientClipping`, for linear layers and
 embeddings; it makes the gradients of the other layers, convolutions included, for the whole batch.
@@ -19,13 +19,15 @@ The arguments, the refusals, and that the model is left as it was are those of
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
 from helpers import gradients
-from helpers.layers import uses, watch
+from helpers.layers.use import Use, squared_norms
+from helpers.layers.watch import NotSeen, Watch
 from helpers.transforms import checks
 from helpers.transforms.randomness import random_state, restore_random_state
 
@@ -55,7 +57,8 @@ def gradient_norms(
         randomness: As in `func_gradients`.
 
     Returns:
-        `(B,)`, detached; in float32, or in float64 if a parameter is.
+        `(B,)`, detached; in float32, or in float64 if a parameter has that precision. Of a complex
+        gradient it is the norm of its real and imaginary parts together.
 
     Raises:
         TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
@@ -68,11 +71,10 @@ def gradient_norms(
         tensor([2., 2.])
     """
     params = _prepare(model, data, targets, wrt, chunk_size, randomness)
-    batch = (data.detach(), targets)
     result = data.new_zeros(len(data), dtype=_dtype(params))
-    for part, reduced in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
-        result[part] = reduced.norms
-        del reduced
+    batch = (data.detach(), targets)
+    for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
+        result[part] = _reduce(params, found, len(result[part])).norms
     return result
 
 
@@ -116,48 +118,78 @@ def clipped_sum(
     if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
     params = _prepare(model, data, targets, wrt, chunk_size, randomness)
-    batch = (data.detach(), targets)
     result = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-    for _, reduced in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
+    batch = (data.detach(), targets)
+    for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
+        reduced = _reduce(params, found, len(data[part]), keep=True)
         factors = (limit / reduced.norms).clamp(max=1)
         for name, total in reduced.totals(factors):
             result[name] += total
-        del reduced
+        del reduced  # or it would lie beside that of the next chunk
     return result
 
 
-class _Reduced:
-    """The gradients of a chunk, as far as they are there: uses, and gradients by name."""
+# The uses of a chunk, and by name the gradients that no use describes.
+Found = tuple[list[Use], dict[str, Tensor]]
 
-    def __init__(
-        self, params: dict[str, Tensor], seen: list[uses.Use], grads: dict[str, Tensor], size: int
-    ) -> None:
-        self.grads = grads
-        self.seen: dict[str, list[tuple[uses.Use, str]]] = {}
-        for use in seen:
-            for role, name in use.names.items():
-                if use.grads is not None and name not in grads:
-                    self.seen.setdefault(name, []).append((use, role))
-        like = next(iter(params.values()), torch.empty(()))
-        squares = like.new_zeros(size, dtype=_dtype(params))
-        for found in self.seen.values():
-            if len(found) == 1:
-                ((use, role),) = found
-                squares += use.squares(role)
-            else:  # the norm of a sum is not known from the norms of its terms
-                squares += uses.squared_norms(sum(use.gradients(role) for use, role in found))
-        for gradient in grads.values():
-            squares += uses.squared_norms(gradient)
-        self.norms = squares.sqrt()
+
+@dataclass
+class _Reduced:
+    """The norms of a chunk, and what the sum of the scaled gradients follows from."""
+
+    norms: Tensor
+    uses: dict[str, tuple[Use, str]] = field(default_factory=dict)  # and the role in it
+    grads: dict[str, Tensor] = field(default_factory=dict)
 
     def totals(self, factors: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and parts of the sum of the gradients, each times its factor."""
-        for name, found in self.seen.items():
-            for use, role in found:
-                total = use.total(role, factors.to(use.grads.dtype))
-                yield name, total
+        """Yield names and the sum of the gradients, each times its factor."""
+        for name, (use, role) in self.uses.items():
+            yield name, use.total(role, factors.to(use.grads.dtype))
         for name, gradient in self.grads.items():
             yield name, torch.einsum("b,b...->...", factors.to(gradient.dtype), gradient)
+
+
+def _reduce(params: dict[str, Tensor], found: Found, size: int, *, keep: bool = False) -> _Reduced:
+    """Compute the norms of a chunk; `keep` what `totals` needs."""
+    seen, grads = found
+    uses: dict[str, list[tuple[Use, str]]] = {name: [] for name in params}
+    for use in seen:
+        for role, name in use.names.items():
+            uses[name].append((use, role))
+    like = next(iter(params.values()), torch.empty(()))
+    squares = like.new_zeros(size, dtype=_dtype(params))
+    reduced = _Reduced(squares)
+    for name, terms in uses.items():
+        own = None
+        if len(terms) == 1 and name not in grads:
+            ((use, role),) = terms
+            own = use.squares(role)
+        if own is not None:
+            reduced.uses[name] = use, role
+        elif terms or name in grads:
+            gradient = _gradient(terms, grads.get(name))
+            own = squared_norms(gradient)
+            if keep:
+                reduced.grads[name] = gradient
+        if own is not None:
+            squares += own
+    reduced.norms = squares.sqrt()
+    return reduced
+
+
+def _gradient(terms: list[tuple[Use, str]], rest: Tensor | None) -> Tensor:
+    """Add up gradients `(B, *shape)`: the norm of a sum is not known from those of its terms."""
+    if not terms:
+        return rest
+    (use, role), *others = terms
+    gradient = use.gradients(role)
+    if others or rest is not None:
+        gradient = gradient.clone() if gradient is use.grads else gradient
+    for use, role in others:
+        use.write(role, gradient, add=True)
+    if rest is not None:
+        gradient += rest
+    return gradient
 
 
 def _chunks(
@@ -167,40 +199,35 @@ def _chunks(
     params: dict[str, Tensor],
     chunk_size: int | None,
     randomness: str,
-) -> Iterator[tuple[slice, _Reduced]]:
+) -> Iterator[tuple[slice, Found]]:
     """Differentiate one chunk after the other."""
     size = len(batch[0])
-    step = max(size, 1) if chunk_size is None else chunk_size
+    if not size or not params:
+        return
+    step = size if chunk_size is None else chunk_size
+    watch: Watch | None = Watch(
+        gradients.sample_loss(loss_fn), model, params, randomness=randomness
+    )
     device = batch[0].device
     first = random_state(device)
-    watchable = bool(params)
     for start in range(0, size, step):
         if randomness == "same":
             restore_random_state(first, device)
         state = random_state(device)
         part = slice(start, start + step)
         data, targets = (tensor[part] for tensor in batch)
-        seen: list[uses.Use] = []
-        others = list(params)
-        if watchable:
+        found: Found | None = None
+        if watch:
             try:
-                seen, others = watch.watched(
-                    gradients.sample_loss(loss_fn),
-                    model,
-                    params,
-                    (data, targets),
-                    randomness=randomness,
-                )
-            except Exception:  # what is wrong with the model, if anything, the next call says
-                watchable = False
-        grads = {}
-        if others:
-            restore_random_state(state, device)  # so that both ways draw the same random numbers
-            grads = gradients.func_gradients(
-                model, loss_fn, data, targets, wrt=others, randomness=randomness
-            )
-        yield part, _Reduced(params, seen, grads, len(data))
-        del seen, grads  # or they would lie beside those of the next chunk
+                found = watch((data, targets))
+            except NotSeen:
+                watch = None
+                restore_random_state(state, device)  # so that both ways draw the same numbers
+        if found is None:
+            options = {"wrt": list(params), "randomness": randomness}
+            found = [], gradients.func_gradients(model, loss_fn, data, targets, **options)
+        yield part, found
+        del found  # or it would lie beside that of the next chunk
 
 
 def _prepare(
@@ -219,7 +246,6 @@ def _prepare(
 
 
 def _dtype(params: dict[str, Tensor]) -> torch.dtype:
-    """Return the dtype of norms: that of the parameters, float32 at least."""
-    return functools.reduce(
-        torch.promote_types, (tensor.dtype for tensor in params.values()), torch.float32
-    )
+    """Return the dtype of norms: that of the parameters, real, float32 at least."""
+    dtypes = (tensor.dtype for tensor in params.values())
+    return functools.reduce(torch.promote_types, dtypes, torch.float32).to_real()

@@ -1,116 +1,169 @@
 """Forwards that are watched: which weights a batch of samples used, and how.
 
 The samples run under `torch.vmap`, so that none sees another, and plain autograd outside of it
-leads the gradients back. Calls that `helpers.layers.uses` knows get weights without a graph. So if
-any other use of a weight contributes to the loss, autograd finds the weight, and the watch knows
-that it has not seen all: what it reports is complete, whatever the model does.
+leads the gradients back. Each parameter enters as a leaf `(B, *shape)`, one copy for each sample
+that takes no memory, so whatever a forward does with a weight, autograd finds the gradients of the
+samples. Calls that `helpers.layers.kinds` knows get the parameter itself, without a graph, and
+their inputs and the gradients at their outputs are noted instead. So what a watch reports is
+complete, whatever the model does: the gradient of a parameter is the sum over its uses and what
+has arrived at its leaf.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from helpers.layers import uses
+from helpers.layers.kinds import CALLS
+from helpers.layers.use import Use
 from helpers.transforms import modules, samples
+
+# What torch raises, as a `RuntimeError`, where memory or the device is at an end. A slower way that
+# takes more memory is no answer to it.
+_NO_FAULT_OF_THE_MODEL = (torch.OutOfMemoryError, torch.AcceleratorError)
+_NO_MEMORY = "DefaultCPUAllocator: "
 
 
 class NotSeen(Exception):
     """The forward did something that a watch cannot follow."""
 
 
-def watched(
-    function: Callable[..., Tensor],
-    model: nn.Module,
-    params: dict[str, Tensor],
-    batch: tuple[Tensor, ...],
-    *,
-    randomness: str = "error",
-) -> tuple[list[uses.Use], list[str]]:
-    """Run and differentiate a scalar function of each sample of a batch.
+class Watch:
+    """A function of each sample of a batch, to run and differentiate by its parameters.
 
     Args:
         function: See `helpers.transforms.samples`; returns a scalar.
         model: Any module.
         params: Detached tensors by parameter name.
-        batch: Tensors `(B, ...)`, at least one; B at least 1.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-
-    Returns:
-        The uses with their inputs and output gradients, and the names of `params` that were also,
-        or only, used in a way that no use describes.
-
-    Raises:
-        Exception: Whatever stops the model from being watched; it may work all the same.
     """
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
-    anchor = torch.zeros((), device=batch[0].device, requires_grad=True)
-    tape = _Tape()
-    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
 
-    def per_sample(
-        params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor
-    ) -> Tensor:
-        tape.uses.clear()  # of an attempt that failed
-        with _Watch(tape, params, sample[0], anchor):
-            return function(stand_in, params, buffers, *sample)
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        model: nn.Module,
+        params: dict[str, Tensor],
+        *,
+        randomness: str = "error",
+    ) -> None:
+        self.params = params
+        self.randomness = randomness
+        self.buffers = dict(model.named_buffers())
+        self._function = function
+        self._stand_in = modules.detached(model)
 
-    with torch.enable_grad():
-        losses = samples.map_samples(
-            samples.isolated(per_sample, stand_in), leaves, buffers, batch, randomness=randomness
-        )
-        reached: tuple[Tensor | None, ...] = (None,) * len(leaves)
-        if losses.requires_grad:
-            tape.running = True
-            total = losses.sum()
-            reached = torch.autograd.grad(total, [*leaves.values(), anchor], allow_unused=True)
-    others = [name for name, grad in zip(leaves, reached, strict=False) if grad is not None]
-    return tape.uses, others
+    def __call__(self, batch: tuple[Tensor, ...]) -> tuple[list[Use], dict[str, Tensor]]:
+        """Run the function forward and backward.
+
+        Args:
+            batch: Tensors `(B, ...)`, at least one; B at least 1.
+
+        Returns:
+            The uses, with their inputs and output gradients, and the gradients `(B, *shape)` of
+            the parameters that were also, or only, used in a way that no kind describes.
+
+        Raises:
+            NotSeen: The model does something that cannot be watched; it may work all the same.
+        """
+        try:
+            return self._run(batch)
+        except RuntimeError as error:
+            if isinstance(error, _NO_FAULT_OF_THE_MODEL) or _NO_MEMORY in str(error):
+                raise
+            raise NotSeen("torch cannot run the model for a batch of weights") from error
+
+    def _run(self, batch: tuple[Tensor, ...]) -> tuple[list[Use], dict[str, Tensor]]:
+        """See `__call__`."""
+        size = len(batch[0])
+        leaves = {
+            name: tensor.expand(size, *tensor.shape).requires_grad_()
+            for name, tensor in self.params.items()
+        }
+        anchor = torch.zeros((), device=batch[0].device, requires_grad=True)
+        tape = _Tape()
+
+        def per_sample(
+            params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Any
+        ) -> Tensor:
+            tape.uses.clear()  # of an attempt that failed
+            *tensors, leaves = sample
+            with _Notice(tape, leaves, params, anchor, tensors[0]):
+                return self._function(self._stand_in, leaves, buffers, *tensors)
+
+        with torch.enable_grad():
+            losses = samples.map_samples(
+                samples.isolated(per_sample, self._stand_in),
+                self.params,
+                self.buffers,
+                (*batch, leaves),
+                randomness=self.randomness,
+            )
+            reached: tuple[Tensor | None, ...] = ()
+            if losses.requires_grad:
+                tape.running = True
+                sources = [*leaves.values(), anchor]
+                reached = torch.autograd.grad(losses.sum(), sources, allow_unused=True)
+        grads = {
+            name: gradient
+            for name, gradient in zip(leaves, reached, strict=False)
+            if gradient is not None
+        }
+        return [use for use in tape.uses if use.grads is not None], grads
 
 
 class _Tape:
     """The uses of one forward, and whether its backward has begun."""
 
     def __init__(self) -> None:
-        self.uses: list[uses.Use] = []
+        self.uses: list[Use] = []
         self.running = False
 
 
-class _Watch(TorchFunctionMode):
+class _Notice(TorchFunctionMode):
     """Note calls of functions with weights."""
 
     def __init__(
-        self, tape: _Tape, params: dict[str, Tensor], ticket: Tensor, anchor: Tensor
+        self,
+        tape: _Tape,
+        leaves: dict[str, Tensor],
+        params: dict[str, Tensor],
+        anchor: Tensor,
+        ticket: Tensor,
     ) -> None:
         super().__init__()
-        self.tape, self.ticket, self.anchor = tape, ticket, anchor
-        self.names = {id(tensor): name for name, tensor in params.items()}
+        self.tape, self.params, self.anchor, self.ticket = tape, params, anchor, ticket
+        # A complex gradient is the conjugate of what the kinds compute: it comes by the leaf.
+        self.names = {id(leaf): name for name, leaf in leaves.items() if not leaf.is_complex()}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        call = _CALLS[func](*args, **kwargs) if func in _CALLS else None
+        adapter = CALLS.get(func)
+        call = adapter(self._known, *args, **kwargs) if adapter else None
         if call is None:
             return func(*args, **kwargs)
-        kind, inputs, tensors, options, run = call
         names = {
             role: self.names[id(tensor)]
-            for role, tensor in tensors.items()
+            for role, tensor in call.weights.items()
             if id(tensor) in self.names
         }
         if not names:
             return func(*args, **kwargs)
-        shape = next(t for t in tensors.values() if t is not None).shape
-        use = kind(names, shape, options)
+        use = call.kind(names, call.weights["weight"].shape, call.options)
         self.tape.uses.append(use)
-        detached = (
-            tensor.detach() if role in names else tensor for role, tensor in tensors.items()
-        )
-        return _Note.apply(run(*detached), inputs, self.ticket, self.anchor, use, self.tape)
+        weights = {
+            role: self.params[names[role]] if role in names else tensor
+            for role, tensor in call.weights.items()
+        }
+        output = call.run(**weights)
+        output = _Note.apply(output, call.inputs, self.ticket, self.anchor, use, self.tape)
+        return call.finish(output) if call.finish else output
+
+    def _known(self, value: Any) -> bool:
+        return id(value) in self.names
 
 
 class _Note(torch.autograd.Function):
@@ -146,7 +199,7 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, outputs: Tensor, inputs: Tensor, anchor: Tensor, use: uses.Use, tape: _Tape
+        ctx: Any, outputs: Tensor, inputs: Tensor, anchor: Tensor, use: Use, tape: _Tape
     ) -> Tensor:
         # The anchor requires a gradient, so that there is a backward for the first layer too.
         ctx.save_for_backward(inputs)  # which notices if they are changed in place
@@ -160,109 +213,3 @@ class _Keep(torch.autograd.Function):
         (ctx.use.inputs,) = (tensor.detach() for tensor in ctx.saved_tensors)
         ctx.use.grads = grads
         return grads, None, None, None, None
-
-
-# Each takes the arguments of a function and says: the kind of use, its input, its weights, what
-# the use has to know, and how to call the function with other weights. `None`: not known.
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    def run(weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(input, weight, bias)
-
-    return uses.Use, input, {"weight": weight, "bias": bias}, {}, run
-
-
-def _convolution(function: Callable[..., Tensor], dims: int) -> Callable[..., Any]:
-    def call(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Any:
-        if isinstance(padding, str):
-            return None
-        options = {
-            name: [value] * dims if isinstance(value, int) else list(value) * (dims // len(value))
-            for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
-        }
-
-        def run(weight: Tensor, bias: Tensor | None) -> Tensor:
-            return function(input, weight, bias, **options, groups=groups)
-
-        return (
-            uses.Convolution,
-            input,
-            {"weight": weight, "bias": bias},
-            {**options, "groups": groups},
-            run,
-        )
-
-    return call
-
-
-def _embedding(
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    if max_norm is not None or scale_grad_by_freq or sparse:
-        return None
-
-    def run(weight: Tensor) -> Tensor:
-        return F.embedding(input, weight, padding_idx)
-
-    return uses.Embedding, input, {"weight": weight}, {"padding": padding_idx}, run
-
-
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Any:
-    def run(weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.layer_norm(input, normalized_shape, weight, bias, eps)
-
-    def normalise(inputs: Tensor) -> Tensor:
-        return F.layer_norm(inputs, normalized_shape, eps=eps)
-
-    options = {"normalise": normalise, "axis": None}
-    return uses.Normalisation, input, {"weight": weight, "bias": bias}, options, run
-
-
-def _group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Any:
-    def run(weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.group_norm(input, num_groups, weight, bias, eps)
-
-    def normalise(inputs: Tensor) -> Tensor:  # (B, N, channels, ...)
-        flat = F.group_norm(inputs.flatten(0, 1), num_groups, eps=eps)
-        return flat.view(inputs.shape)
-
-    options = {"normalise": normalise, "axis": 2}
-    return uses.Normalisation, input, {"weight": weight, "bias": bias}, options, run
-
-
-_CALLS: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.linear: _linear,
-    F.conv1d: _convolution(F.conv1d, 1),
-    F.conv2d: _convolution(F.conv2d, 2),
-    F.conv3d: _convolution(F.conv3d, 3),
-    F.embedding: _embedding,
-    F.layer_norm: _layer_norm,
-    F.group_norm: _group_norm,
-}

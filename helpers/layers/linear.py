@@ -1,0 +1,208 @@
+"""Linear layers, by whatever function: `linear`, `addmm`, `matmul`, or `einsum` with a weight."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helpers.layers.use import Adapter, Call, Use, place, squared_norms, unless_cancelled
+
+
+class Linear(Use):
+    """A weight times inputs: a sum of outer products, and the base of what is one in some way.
+
+    `options["order"]` are the dimensions of the weight, those of the outputs first, and
+    `options["outputs"]` says how many these are.
+    """
+
+    def factors(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what the gradients are outer products of, for some samples after the other.
+
+        Yields:
+            Inputs `(b, groups, T, in)` and output gradients `(b, groups, T, out)`.
+        """
+        size = len(self.inputs)
+        yield tuple(
+            t.reshape(size, 1, math.prod(t.shape[1:-1]), t.shape[-1])
+            for t in (self.inputs, self.grads)
+        )
+
+    def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
+        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
+        if role == "bias":
+            place(self._bias(), out, add)
+            return
+        start = 0
+        for x, d in self.factors():
+            _add_outer(d, x, self._ordered(out[start : start + len(x)]), add)
+            start += len(x)
+
+    def gradients(self, role: str) -> Tensor:
+        """Return the gradients of the samples, `(B, *shape)`."""
+        return self._bias() if role == "bias" else super().gradients(role)
+
+    def squares(self, role: str) -> Tensor | None:
+        """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""
+        if role == "bias":
+            return None
+        pieces = []
+        for x, d in self.factors():
+            squares = _squares(x, d)
+            if squares is None:
+                return None
+            pieces.append(squares)
+        return torch.cat(pieces)
+
+    def total(self, role: str, factors: Tensor) -> Tensor:
+        """Return the sum of the samples' gradients, each times its factor."""
+        if role == "bias":
+            return torch.einsum("b,bo->o", factors, self._bias())
+        grads = self.grads * factors.view(-1, *(1,) * (self.grads.dim() - 1))
+        total = grads.flatten(0, -2).mT @ self.inputs.flatten(0, -2)
+        order = self.options["order"]
+        sizes = [self.shape[dim] for dim in order]
+        return total.view(sizes).permute([order.index(dim) for dim in range(len(order))])
+
+    def _bias(self) -> Tensor:
+        return self.grads.flatten(1, -2).sum(1) if self.grads.dim() > 2 else self.grads
+
+    def _ordered(self, out: Tensor) -> Tensor:
+        """Return `out`, `(b, *shape)`, as `(b, groups, *outputs, *inputs)`."""
+        return out.permute(0, *(1 + dim for dim in self.options["order"])).unsqueeze(1)
+
+
+def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
+    """Write `grads^T inputs` into `out`, `(b, groups, ...)`, or add it to it."""
+    shape = (*grads.shape[:2], grads.shape[3], inputs.shape[3])
+    try:
+        matrices = out.view(shape)
+    except RuntimeError:  # its dimensions do not lie side by side in memory
+        place((grads.mT @ inputs).view(out.shape), out, add)
+        return
+    if grads.shape[2] == 1:
+        grads = grads.mT
+        if add:
+            matrices.addcmul_(grads, inputs)
+        else:
+            torch.mul(grads, inputs, out=matrices)
+    elif add:
+        matrices += grads.mT @ inputs
+    else:
+        torch.matmul(grads.mT, inputs, out=matrices)
+
+
+def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
+    """Return squared norms of `grads^T inputs`, given `(b, groups, T, in)`, `(b, groups, T, out)`.
+
+    The norm of a sum of T outer products, by the T x T products of their factors (Gram matrices);
+    `None` where the products themselves take fewer multiplications.
+    """
+    positions, width, outputs = *inputs.shape[2:], grads.shape[3]
+    if positions > 1 and positions * (width + outputs) > width * outputs:
+        return None
+    wide = torch.promote_types(grads.dtype, torch.float32)
+    inputs, grads = inputs.to(wide), grads.to(wide)
+    if positions == 1:
+        inputs, grads = (squared_norms(t.flatten(0, 2)).view(t.shape[:2]) for t in (inputs, grads))
+        return (inputs * grads).sum(1)
+    return unless_cancelled(
+        ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2, 3)),
+        (inputs.norm(dim=3) * grads.norm(dim=3)).sum(2).square().sum(1),
+    )
+
+
+Known = Callable[[Any], bool]
+_PLAIN, _TRANSPOSED = {"order": (0, 1), "outputs": 1}, {"order": (1, 0), "outputs": 1}
+
+
+def _linear(known: Known, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
+    if weight.dim() != 2:
+        return None
+
+    def run(weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, weight, bias)
+
+    return Call(Linear, input, {"weight": weight, "bias": bias}, run, _PLAIN)
+
+
+def _addmm(
+    known: Known, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Call | None:
+    if not known(mat2) or input.shape != mat2.shape[1:] or (beta, alpha) != (1, 1):
+        return None
+
+    def run(weight: Tensor, bias: Tensor) -> Tensor:
+        return F.linear(mat1, weight.mT, bias)
+
+    return Call(Linear, mat1, {"weight": mat2, "bias": input}, run, _TRANSPOSED)
+
+
+def _matmul(known: Known, input: Tensor, other: Tensor) -> Call | None:
+    if known(other) and other.dim() == 2:
+        weights = {"weight": other}
+        return Call(Linear, input, weights, lambda weight: F.linear(input, weight.mT), _TRANSPOSED)
+    if known(input) and input.dim() == 2:
+        columns = other.mT if other.dim() > 1 else other
+        return Call(
+            Linear,
+            columns,
+            {"weight": input},
+            lambda weight: F.linear(columns, weight),
+            _PLAIN,
+            (lambda output: output.mT) if other.dim() > 1 else None,
+        )
+    return None
+
+
+def _einsum(known: Known, equation: str, *operands: Any) -> Call | None:
+    """Take apart a contraction of inputs with a weight that share no dimension of the result."""
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    terms = equation.replace(" ", "").split("->")
+    if len(operands) != 2 or len(terms) != 2 or "." in equation:
+        return None
+    pairs = list(zip(terms[0].split(","), operands, strict=True))
+    if not known(operands[1]):
+        pairs.reverse()
+    (of_input, input), (of_weight, weight) = pairs
+    of_output = terms[1]
+    outputs = [letter for letter in of_weight if letter not in of_input]
+    summed = [letter for letter in of_weight if letter in of_input]
+    kept = [letter for letter in of_input if letter not in of_weight]
+    if (
+        not known(weight)
+        or not outputs
+        or not summed
+        or any(len(set(term)) < len(term) for term in (of_input, of_weight, of_output))
+        or sorted(of_output) != sorted(kept + outputs)
+    ):
+        return None
+    order = tuple(of_weight.index(letter) for letter in outputs + summed)
+    sizes = [weight.shape[dim] for dim in order[: len(outputs)]]
+    rows = input.permute([of_input.index(letter) for letter in kept + summed])
+    rows = rows.flatten(len(kept))
+
+    def run(weight: Tensor) -> Tensor:
+        return F.linear(rows, weight.permute(order).flatten(0, len(outputs) - 1).flatten(1))
+
+    def finish(output: Tensor) -> Tensor:
+        letters = kept + outputs
+        return output.unflatten(-1, sizes).permute([letters.index(x) for x in of_output])
+
+    options = {"order": order, "outputs": len(outputs)}
+    return Call(Linear, rows, {"weight": weight}, run, options, finish)
+
+
+CALLS: dict[Callable, Adapter] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    Tensor.addmm: _addmm,
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    torch.mm: _matmul,
+    Tensor.mm: _matmul,
+    torch.einsum: _einsum,
+}

@@ -1,0 +1,90 @@
+"""What a forward does with a weight: the layer's input, and the gradient at its output.
+
+From these two alone follow the gradients of the samples, their norms and the sum of scaled
+gradients, layer by layer (Goodfellow, arXiv:1510.01799; for sequences Li et al.,
+arXiv:2110.05679; for convolutions Bu et al., arXiv:2205.10683; the sum without a second backward
+Bu et al., arXiv:2210.00038).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The Gram way adds products of many signs. Where its sum is this much smaller than the sum of
+# their sizes, rounding could be seen in the norm, and the gradient itself is taken.
+_CANCELLED = 1 / 100
+
+
+@dataclass
+class Use:
+    """One call of a function with weights, for all samples of a chunk."""
+
+    names: dict[str, str]  # "weight" and "bias", where wanted, to the names of parameters
+    shape: torch.Size  # of the weight
+    options: dict[str, Any]
+    inputs: Tensor | None = None  # (B, ...)
+    grads: Tensor | None = None  # (B, ...); None as long as no gradient has arrived: it is zero
+
+    def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
+        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
+        raise NotImplementedError
+
+    def gradients(self, role: str) -> Tensor:
+        """Return the gradients of the samples, `(B, *shape)`."""
+        gradients = self.grads.new_empty((len(self.grads), *self.shape))
+        self.write(role, gradients)
+        return gradients
+
+    def squares(self, role: str) -> Tensor | None:
+        """Return the squared norms of the samples' gradients, `(B,)`.
+
+        Returns:
+            `None` where the gradients themselves are the cheaper way to them, or the exact one.
+        """
+        raise NotImplementedError
+
+    def total(self, role: str, factors: Tensor) -> Tensor:
+        """Return the sum of the samples' gradients, each times its factor, `(B,)`."""
+        raise NotImplementedError
+
+
+@dataclass
+class Call:
+    """A call of a function with weights, taken apart."""
+
+    kind: type[Use]
+    inputs: Tensor
+    weights: dict[str, Tensor | None]  # by role
+    run: Callable[..., Tensor]  # given the weights by role, the output that `kind` describes
+    options: dict[str, Any] = field(default_factory=dict)  # what `kind` has to know
+    finish: Callable[[Tensor], Tensor] | None = None  # from that output to the function's own
+
+
+# Takes what says whether a tensor is a watched weight, and the arguments of a function; `None`
+# where the call is none that the kind describes.
+Adapter = Callable[..., Call | None]
+
+
+def squared_norms(gradients: Tensor) -> Tensor:
+    """Return the squared norms of gradients `(B, *shape)`, real, in float32 at least."""
+    if gradients.is_complex():
+        gradients = torch.view_as_real(gradients.resolve_conj())
+    rows = gradients.flatten(1) if gradients.dim() > 1 else gradients[:, None]
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return torch.einsum("bp,bp->b", rows, rows)
+
+
+def unless_cancelled(squares: Tensor, largest: Tensor) -> Tensor | None:
+    """Return squared norms, or `None` if too much of the sums they come from was cancelled."""
+    return None if (squares < _CANCELLED * largest).any() else squares
+
+
+def place(values: Tensor, out: Tensor, add: bool) -> None:
+    """Write values into a tensor, or add them to it."""
+    if add:
+        out += values
+    else:
+        out.copy_(values)
