@@ -138,18 +138,26 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
     """
     if reference not in measurements:
         raise ValueError(f"reference must be one of {', '.join(measurements)}, got {reference!r}")
+    unit = measurements[reference].median
     rows = {
-        name: {
-            "median (ms)": round(measurement.median * 1e3, 2),
-            "spread (ms)": round(measurement.iqr * 1e3, 2),
-            f"times {reference}": round(measurement.median / measurements[reference].median, 2),
-        }
-        for name, measurement in measurements.items()
+        name: handover.TimingRow(each.median * 1e3, each.iqr * 1e3, each.median / unit)
+        for name, each in measurements.items()
     }
     failed = getattr(measurements, "failed", {})
-    rows |= {name: {"failed": why} for name, why in failed.items()}
-    result = handover.Table.from_dict(rows, orient="index").rename_axis("method")
-    return result.fillna({"failed": ""}) if failed else result
+    timing = handover.Timing(
+        rows | dict.fromkeys(failed, handover.TimingRow(missing="failed")), reference
+    )
+    rendered = {
+        name: {
+            "median (ms)": round(row.median_ms, 2),
+            "spread (ms)": round(row.spread_ms, 2),
+            f"times {reference}": round(row.ratio, 2),
+        }
+        for name, row in rows.items()
+    }
+    rendered |= {name: {"failed": why} for name, why in failed.items()}
+    frame = pd.DataFrame.from_dict(rendered, orient="index").rename_axis("method")
+    return handover.Table.of(timing, frame.fillna({"failed": ""}) if failed else frame)
 
 
 def reason(error: Exception) -> str:

@@ -18,6 +18,8 @@ TOLERANCES = {
     torch.bfloat16: 5e-2,
     torch.float16: 1e-2,
 }
+NOT_FINITE = "not finite"
+"""What stands instead of an error that a NaN or an infinity has made."""
 
 
 def table(
@@ -44,29 +46,32 @@ def table(
     """
     # A reference that overflowed in one parameter says nothing of the others.
     scale = max(filter(isfinite, map(_largest, expected.values())), default=0.0)
-    rows, errors = {}, {}
+    rows = {}
     for name in list(expected) + [name for name in got if name not in expected]:
         tensor = got.get(name, expected.get(name))
         limit = TOLERANCES[tensor.dtype] if tolerance is None else tolerance
-        error, text = inf, "missing" if name not in got else "not expected"
+        error, instead = None, "missing" if name not in got else "not expected"
         if name in got and name in expected:
             if got[name].shape != expected[name].shape:
-                text = f"expected {tuple(expected[name].shape)}"
+                instead = f"expected {tuple(expected[name].shape)}"
             else:
                 error = largest_error(got[name], expected[name], scale=scale)
-                text = f"below {_short(limit)}" if error < limit else f"{error:.1e}"
-        errors[name] = (error, limit)
-        rows[name] = {
-            "shape": tuple(tensor.shape[batch_dims:]),
-            "per-sample shape": tuple(tensor.shape),
-            "largest error": text,
-            "equal": isfinite(error) and error <= limit,
+                error, instead = (error, None) if isfinite(error) else (None, NOT_FINITE)
+        rows[name] = handover.ComparisonRow(
+            tuple(tensor.shape), error, instead, limit, error is not None and error <= limit
+        )
+    rendered = {
+        name: {
+            "shape": row.shape[batch_dims:],
+            "per-sample shape": row.shape,
+            "largest error": _error(row),
+            "equal": row.equal,
         }
-    result = handover.Table.from_dict(
-        rows, orient="index", columns=["shape", "per-sample shape", "largest error", "equal"]
-    ).rename_axis("parameter")
-    result.attrs[handover.ERRORS] = errors
-    return result
+        for name, row in rows.items()
+    }
+    columns = ["shape", "per-sample shape", "largest error", "equal"]
+    frame = pd.DataFrame.from_dict(rendered, orient="index", columns=columns)
+    return handover.Table.of(handover.Comparison(rows), frame.rename_axis("parameter"))
 
 
 def check(
@@ -135,6 +140,13 @@ def largest_error(got: Tensor, expected: Tensor, *, scale: float | None = None) 
     if not isfinite(largest):
         return inf
     return largest / (max(_largest(expected), (scale or 0.0) / 10) or 1.0)
+
+
+def _error(row: handover.ComparisonRow) -> str:
+    """Write the largest error, as a bound where it is within the tolerance."""
+    if row.error is None:
+        return "inf" if row.instead == NOT_FINITE else row.instead
+    return f"below {_short(row.tolerance)}" if row.error < row.tolerance else f"{row.error:.1e}"
 
 
 def _largest(tensor: Tensor) -> float:

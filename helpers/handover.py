@@ -1,72 +1,136 @@
 """Tables that hand their numbers over inside the executed notebook, where `make report` finds them.
 
-They are DataFrames, shown as such. Beside text and HTML, an output that shows one holds its content
+What makes a table first makes its rows as data, with all their digits, and then renders them. The
+table is a DataFrame, shown as such. Beside text and HTML, an output that shows one holds the data
 as JSON, under a MIME type that no viewer knows and therefore none shows.
 """
 
-from math import isfinite
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 MIME = "application/vnd.per-sample-gradients+json"
-ERRORS = "largest errors"
-"""The attribute of a comparison with `{parameter: (largest error, tolerance)}` as numbers."""
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """How far one parameter's values are from those expected.
+
+    Attributes:
+        shape: With the dimensions of the batch in front.
+        error: The largest error; None where there is no finite one.
+        instead: Why there is none.
+        tolerance: The largest error that counts as equal.
+        equal: The verdict.
+    """
+
+    shape: tuple[int, ...]
+    error: float | None
+    instead: str | None
+    tolerance: float
+    equal: bool
+
+
+@dataclass(frozen=True)
+class TimingRow:
+    """How long one candidate took: milliseconds, their spread, and multiples of the reference.
+
+    What was not measured has no numbers, and `missing` says why, in a word.
+    """
+
+    median_ms: float | None = None
+    spread_ms: float | None = None
+    ratio: float | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results side by side, by parameter."""
+
+    rows: Mapping[Hashable, ComparisonRow]
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what `make report` reads."""
+        rows = _listed("parameter", self.rows)
+        return {"kind": "comparison", "rows": [row | {"shape": [*row["shape"]]} for row in rows]}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of candidates, by name, as multiples of one of them."""
+
+    rows: Mapping[Hashable, TimingRow]
+    reference: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what `make report` reads."""
+        rows = _listed("method", self.rows)
+        return {"kind": "timing", "reference": self.reference, "rows": rows}
 
 
 class Table(pd.DataFrame):
-    """A DataFrame that says, when a notebook shows it, what it holds."""
+    """A DataFrame that says, when a notebook shows it, from which data it was rendered.
+
+    Rows that are chosen from it, and those of several that `pandas.concat` puts one below the
+    other, keep their data.
+
+    Attributes:
+        data: The rows as data, by the labels of the index; None if it has none.
+    """
+
+    _metadata = ("data",)  # pandas hands attributes of these names on to what it makes of a table
+    data: Comparison | Timing | None = None
+
+    @classmethod
+    def of(cls, data: Comparison | Timing, rendered: pd.DataFrame) -> "Table":
+        """Make a table of data and of what was rendered from it."""
+        table = cls(rendered)
+        table.data = data
+        return table
 
     @property
     def _constructor(self) -> type["Table"]:
-        return Table  # what pandas makes of one, by `concat` for example, is one as well
+        return Table
+
+    def __finalize__(self, other: Any, method: str | None = None, **options: Any) -> "Table":
+        """Let a table that pandas has made keep the data of those that it was made of."""
+        super().__finalize__(other, method=method, **options)
+        if hasattr(other, "input_objs"):
+            self.data = _joined(list(other.input_objs), self.index)
+        return self
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Add the content to what IPython shows; HTML and text come from pandas as ever."""
-        content = _comparison(self) or _timing(self)
-        return {MIME: content} if content else {}
+        """Add the data to what IPython shows; HTML and text come from pandas as ever."""
+        rows = self.data.rows if self.data else {}
+        shown = {label: rows[label] for label in self.index if label in rows}
+        return {MIME: replace(self.data, rows=shown).as_json()} if shown else {}
 
 
-def _comparison(table: pd.DataFrame) -> dict[str, Any]:
-    errors = table.attrs.get(ERRORS, {})
-    if not {"per-sample shape", "equal"} <= set(table.columns):
-        return {}
-    rows = []
-    for name, row in table.iterrows():
-        error, tolerance = errors.get(name, (None, None))
-        finite = error is not None and isfinite(error)
-        words = str(row.get("largest error", "none"))
-        rows.append(
-            {
-                "parameter": str(name),
-                "shape": list(row["per-sample shape"]),
-                "error": error if finite else None,
-                "instead": None if finite else ("not finite" if words == "inf" else words),
-                "tolerance": tolerance,
-                "equal": bool(row["equal"]),
-            }
-        )
-    return {"kind": "comparison", "rows": rows}
+def _joined(tables: list[Any], index: pd.Index) -> Comparison | Timing | None:
+    """Join the data of tables that stand one below the other, under new labels."""
+    parts = [getattr(table, "data", None) for table in tables]
+    rows = [
+        part.rows.get(label)
+        for table, part in zip(tables, parts, strict=True)
+        for label in (table.index if part else ())
+    ]
+    if None in parts or len(rows) != len(index) or not index.is_unique:
+        return None
+    if any(replace(part, rows={}) != replace(parts[0], rows={}) for part in parts):
+        return None  # of another kind, or multiples of another reference
+    named = {label: row for label, row in zip(index, rows, strict=True) if row is not None}
+    return replace(parts[0], rows=named)
 
 
-def _timing(table: pd.DataFrame) -> dict[str, Any]:
-    ratios = [name for name in table.columns if str(name).startswith("times ")]
-    if "median (ms)" not in table.columns or len(ratios) != 1:
-        return {}
-    rows = []
-    for name, row in table.iterrows():
-        numbers = (row["median (ms)"], row["spread (ms)"], row[ratios[0]])
-        median, spread, ratio = (
-            float(n) if n is not None and isfinite(n) else None for n in numbers
-        )
-        label = ", ".join(map(str, name)) if isinstance(name, tuple) else str(name)
-        rows.append(
-            {
-                "method": label,
-                "median_ms": median,
-                "spread_ms": spread,
-                "ratio": ratio,
-                "missing": (row.get("not measured") or "failed") if ratio is None else None,
-            }
-        )
-    return {"kind": "timing", "reference": ratios[0].removeprefix("times "), "rows": rows}
+def _listed(name: str, rows: Mapping[Hashable, ComparisonRow | TimingRow]) -> list[dict[str, Any]]:
+    """List rows as dictionaries that begin with their label, in words if it has several parts."""
+    return [
+        {
+            name: ", ".join(map(str, label)) if isinstance(label, tuple) else str(label),
+            **asdict(row),
+        }
+        for label, row in rows.items()
+    ]

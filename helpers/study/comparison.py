@@ -79,21 +79,32 @@ def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
         raise ValueError(f"reference must be one of {', '.join(measured)}, got {reference!r}")
     unit = measured[reference]["median"]
     rows = {
+        name: handover.TimingRow(
+            row["median"] * 1e3,
+            row["iqr"] * 1e3 if row["rounds"] > 1 else None,
+            row["median"] / unit,
+        )
+        for name, row in measured.items()
+    }
+    missing = dict.fromkeys(study["absent"], "absent") | dict.fromkeys(study["failed"], "failed")
+    timing = handover.Timing(
+        rows | {name: handover.TimingRow(missing=why) for name, why in missing.items()}, reference
+    )
+    rendered = {
         name: {
-            "median (ms)": round(row["median"] * 1e3, 1),
-            "spread (ms)": round(row["iqr"] * 1e3, 1) if row["rounds"] > 1 else None,
-            f"times {reference}": round(row["median"] / unit, 2),
+            "median (ms)": round(times.median_ms, 1),
+            "spread (ms)": None if times.spread_ms is None else round(times.spread_ms, 1),
+            f"times {reference}": round(times.ratio, 2),
             "peak (MiB)": "" if row["peak"] is None else f"{row['peak'] / 2**20:,.0f}",
             "held after (MiB)": "" if row["held"] is None else f"{row['held'] / 2**20:,.0f}",
             "page faults": "" if row["faults"] is None else f"{row['faults']:,}",
         }
-        for name, row in measured.items()
+        for (name, row), times in zip(measured.items(), rows.values(), strict=True)
     }
-    for name in study["absent"] | study["failed"]:
-        rows[name] = {"not measured": "absent" if name in study["absent"] else "failed"}
-    result = handover.Table.from_dict(rows, orient="index").rename_axis("method")
-    texts = [name for name in result if "(ms)" not in name and not name.startswith("times ")]
-    return result.fillna(dict.fromkeys(texts, ""))
+    rendered |= {name: {"not measured": why} for name, why in missing.items()}
+    frame = pd.DataFrame.from_dict(rendered, orient="index").rename_axis("method")
+    texts = [name for name in frame if "(ms)" not in name and not name.startswith("times ")]
+    return handover.Table.of(timing, frame.fillna(dict.fromkeys(texts, "")))
 
 
 def remarks(study: Study) -> list[str]:

@@ -17,8 +17,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from nbformat.v4 import new_output
+from torch.utils.benchmark import Measurement
+from torch.utils.benchmark.utils.common import TaskSpec
 
-from helpers import compare, handover
+from helpers import benchmark, compare, handover
 from helpers.study import comparison
 from helpers.tooling import outputs, run
 from helpers.tooling.lesson import form
@@ -132,7 +134,7 @@ def test_devices_side_by_side(capsys):
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page
     assert 'alt="Times of cell time' in page
-    assert "vmap $x &lt;b&gt; 0.5, a peer absent." in page
+    assert "vmap $x &lt;b&gt; 0.50, a peer absent." in page
     assert "cpu/04_d.ipynb was not used" in page
     assert "cpu/05_e.running.ipynb was not used: it is running, or was stopped before" in page
     assert "cpu/04_d.ipynb was not used" in capsys.readouterr().err
@@ -213,7 +215,7 @@ def test_missing_time_is_a_gap_that_says_why(monkeypatch):
     bars = []
     barh = Axes.barh
     monkeypatch.setattr(Axes, "barh", lambda *a, **k: bars.append(a[2]) or barh(*a, **k))
-    tables = [
+    checked = [
         tables.check_table(timing(**changes))
         for changes in (
             {"ratio": None, "missing": "failed"},
@@ -222,11 +224,11 @@ def test_missing_time_is_a_gap_that_says_why(monkeypatch):
             {},
         )
     ]
-    plot.draw(dict(zip("abcd", tables, strict=True)))
+    plot.draw(dict(zip("abcd", checked, strict=True)))
     assert words == ["a: failed", "b: not measured", "c: below 0.01"]
     assert bars == [[0.5], [0.5], [0.5], [0.5, 0.5]]
     words.clear()
-    plot.draw({"a": tables[0]})
+    plot.draw({"a": checked[0]})
     assert words == ["failed"]
 
 
@@ -258,7 +260,7 @@ def test_missing_spread_is_empty():
     put(notebook, "cpu")
     assert report.main() == 0
     page = (run.BUILD / "report.html").read_text()
-    assert "<td>a peer</td><td>1.0</td><td></td><td>0.5</td>" in page
+    assert "<td>a peer</td><td>1.00</td><td></td><td>0.50</td>" in page
     assert "None" not in page
 
 
@@ -425,6 +427,47 @@ def test_comparison_without_an_error_says_why(got, instead):
     table = compare.table(got, {"weight": torch.ones(2, 3)})
     (row,) = table._repr_mimebundle_()[handover.MIME]["rows"]
     assert (row["error"], row["instead"], row["equal"]) == (None, instead, False)
+
+
+def timed(reference, **medians):
+    """Set out times of one run each, in seconds."""
+    spec = TaskSpec("", "")
+    times = {name: Measurement(1, [median], spec) for name, median in medians.items()}
+    return benchmark.table(times, reference=reference)
+
+
+def handed_over(table):
+    """List what a shown table hands over: the label of each row, and its ratio."""
+    content = table._repr_mimebundle_().get(handover.MIME, {"rows": []})
+    return [(row["method"], row["ratio"]) for row in content["rows"]]
+
+
+def test_numbers_keep_their_digits():
+    table = timed("loop", loop=0.0123456, vmap=0.001)
+    content = table._repr_mimebundle_()[handover.MIME]
+    assert content["rows"][0]["median_ms"] == 0.0123456 * 1e3
+    assert handed_over(table)[1] == ("vmap", 0.001 / 0.0123456)
+    assert table["median (ms)"].tolist() == [12.35, 1.0]
+
+
+def test_rows_that_are_chosen_or_joined_keep_their_numbers():
+    small, large = timed("loop", loop=0.01, vmap=0.002), timed("loop", loop=0.01, vmap=0.003)
+    assert handed_over(small.reindex(["vmap", "other"]).dropna()) == [("vmap", 0.2)]
+    assert handed_over(small[small["times loop"] < 1]) == [("vmap", 0.2)]
+    joined = pd.concat({1: small, 64: large}, names=["B"])
+    rows = [("1, loop", 1.0), ("1, vmap", 0.2), ("64, loop", 1.0), ("64, vmap", 0.3)]
+    assert handed_over(joined) == rows
+    assert handed_over(joined.loc[[(64, "vmap")]]) == rows[3:]
+    assert handed_over(pd.concat([small.loc[["vmap"]], large])) == []  # two rows of one name
+
+
+def test_what_is_joined_from_unlike_tables_hands_nothing_over():
+    table = timed("loop", loop=0.01)
+    comparison = compare.table({"w": torch.ones(2)}, {"w": torch.ones(2)})
+    for other in (timed("vmap", vmap=0.01), comparison, pd.DataFrame({"a": [1]}, index=["b"])):
+        assert handed_over(pd.concat([table, other])) == []
+    assert handed_over(pd.concat([table, table], axis=1)) == []
+    assert handed_over(table.reset_index()) == []
 
 
 @pytest.mark.parametrize(("rounds", "spread"), [(5, 1.0), (1, None)])
