@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from helpers import legacy
+from helpers.layers.watch import Watch
 from helpers.transforms import checks, derivatives, modules, samples
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -159,6 +160,9 @@ def func_gradients(
     if out is not None:
         checks.check_out(out, params, len(data), model=model, data=data, targets=targets)
         out = {name: out[name] for name in params}
+        batch = data.detach(), targets
+        _write(sample_loss(loss_fn), model, params, batch, out, chunk_size, randomness)
+        return out
     return derivatives.by_vmap(
         sample_loss(loss_fn),
         model,
@@ -166,8 +170,29 @@ def func_gradients(
         (data.detach(), targets),
         chunk_size=chunk_size,
         randomness=randomness,
-        out=out,
     )
+
+
+def _write(
+    function: Callable[..., Tensor],
+    model: nn.Module,
+    params: dict[str, Tensor],
+    batch: tuple[Tensor, Tensor],
+    out: dict[str, Tensor],
+    chunk_size: int | None,
+    randomness: str,
+) -> None:
+    """Write gradients where they belong: from what layers saw, or else by `vmap` over `grad`."""
+    if not len(batch[0]) or not params:
+        return
+    watch = Watch(function, model, params, randomness=randomness)
+    for part, found in watch.chunks(batch, chunk_size or len(batch[0])):
+        rows = {name: tensor[part] for name, tensor in out.items()}
+        if found is not None:
+            found.write(rows)
+            continue
+        chunk = tuple(tensor[part] for tensor in batch)
+        derivatives.by_vmap(function, model, params, chunk, randomness=randomness, out=rows)
 
 
 def prepare(

@@ -26,12 +26,15 @@ import torch
 from torch import Tensor, nn
 
 from helpers import gradients
+from helpers.layers.found import Found
 from helpers.layers.use import Use, squared_norms
-from helpers.layers.watch import NotSeen, Watch
+from helpers.layers.watch import Watch
 from helpers.transforms import checks
-from helpers.transforms.randomness import random_state, restore_random_state
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
+
+# How many numbers a chunk is meant to keep, its gradients included: 512 MB in float32.
+_CHUNK = 2**27
 
 
 @torch.inference_mode(False)
@@ -42,7 +45,7 @@ def gradient_norms(
     targets: Tensor,
     *,
     wrt: Iterable[str] | None = None,
-    chunk_size: int | None = 64,
+    chunk_size: int | str | None = "auto",
     randomness: str = "error",
 ) -> Tensor:
     """Compute the Euclidean norm of each sample's gradient, over all parameters together.
@@ -54,6 +57,8 @@ def gradient_norms(
         targets: `(B, ...)`.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
+            `"auto"` takes as many as 512 MB are estimated to hold, from the sizes of a sample and
+            of the parameters.
         randomness: As in `func_gradients`.
 
     Returns:
@@ -74,7 +79,8 @@ def gradient_norms(
     result = data.new_zeros(len(data), dtype=_dtype(params))
     batch = (data.detach(), targets)
     for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
-        result[part] = _reduce(params, found, len(result[part])).norms
+        result[part] = _reduce(params, found, len(data[part])).norms
+        del found  # or it would lie beside that of the next chunk
     return result
 
 
@@ -87,7 +93,7 @@ def clipped_sum(
     limit: float,
     *,
     wrt: Iterable[str] | None = None,
-    chunk_size: int | None = 64,
+    chunk_size: int | str | None = "auto",
     randomness: str = "error",
 ) -> dict[str, Tensor]:
     """Compute the sum of the samples' gradients, each scaled down to a norm of at most `limit`.
@@ -100,6 +106,8 @@ def clipped_sum(
         limit: The largest norm, over all parameters together, that a gradient keeps.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
+            `"auto"` takes as many as 512 MB are estimated to hold, from the sizes of a sample and
+            of the parameters.
         randomness: As in `func_gradients`.
 
     Returns:
@@ -125,12 +133,8 @@ def clipped_sum(
         factors = (limit / reduced.norms).clamp(max=1)
         for name, total in reduced.totals(factors):
             result[name] += total
-        del reduced  # or it would lie beside that of the next chunk
+        del found, reduced
     return result
-
-
-# The uses of a chunk, and by name the gradients that no use describes.
-Found = tuple[list[Use], dict[str, Tensor]]
 
 
 @dataclass
@@ -151,45 +155,22 @@ class _Reduced:
 
 def _reduce(params: dict[str, Tensor], found: Found, size: int, *, keep: bool = False) -> _Reduced:
     """Compute the norms of a chunk; `keep` what `totals` needs."""
-    seen, grads = found
-    uses: dict[str, list[tuple[Use, str]]] = {name: [] for name in params}
-    for use in seen:
-        for role, name in use.names.items():
-            uses[name].append((use, role))
-    like = next(iter(params.values()), torch.empty(()))
+    like = next(iter(params.values()))
     squares = like.new_zeros(size, dtype=_dtype(params))
     reduced = _Reduced(squares)
-    for name, terms in uses.items():
-        own = None
-        if len(terms) == 1 and name not in grads:
-            ((use, role),) = terms
-            own = use.squares(role)
+    for name in params:
+        use = found.only_use(name)
+        own = use and use[0].squares(use[1])
         if own is not None:
-            reduced.uses[name] = use, role
-        elif terms or name in grads:
-            gradient = _gradient(terms, grads.get(name))
-            own = squared_norms(gradient)
+            reduced.uses[name] = use
+        elif (gradients := found.gradients(name)) is not None:
+            own = squared_norms(gradients)
             if keep:
-                reduced.grads[name] = gradient
+                reduced.grads[name] = gradients
         if own is not None:
             squares += own
     reduced.norms = squares.sqrt()
     return reduced
-
-
-def _gradient(terms: list[tuple[Use, str]], rest: Tensor | None) -> Tensor:
-    """Add up gradients `(B, *shape)`: the norm of a sum is not known from those of its terms."""
-    if not terms:
-        return rest
-    (use, role), *others = terms
-    gradient = use.gradients(role)
-    if others or rest is not None:
-        gradient = gradient.clone() if gradient is use.grads else gradient
-    for use, role in others:
-        use.write(role, gradient, add=True)
-    if rest is not None:
-        gradient += rest
-    return gradient
 
 
 def _chunks(
@@ -197,37 +178,37 @@ def _chunks(
     loss_fn: LossFn,
     batch: tuple[Tensor, Tensor],
     params: dict[str, Tensor],
-    chunk_size: int | None,
+    chunk_size: int | str | None,
     randomness: str,
 ) -> Iterator[tuple[slice, Found]]:
     """Differentiate one chunk after the other."""
-    size = len(batch[0])
-    if not size or not params:
+    data, targets = batch
+    if not len(data) or not params:
         return
-    step = size if chunk_size is None else chunk_size
-    watch: Watch | None = Watch(
-        gradients.sample_loss(loss_fn), model, params, randomness=randomness
-    )
-    device = batch[0].device
-    first = random_state(device)
-    for start in range(0, size, step):
-        if randomness == "same":
-            restore_random_state(first, device)
-        state = random_state(device)
-        part = slice(start, start + step)
-        data, targets = (tensor[part] for tensor in batch)
-        found: Found | None = None
-        if watch:
-            try:
-                found = watch((data, targets))
-            except NotSeen:
-                watch = None
-                restore_random_state(state, device)  # so that both ways draw the same numbers
+    step = _estimated(data, params) if chunk_size == "auto" else chunk_size or len(data)
+    watch = Watch(gradients.sample_loss(loss_fn), model, params, randomness=randomness)
+    for part, found in watch.chunks(batch, step):
         if found is None:
             options = {"wrt": list(params), "randomness": randomness}
-            found = [], gradients.func_gradients(model, loss_fn, data, targets, **options)
+            grads = gradients.func_gradients(model, loss_fn, data[part], targets[part], **options)
+            found = Found({}, grads)
+            del grads
         yield part, found
-        del found  # or it would lie beside that of the next chunk
+        del found
+
+
+def _estimated(data: Tensor, params: dict[str, Tensor]) -> int:
+    """Estimate how many samples fit into the memory that a chunk is meant to take.
+
+    What a network keeps of a sample is not known before it has run. An image network keeps some
+    tens of times what the sample has; of a token, each layer keeps its inputs and its outputs. The
+    gradients of the largest parameter may come to that.
+    """
+    if data.is_floating_point():
+        kept = 64 * data[0].numel()
+    else:
+        kept = data[0].numel() * sum(sum(tensor.shape[:2]) for tensor in params.values())
+    return max(1, _CHUNK // (kept + max(tensor.numel() for tensor in params.values()) + 1))
 
 
 def _prepare(
@@ -235,12 +216,13 @@ def _prepare(
     data: Tensor,
     targets: Tensor,
     wrt: Iterable[str] | None,
-    chunk_size: int | None,
+    chunk_size: int | str | None,
     randomness: str,
 ) -> dict[str, Tensor]:
     """Check the input and choose the parameters."""
     params = gradients.prepare(model, data, targets, wrt)
-    checks.check_chunk_size(chunk_size)
+    if chunk_size != "auto":
+        checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
     return params
 

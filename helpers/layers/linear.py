@@ -76,22 +76,21 @@ class Linear(Use):
 
 def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
     """Write `grads^T inputs` into `out`, `(b, groups, ...)`, or add it to it."""
-    shape = (*grads.shape[:2], grads.shape[3], inputs.shape[3])
+    grads, inputs = grads.flatten(0, 1).mT, inputs.flatten(0, 1)
     try:
-        matrices = out.view(shape)
+        matrices = out.view(len(grads), grads.shape[1], inputs.shape[2])
     except RuntimeError:  # its dimensions do not lie side by side in memory
-        place((grads.mT @ inputs).view(out.shape), out, add)
+        place((grads @ inputs).view(out.shape), out, add)
         return
-    if grads.shape[2] == 1:
-        grads = grads.mT
+    if grads.shape[2] > 1:
         if add:
-            matrices.addcmul_(grads, inputs)
+            matrices.baddbmm_(grads, inputs)
         else:
-            torch.mul(grads, inputs, out=matrices)
+            torch.bmm(grads, inputs, out=matrices)
     elif add:
-        matrices += grads.mT @ inputs
+        matrices.addcmul_(grads, inputs)
     else:
-        torch.matmul(grads.mT, inputs, out=matrices)
+        torch.mul(grads, inputs, out=matrices)
 
 
 def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:

@@ -9,16 +9,18 @@ complete, whatever the model does: the gradient of a parameter is the sum over i
 has arrived at its leaf.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from helpers.layers.found import Found
 from helpers.layers.kinds import CALLS
 from helpers.layers.use import Use
 from helpers.transforms import modules, samples
+from helpers.transforms.randomness import random_state, restore_random_state
 
 # What torch raises, as a `RuntimeError`, where memory or the device is at an end. A slower way that
 # takes more memory is no answer to it.
@@ -54,28 +56,68 @@ class Watch:
         self._function = function
         self._stand_in = modules.detached(model)
 
-    def __call__(self, batch: tuple[Tensor, ...]) -> tuple[list[Use], dict[str, Tensor]]:
+    def chunks(
+        self, batch: tuple[Tensor, ...], chunk_size: int
+    ) -> Iterator[tuple[slice, Found | None]]:
+        """Run the function forward and backward, for one chunk of samples after the other.
+
+        Args:
+            batch: Tensors `(B, ...)`, at least one.
+            chunk_size: How many samples to take at a time.
+
+        Yields:
+            Where the chunk lies in the batch, and what was found. `None` stands for a model that
+            cannot be watched; it may work all the same, and the random streams are then where
+            they were before the chunk.
+        """
+        device = batch[0].device
+        first, seen = random_state(device), True
+        for start in range(0, len(batch[0]), chunk_size):
+            if self.randomness == "same":
+                restore_random_state(first, device)
+            state = random_state(device)
+            part = slice(start, start + chunk_size)
+            found = None
+            if seen:
+                try:
+                    found = self(tuple(tensor[part] for tensor in batch))
+                except NotSeen:
+                    seen = False
+                    restore_random_state(state, device)
+            yield part, found
+            del found  # or it would lie beside that of the next chunk
+
+    def __call__(self, batch: tuple[Tensor, ...]) -> Found:
         """Run the function forward and backward.
 
         Args:
             batch: Tensors `(B, ...)`, at least one; B at least 1.
 
-        Returns:
-            The uses, with their inputs and output gradients, and the gradients `(B, *shape)` of
-            the parameters that were also, or only, used in a way that no kind describes.
-
         Raises:
             NotSeen: The model does something that cannot be watched; it may work all the same.
         """
         try:
-            return self._run(batch)
+            seen, rest = self._run(batch)
         except RuntimeError as error:
             if isinstance(error, _NO_FAULT_OF_THE_MODEL) or _NO_MEMORY in str(error):
                 raise
             raise NotSeen("torch cannot run the model for a batch of weights") from error
+        uses: dict[str, list[tuple[Use, str]]] = {}
+        for use in seen:
+            for role, name in use.names.items():
+                uses.setdefault(name, []).append((use, role))
+                self._convert(use, self.params[name].dtype)
+        return Found(uses, rest)
+
+    @staticmethod
+    def _convert(use: Use, dtype: torch.dtype) -> None:
+        """Give a use the dtype of its parameter, where autocast gave it another."""
+        use.grads = use.grads.to(dtype)
+        if use.inputs.is_floating_point():
+            use.inputs = use.inputs.to(dtype)
 
     def _run(self, batch: tuple[Tensor, ...]) -> tuple[list[Use], dict[str, Tensor]]:
-        """See `__call__`."""
+        """Return the uses that a gradient has reached, and the gradients at the leaves."""
         size = len(batch[0])
         leaves = {
             name: tensor.expand(size, *tensor.shape).requires_grad_()
