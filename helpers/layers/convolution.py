@@ -54,6 +54,17 @@ class Convolution(Linear):
             [False, True, False],
         )[1]
 
+    def _sizes(self) -> tuple[int, int, int]:
+        maps, groups = self._maps(), self.options["groups"]
+        positions = maps.shape[1] * math.prod(maps.shape[3:])
+        return positions, math.prod(self.shape[1:]), self.shape[0] // groups
+
+    def _padded(self, images: Tensor) -> Tensor:
+        padding = self.options["padding"]
+        if not any(padding):
+            return images
+        return F.pad(images, [n for width in reversed(padding) for n in (width, width)])
+
     @property
     def _dims(self) -> int:
         return len(self.shape) - 2
@@ -73,12 +84,8 @@ class Convolution(Linear):
 
     def _windows(self, images: Tensor, kernel: torch.Size, size: torch.Size) -> Tensor:
         """Return what the kernel sees at each position: `(N, groups, in, positions)`."""
-        padding, stride, dilation = (
-            self.options[name] for name in ("padding", "stride", "dilation")
-        )
-        if any(padding):
-            images = F.pad(images, [n for width in reversed(padding) for n in (width, width)])
-        images = images.contiguous()
+        stride, dilation = self.options["stride"], self.options["dilation"]
+        images = self._padded(images).contiguous()
         strides = images.stride()
         view = images.as_strided(
             (*images.shape[:2], *kernel, *size),

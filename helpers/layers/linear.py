@@ -48,6 +48,9 @@ class Linear(Use):
         """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""
         if role == "bias":
             return None
+        positions, inputs, outputs = self._sizes()
+        if positions > 1 and positions * (inputs + outputs) > inputs * outputs:
+            return None  # the outer products take fewer multiplications than Gram matrices
         pieces = []
         for x, d in self.factors():
             squares = _squares(x, d)
@@ -65,6 +68,10 @@ class Linear(Use):
         order = self.options["order"]
         sizes = [self.shape[dim] for dim in order]
         return total.view(sizes).permute([order.index(dim) for dim in range(len(order))])
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Return T, and how many inputs and outputs a group has."""
+        return math.prod(self.inputs.shape[1:-1]), self.inputs.shape[-1], self.grads.shape[-1]
 
     def _bias(self) -> Tensor:
         return self.grads.flatten(1, -2).sum(1) if self.grads.dim() > 2 else self.grads
@@ -96,15 +103,11 @@ def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
 def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
     """Return squared norms of `grads^T inputs`, given `(b, groups, T, in)`, `(b, groups, T, out)`.
 
-    The norm of a sum of T outer products, by the T x T products of their factors (Gram matrices);
-    `None` where the products themselves take fewer multiplications.
+    The norm of a sum of T outer products, by the T x T products of their factors (Gram matrices).
     """
-    positions, width, outputs = *inputs.shape[2:], grads.shape[3]
-    if positions > 1 and positions * (width + outputs) > width * outputs:
-        return None
     wide = torch.promote_types(grads.dtype, torch.float32)
     inputs, grads = inputs.to(wide), grads.to(wide)
-    if positions == 1:
+    if inputs.shape[2] == 1:
         inputs, grads = (squared_norms(t.flatten(0, 2)).view(t.shape[:2]) for t in (inputs, grads))
         return (inputs * grads).sum(1)
     return unless_cancelled(
