@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers import benchmark, gradients, norms
-from helpers.layers.watch import Watch
+from helpers.layers.watch import NotSeen, Watch
 from helpers.models import SimpleCNN
 from tests.oracle import assert_equal, oracle
 from tests.test_gradients_properties import case_of
@@ -237,6 +237,38 @@ def test_what_is_described_is_not_computed_for_a_batch_of_weights(name):
     assert "weight" not in seen.rest
     assert "table.weight" not in seen.rest
     assert seen.uses.keys() >= {"weight"} or seen.uses.keys() == {"table.weight"}
+
+
+@torch.no_grad()
+def _halve(weight: Tensor) -> None:
+    weight.mul_(0.5)
+
+
+@torch.no_grad()
+def _fill(weight: Tensor) -> None:
+    weight[0].zero_()
+
+
+WRITES = {
+    "data": lambda weight: weight.data.clamp_(-0.1, 0.1),
+    "data of a row": lambda weight: weight.data[0].zero_(),
+    "in place": _halve,
+    "a row in place": _fill,
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_forward_that_writes_into_a_weight_is_not_watched(name, size):
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        WRITES[name](self.a.weight)
+        return self.a(inputs)
+
+    model = Apply(run, a=nn.Linear(3, 2))
+    before = model.a.weight.detach().clone()
+    with pytest.raises(NotSeen):
+        found(Case(model, torch.randn(size, 3), torch.randn(size, 2), squared))
+    assert torch.equal(model.a.weight, before)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -22,6 +22,7 @@ from helpers.layers.use import Use
 from helpers.transforms import modules, samples
 from helpers.transforms.randomness import random_state, restore_random_state
 
+_DATA = Tensor.data.__get__
 # What torch raises, as a `RuntimeError`, where memory or the device is at an end. A slower way that
 # takes more memory is no answer to it.
 _NO_FAULT_OF_THE_MODEL = (torch.OutOfMemoryError, torch.AcceleratorError)
@@ -50,10 +51,12 @@ class Watch:
         *,
         randomness: str = "error",
     ) -> None:
-        self.params = params
+        self.params = {name: tensor.clone() for name, tensor in params.items()}
         self.randomness = randomness
         self.buffers = dict(model.named_buffers())
         self._function = function
+        self._originals = params
+        self._versions = {name: tensor._version for name, tensor in self.params.items()}
         self._stand_in = modules.detached(model)
 
     def chunks(
@@ -142,6 +145,8 @@ class Watch:
                 (*batch, leaves),
                 randomness=self.randomness,
             )
+            if self._written(hidden=tape.data_taken):
+                raise NotSeen("the model writes into its weights")
             reached: tuple[Tensor | None, ...] = ()
             if losses.requires_grad:
                 tape.running = True
@@ -154,12 +159,25 @@ class Watch:
         }
         return [use for use in tape.uses if use.grads is not None], grads
 
+    def _written(self, *, hidden: bool) -> bool:
+        """Say whether a forward wrote into a weight, which torch forbids for most batches only.
+
+        Args:
+            hidden: Whether to compare the numbers: a write into `tensor.data` leaves no other
+                trace.
+        """
+        pairs = ((tensor, self._originals[name]) for name, tensor in self.params.items())
+        return any(
+            tensor._version != self._versions[name] for name, tensor in self.params.items()
+        ) or (hidden and not all(torch.equal(*pair) for pair in pairs))
+
 
 class _Tape:
-    """The uses of one forward, and whether its backward has begun."""
+    """The uses of one forward, whether `data` of a weight was taken, and the backward has begun."""
 
     def __init__(self) -> None:
         self.uses: list[Use] = []
+        self.data_taken = False
         self.running = False
 
 
@@ -186,6 +204,8 @@ class _Notice(TorchFunctionMode):
         adapter = CALLS.get(func)
         call = adapter(self._known, *args, **kwargs) if adapter else None
         if call is None:
+            if func == _DATA:
+                self.tape.data_taken = True
             return func(*args, **kwargs)
         names = {
             role: self.names[id(tensor)]
