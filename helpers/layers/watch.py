@@ -46,21 +46,26 @@ def watched(
     Raises:
         Exception: Whatever stops the model from being watched; it may work all the same.
     """
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     anchor = torch.zeros((), device=batch[0].device, requires_grad=True)
     tape = _Tape()
-    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
+    stand_in = modules.StandIn(model)
+    run = stand_in.reaching(function)
+    leaves = {name: stand_in.params[name].detach().requires_grad_() for name in params}
 
     def per_sample(
         params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor
     ) -> Tensor:
         tape.uses.clear()  # of an attempt that failed
         with _Watch(tape, params, sample[0], anchor):
-            return function(stand_in, params, buffers, *sample)
+            return run(stand_in.model, params, buffers, *sample)
 
     with torch.enable_grad():
         losses = samples.map_samples(
-            samples.isolated(per_sample, stand_in), leaves, buffers, batch, randomness=randomness
+            samples.isolated(per_sample, stand_in),
+            leaves,
+            stand_in.buffers,
+            batch,
+            randomness=randomness,
         )
         reached: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if losses.requires_grad:
