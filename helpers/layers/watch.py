@@ -19,14 +19,16 @@ from torch.overrides import TorchFunctionMode
 from helpers.layers.found import Found
 from helpers.layers.kinds import CALLS
 from helpers.layers.use import Use
-from helpers.transforms import modules, samples
-from helpers.transforms.randomness import random_state, restore_random_state
+from helpers.transforms import fallback, samples
+from helpers.transforms.modules import StandIn
+from helpers.transforms.randomness import (
+    RANDOMNESS,
+    Drawn,
+    random_state,
+    restore_random_state,
+)
 
 _DATA = Tensor.data.__get__
-# What torch raises, as a `RuntimeError`, where memory or the device is at an end. A slower way that
-# takes more memory is no answer to it.
-_NO_FAULT_OF_THE_MODEL = (torch.OutOfMemoryError, torch.AcceleratorError)
-_NO_MEMORY = "DefaultCPUAllocator: "
 
 
 class NotSeen(Exception):
@@ -51,13 +53,11 @@ class Watch:
         *,
         randomness: str = "error",
     ) -> None:
-        self.params = {name: tensor.clone() for name, tensor in params.items()}
+        self._stand_in = StandIn(model)
+        self.params = {name: self._stand_in.params[name].detach() for name in params}
         self.randomness = randomness
-        self.buffers = dict(model.named_buffers())
-        self._function = function
+        self._function = self._stand_in.reaching(function)
         self._originals = params
-        self._versions = {name: tensor._version for name, tensor in self.params.items()}
-        self._stand_in = modules.detached(model)
 
     def chunks(
         self, batch: tuple[Tensor, ...], chunk_size: int
@@ -89,6 +89,8 @@ class Watch:
                     restore_random_state(state, device)
             yield part, found
             del found  # or it would lie beside that of the next chunk
+            if start + chunk_size < len(batch[0]):
+                self._stand_in.undo_writes(hidden=True)
 
     def __call__(self, batch: tuple[Tensor, ...]) -> Found:
         """Run the function forward and backward.
@@ -98,12 +100,16 @@ class Watch:
 
         Raises:
             NotSeen: The model does something that cannot be watched; it may work all the same.
+            ValueError: It draws random numbers, and `randomness` is `"error"`.
         """
         try:
-            seen, rest = self._run(batch)
+            with samples.eager():
+                seen, rest = self._run(batch)
+        except Drawn as error:
+            raise ValueError(RANDOMNESS) from error
         except RuntimeError as error:
-            if isinstance(error, _NO_FAULT_OF_THE_MODEL) or _NO_MEMORY in str(error):
-                raise
+            if isinstance(error, torch.AcceleratorError) or fallback.is_no_memory(error):
+                raise  # a slower way that takes more memory is no answer to it
             raise NotSeen("torch cannot run the model for a batch of weights") from error
         uses: dict[str, list[tuple[Use, str]]] = {}
         for use in seen:
@@ -126,6 +132,7 @@ class Watch:
             name: tensor.expand(size, *tensor.shape).requires_grad_()
             for name, tensor in self.params.items()
         }
+        versions = [tensor._version for tensor in self.params.values()]
         anchor = torch.zeros((), device=batch[0].device, requires_grad=True)
         tape = _Tape()
 
@@ -135,17 +142,17 @@ class Watch:
             tape.uses.clear()  # of an attempt that failed
             *tensors, leaves = sample
             with _Notice(tape, leaves, params, anchor, tensors[0]):
-                return self._function(self._stand_in, leaves, buffers, *tensors)
+                return self._function(self._stand_in.model, leaves, buffers, *tensors)
 
         with torch.enable_grad():
             losses = samples.map_samples(
                 samples.isolated(per_sample, self._stand_in),
                 self.params,
-                self.buffers,
+                self._stand_in.buffers,
                 (*batch, leaves),
                 randomness=self.randomness,
             )
-            if self._written(hidden=tape.data_taken):
+            if self._written(versions, hidden=tape.data_taken):
                 raise NotSeen("the model writes into its weights")
             reached: tuple[Tensor | None, ...] = ()
             if losses.requires_grad:
@@ -159,17 +166,19 @@ class Watch:
         }
         return [use for use in tape.uses if use.grads is not None], grads
 
-    def _written(self, *, hidden: bool) -> bool:
+    def _written(self, versions: list[int], *, hidden: bool) -> bool:
         """Say whether a forward wrote into a weight, which torch forbids for most batches only.
 
         Args:
+            versions: Those of the weights before it.
             hidden: Whether to compare the numbers: a write into `tensor.data` leaves no other
                 trace.
         """
-        pairs = ((tensor, self._originals[name]) for name, tensor in self.params.items())
-        return any(
-            tensor._version != self._versions[name] for name, tensor in self.params.items()
-        ) or (hidden and not all(torch.equal(*pair) for pair in pairs))
+        tensors = self.params.values()
+        if any(one._version != before for one, before in zip(tensors, versions, strict=True)):
+            return True
+        pairs = zip(tensors, self._originals.values(), strict=True)
+        return hidden and not all(torch.equal(*pair) for pair in pairs)
 
 
 class _Tape:
