@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from helpers import benchmark, gradients, norms
 from helpers.layers.watch import NotSeen, Watch
 from helpers.models import SimpleCNN
+from tests import wild
 from tests.oracle import assert_equal, oracle
 from tests.test_gradients_properties import case_of
+from tests.test_gradients_wild import expected
 from tests.zoo import MODELS, Apply, Case, make, squared
 
 pytestmark = [
@@ -282,6 +284,22 @@ def test_what_is_not_described_comes_by_its_leaf(name):
 def test_gradients_are_written_for_every_model_of_the_zoo(name, chunk_size):
     case = make(name)
     assert_equal(written(case, chunk_size=chunk_size), oracle(*case.args), 1e-12)
+
+
+@pytest.mark.parametrize("name", wild.MODELS)
+@pytest.mark.filterwarnings("ignore::helpers.transforms.fallback.FallbackWarning")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_every_habit_of_real_models(name):
+    grads = expected(name)
+    assert_equal(written(wild.make(name), chunk_size=2), grads, 1e-12)
+    norm = torch.cat([g.flatten(1) for g in grads.values()], 1).norm(dim=1)
+    got = norms.gradient_norms(*wild.make(name).args, chunk_size=2)
+    assert_equal({"n": got}, {"n": norm}, 1e-12)
+    limit = norm.median().item()
+    factors = (limit / norm).clamp(max=1)
+    total = {n: torch.einsum("b,b...->...", factors, g) for n, g in grads.items()}
+    assert_equal(norms.clipped_sum(*wild.make(name).args, limit, chunk_size=2), total, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["linear", "matmul", "einsum to heads", "resnet"])

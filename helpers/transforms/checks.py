@@ -169,7 +169,8 @@ def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **
     owners: dict[int, str] = {}
     for name, value in read.items():
         tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
-        owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in tensors)
+        strided = (tensor for tensor in tensors if tensor.layout is torch.strided)
+        owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in strided)
     for name, (buffer, shape, like) in buffers.items():
         if not isinstance(buffer, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
