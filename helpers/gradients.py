@@ -150,8 +150,9 @@ def func_gradients(
             `"different"` draws for each sample, `"same"` draws once.
         out: `{name: (B, *parameter.shape)}`, tensors to write the result into, for example what
             an earlier call returned; `None` means new ones. Each has a storage of its own: no
-            two are views of one tensor. With a small `chunk_size`, no more than one chunk of
-            gradients exists beside them.
+            two are views of one tensor. What is known of layers (`helpers.layers`) is written
+            straight into them, after one ordinary forward and backward for all samples, so that
+            no second copy of the result ever exists; what is not known comes as without `out`.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
@@ -178,7 +179,7 @@ def func_gradients(
         batch = data.detach(), targets
         _write(sample_loss(loss_fn), model, params, batch, out, chunk_size, randomness)
         return out
-    return derivatives.by_vmap(
+    grads = derivatives.by_vmap(
         sample_loss(loss_fn),
         model,
         params,
@@ -186,6 +187,18 @@ def func_gradients(
         chunk_size=chunk_size,
         randomness=randomness,
     )
+    return _apart(grads)
+
+
+def _apart(grads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give each gradient memory of its own: those of a sum, say, may be views of one tensor."""
+    owners: set[int] = set()
+    for name, tensor in grads.items():
+        address = tensor.untyped_storage().data_ptr()
+        if address in owners or 0 in tensor.stride():
+            grads[name] = tensor.clone(memory_format=torch.contiguous_format)
+        owners.add(address)
+    return grads
 
 
 def _write(
