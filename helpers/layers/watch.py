@@ -28,8 +28,6 @@ from helpers.transforms.randomness import (
     restore_random_state,
 )
 
-_DATA = Tensor.data.__get__
-
 
 class NotSeen(Exception):
     """The forward did something that a watch cannot follow."""
@@ -57,7 +55,6 @@ class Watch:
         self.params = {name: self._stand_in.params[name].detach() for name in params}
         self.randomness = randomness
         self._function = self._stand_in.reaching(function)
-        self._originals = params
 
     def chunks(
         self, batch: tuple[Tensor, ...], chunk_size: int
@@ -152,7 +149,8 @@ class Watch:
                 (*batch, leaves),
                 randomness=self.randomness,
             )
-            if self._written(versions, hidden=tape.data_taken):
+            # Torch forbids most writes into a batch that shares its memory, but not all.
+            if versions != [tensor._version for tensor in self.params.values()]:
                 raise NotSeen("the model writes into its weights")
             reached: tuple[Tensor | None, ...] = ()
             if losses.requires_grad:
@@ -166,27 +164,12 @@ class Watch:
         }
         return [use for use in tape.uses if use.grads is not None], grads
 
-    def _written(self, versions: list[int], *, hidden: bool) -> bool:
-        """Say whether a forward wrote into a weight, which torch forbids for most batches only.
-
-        Args:
-            versions: Those of the weights before it.
-            hidden: Whether to compare the numbers: a write into `tensor.data` leaves no other
-                trace.
-        """
-        tensors = self.params.values()
-        if any(one._version != before for one, before in zip(tensors, versions, strict=True)):
-            return True
-        pairs = zip(tensors, self._originals.values(), strict=True)
-        return hidden and not all(torch.equal(*pair) for pair in pairs)
-
 
 class _Tape:
-    """The uses of one forward, whether `data` of a weight was taken, and the backward has begun."""
+    """The uses of one forward, and whether its backward has begun."""
 
     def __init__(self) -> None:
         self.uses: list[Use] = []
-        self.data_taken = False
         self.running = False
 
 
@@ -213,8 +196,6 @@ class _Notice(TorchFunctionMode):
         adapter = CALLS.get(func)
         call = adapter(self._known, *args, **kwargs) if adapter else None
         if call is None:
-            if func == _DATA:
-                self.tape.data_taken = True
             return func(*args, **kwargs)
         names = {
             role: self.names[id(tensor)]
