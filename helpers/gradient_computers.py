@@ -10,7 +10,7 @@ Both return the same dictionary for the same model, with the names, zeros, and r
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -133,12 +133,19 @@ class AbstractGradientComputer(ABC):
         signature = inspect.signature(self.task.get_output)
         return checks.check_fits(batch, [*signature.parameters.values()][3:])
 
-    # What `helpers.transforms.samples` calls for each sample; `model` is a copy of the structure.
-    # A task gets all weights, those that are not differentiated too.
+    def _loss_grads_by_loop(self, batch: tuple[Tensor, ...]) -> Tensor:
+        loss_grads = torch.zeros(len(batch[0]), 1, dtype=self.dtype, device=self.device)
+        if len(batch[0]):
+            samples.loop(self._loss_grad, self.model, (), batch, loss_grads.__setitem__)
+        return loss_grads
+
+    # What `helpers.transforms.samples` calls for each sample; `model` is a copy of the model.
+    # A task gets all weights and buffers, those too that nothing stands in for.
     def _output(
         self, model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
     ) -> Tensor:
         every = dict(model.named_parameters()) | params
+        buffers = dict(model.named_buffers()) | buffers
         output = self.task.get_output(model, every, buffers, *sample)
         return checks.check_scalar(output, "get_output", "one sample", ".squeeze(0) or .sum()")
 
@@ -146,6 +153,7 @@ class AbstractGradientComputer(ABC):
         self, model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
     ) -> Tensor:
         every = dict(model.named_parameters()) | params
+        buffers = dict(model.named_buffers()) | buffers
         batch = tuple(tensor.unsqueeze(0) for tensor in sample)
         loss_grad = self.task.get_out_to_loss_grad(model, every, buffers, batch)
         if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
@@ -177,21 +185,31 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         batch = self._checked(batch)
         if len(batch[0]) == 0:
             return torch.zeros(0, 1, dtype=self.dtype, device=self.device)
-        params = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+        stand_in = modules.StandIn(self.model)
+        params = stand_in.params
 
-        def loss_grad(
-            model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
-        ) -> Tensor:
-            # Nothing is pulled back: under differentiation, recurrent layers take a path that
-            # `vmap` can transform, and else one that it cannot.
-            def of_params(params: Tensors) -> Tensor:
-                own = {name: buffer.clone() for name, buffer in buffers.items()}
-                return self._loss_grad(model, params, own, *sample)
+        def transform(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            def loss_grad(
+                model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
+            ) -> Tensor:
+                # Nothing is pulled back: under differentiation, recurrent layers take a path that
+                # `vmap` can transform, and else one that it cannot.
+                def of_params(params: Tensors) -> Tensor:
+                    own = {name: buffer.clone() for name, buffer in buffers.items()}
+                    return function(model, params, own, *sample)
 
-            return vjp(of_params, params)[0] if params else of_params(params)
+                return vjp(of_params, params)[0] if params else of_params(params)
+
+            return loss_grad
 
         loss_grads = samples.vmapped(
-            loss_grad, self.model, params, batch, chunk_size=self.chunk_size
+            self._loss_grad,
+            stand_in,
+            params,
+            batch,
+            transform=transform,
+            otherwise=lambda: self._loss_grads_by_loop(batch),
+            chunk_size=self.chunk_size,
         )
         return loss_grads.detach().to(self.device, self.dtype)
 
@@ -218,11 +236,7 @@ class IterativeGradientComputer(AbstractGradientComputer):
     @torch.inference_mode(False)
     def compute_loss_grad(self, batch: Batch) -> Tensor:
         """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
-        batch = self._checked(batch)
-        loss_grads = torch.zeros(len(batch[0]), 1, dtype=self.dtype, device=self.device)
-        for index, row in enumerate(samples.loop(self._loss_grad, self.model, {}, batch)):
-            loss_grads[index] = row
-        return loss_grads
+        return self._loss_grads_by_loop(self._checked(batch))
 
 
 def _check_task(task: AbstractModelOutput) -> None:

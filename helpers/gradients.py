@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
 
 from helpers import legacy
-from helpers.transforms import checks, derivatives, modules, samples
+from helpers.transforms import checks, derivatives, fallback, modules
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -86,26 +85,42 @@ def functorch_gradients(
         ValueError: One of the refusals of the module's contract.
     """
     params = prepare(model, data, targets, wrt)
-    if len(data) == 0 or not params:
-        # Nothing is computed; the tensors have the right shapes.
-        return derivatives.by_vmap(sample_loss(loss_fn), model, params, (data, targets))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
-        fmodel, every, buffers = legacy.functorch().make_functional_with_buffers(
-            modules.detached(model), disable_autograd_tracking=True
-        )
+    stand_in = modules.StandIn(model)
+
+    def loop() -> dict[str, Tensor]:
+        return derivatives.by_loop(sample_loss(loss_fn), model, params, (data, targets))
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
+            fmodel, every, own_buffers = legacy.functorch().make_functional_with_buffers(
+                stand_in.model, disable_autograd_tracking=True
+            )
+    except Exception as error:  # it makes a copy, and whatever a model holds may refuse
+        return fallback.instead(loop, error, stand_in.models)
     fixed = dict(zip(fmodel.param_names, every, strict=True))
+    stand_in.replace(fmodel, fixed | dict(zip(fmodel.buffer_names, own_buffers, strict=True)))
 
     def compute_loss(
-        params: dict[str, Tensor], buffers: tuple[Tensor, ...], sample: Tensor, target: Tensor
+        model: nn.Module,
+        params: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        sample: Tensor,
+        target: Tensor,
     ) -> Tensor:
         # The functional model takes all parameters, by position.
-        prediction = fmodel(tuple((fixed | params).values()), buffers, sample.unsqueeze(0))
+        every = tuple((fixed | params).values())
+        prediction = fmodel(every, tuple(buffers.values()), sample.unsqueeze(0))
         return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
-    per_sample = samples.isolated(grad(compute_loss), fmodel)
-    grads = samples.map_samples(per_sample, params, buffers, (data.detach(), targets))
-    return {name: tensor.detach() for name, tensor in grads.items()}
+    return derivatives.by_vmap(
+        compute_loss,
+        model,
+        params,
+        (data.detach(), targets),
+        stand_in=stand_in,
+        otherwise=loop,
+    )
 
 
 @torch.inference_mode(False)
@@ -189,7 +204,7 @@ def sample_loss(loss_fn: LossFn) -> Callable[..., Tensor]:
         sample: Tensor,
         target: Tensor,
     ) -> Tensor:
-        prediction = functional_call(model, params | buffers, (sample.unsqueeze(0),))
+        prediction = modules.call(model, params | buffers, sample.unsqueeze(0))
         return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     return compute_loss

@@ -7,12 +7,13 @@ numbers in the forward are refused.
 """
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev
+from torch.func import jacrev
 
-from helpers.transforms import checks, modules, samples
+from helpers.transforms import checks, derivatives, modules, samples
 
 
 @torch.inference_mode(False)
@@ -34,20 +35,9 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
     checks.check_batch(data=data)
     checks.check_model(model)
     params = modules.select_parameters(model)
-    leaves = {name: parameter.clone().requires_grad_() for name, parameter in params.items()}
-    jacobians = None
-    for index, outputs in enumerate(samples.loop(_outputs, model, leaves, (data,))):
-        if jacobians is None:
-            shape = (len(data), len(outputs), _count(params))
-            jacobians = outputs.new_zeros(shape, requires_grad=False)
-        for row, output in enumerate(outputs):
-            if leaves and output.requires_grad:
-                grads = torch.autograd.grad(
-                    output, list(leaves.values()), retain_graph=True, materialize_grads=True
-                )
-                # Detached, since zeros of torch 2.6 require grad.
-                jacobians[index, row] = torch.cat([each.detach().flatten() for each in grads])
-    return _empty(model, data) if jacobians is None else jacobians
+    if len(data) == 0 or not params:
+        return _empty(model, data)
+    return _by_loop(model, params, data, None)
 
 
 @torch.inference_mode(False)
@@ -95,28 +85,28 @@ def func_jacobians(
         checks.check_buffers({"out": (out, tuple(empty.shape), empty)}, model=model, data=data)
         return out
 
-    def compute_jacobian(
-        model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
-    ) -> dict[str, Tensor]:
-        return jacrev(_outputs, argnums=1)(model, params, buffers, sample)
-
     result = out
 
     def columns(blocks: dict[str, Tensor]) -> dict[str, Tensor]:
         # Each parameter's block is written into its columns of the result: no concatenation.
         nonlocal result
         first = next(iter(blocks.values()))
-        dtype = functools.reduce(torch.promote_types, (b.dtype for b in blocks.values()))
-        like = first.detach().new_empty((), dtype=dtype)
-        shape = (len(data), first.shape[1], _count(params))
-        if out is None:
-            result = like.new_empty(shape)
-        else:
-            checks.check_buffers({"out": (out, shape, like)}, model=model, data=data)
+        result = _room(model, params, data, [*blocks.values()], first.shape[1], out)
         return _named(result, params)
 
+    def loop() -> dict[str, Tensor]:
+        nonlocal result
+        result = _by_loop(model, params, data, out)
+
     samples.vmapped(
-        compute_jacobian, model, params, (data.detach(),), chunk_size=chunk_size, out=columns
+        _outputs,
+        modules.StandIn(model),
+        params,
+        (data.detach(),),
+        transform=functools.partial(jacrev, argnums=1),
+        otherwise=loop,
+        chunk_size=chunk_size,
+        out=columns,
     )
     return result
 
@@ -143,11 +133,56 @@ def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor
     return _named(jacobians, params)
 
 
+def _by_loop(
+    model: nn.Module, params: dict[str, Tensor], data: Tensor, out: Tensor | None
+) -> Tensor:
+    """Compute Jacobians `(B, Y, P)`, B and P at least 1, a row at a time."""
+    result = None
+
+    def run(pull: derivatives.Pull) -> None:
+        def differentiate(stand_in: nn.Module, *args: Any) -> list[list[Tensor]]:
+            own = dict(stand_in.named_parameters())
+            leaves = [own[name] for name in params]
+            outputs = _outputs(stand_in, *args)
+            return [pull(output, leaves, retain_graph=True) for output in outputs]
+
+        def take(index: int, rows: list[list[Tensor]]) -> None:
+            nonlocal result
+            if result is None:
+                blocks = rows[0] if rows else [*params.values()]
+                result = _room(model, params, data, blocks, len(rows), out)
+            for place, blocks in zip(result[index], rows, strict=True):
+                place.copy_(torch.cat([block.flatten() for block in blocks]))
+
+        samples.loop(differentiate, model, params, (data,), take)
+
+    derivatives.with_pull(run)
+    return result
+
+
+def _room(
+    model: nn.Module,
+    params: dict[str, Tensor],
+    data: Tensor,
+    blocks: list[Tensor],
+    outputs: int,
+    out: Tensor | None,
+) -> Tensor:
+    """Make room for Jacobians `(B, Y, P)`, or check that there is."""
+    dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
+    like = blocks[0].detach().new_empty((), dtype=dtype)
+    shape = (len(data), outputs, _count(params))
+    if out is None:
+        return like.new_empty(shape)
+    checks.check_buffers({"out": (out, shape, like)}, model=model, data=data)
+    return out
+
+
 def _outputs(
     model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
 ) -> Tensor:
     """Run the model on one sample: outputs `(Y,)`."""
-    outputs = functional_call(model, params | buffers, (sample.unsqueeze(0),))
+    outputs = modules.call(model, params | buffers, sample.unsqueeze(0))
     _output_count(outputs)
     return outputs.squeeze(0)
 
@@ -178,7 +213,6 @@ def _empty(model: nn.Module, data: Tensor) -> Tensor:
     """Return Jacobians that hold no number, `(0, Y, P)` or `(B, Y, 0)`."""
     sample = data[:1] if len(data) else data.new_zeros((1, *data.shape[1:]))
     with torch.no_grad():
-        state = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        outputs = functional_call(modules.detached(model), state, (sample,))
+        outputs = modules.StandIn(model).model(sample)
     shape = (len(data), _output_count(outputs), _count(modules.select_parameters(model)))
     return outputs.new_zeros(shape)

@@ -120,3 +120,14 @@ def test_batch_norm_in_training_mode_is_refused(norm, method):
         for batch in ((x, t), (x[:0], t[:0])):
             with refused(f"{name} {sentence}"):
                 method(model, squared, *batch)
+
+
+@every_method
+def test_a_layer_without_a_shape_is_refused(method):
+    sentence = (
+        "1.weight belongs to a lazy layer that was never initialised, so it has no shape: run the "
+        "model once on a batch first"
+    )
+    for size in (0, 3):
+        with refused(sentence):
+            method(nn.Sequential(nn.Tanh(), nn.LazyLinear(2)), squared, x[:size], t[:size])

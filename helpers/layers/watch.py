@@ -48,11 +48,10 @@ class Watch:
         *,
         randomness: str = "error",
     ) -> None:
-        self.params = params
+        self._stand_in = modules.StandIn(model)
+        self.params = {name: self._stand_in.params[name].detach() for name in params}
         self.randomness = randomness
-        self.buffers = dict(model.named_buffers())
-        self._function = function
-        self._stand_in = modules.detached(model)
+        self._function = self._stand_in.reaching(function)
 
     def __call__(self, batch: tuple[Tensor, ...]) -> tuple[list[Use], dict[str, Tensor]]:
         """Run the function forward and backward.
@@ -68,7 +67,9 @@ class Watch:
             NotSeen: The model does something that cannot be watched; it may work all the same.
         """
         try:
-            return self._run(batch)
+            found = self._run(batch)
+            self._stand_in.undo_writes(hidden=True)
+            return found
         except RuntimeError as error:
             if isinstance(error, _NO_FAULT_OF_THE_MODEL) or _NO_MEMORY in str(error):
                 raise
@@ -90,13 +91,13 @@ class Watch:
             tape.uses.clear()  # of an attempt that failed
             *tensors, leaves = sample
             with _Notice(tape, leaves, params, anchor, tensors[0]):
-                return self._function(self._stand_in, leaves, buffers, *tensors)
+                return self._function(self._stand_in.model, leaves, buffers, *tensors)
 
         with torch.enable_grad():
             losses = samples.map_samples(
                 samples.isolated(per_sample, self._stand_in),
                 self.params,
-                self.buffers,
+                self._stand_in.buffers,
                 (*batch, leaves),
                 randomness=self.randomness,
             )

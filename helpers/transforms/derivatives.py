@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from helpers.transforms import samples
+from helpers.transforms import modules, samples
 
 
 def by_loop(
@@ -21,6 +21,8 @@ def by_loop(
     batch: tuple[Tensor, ...],
     *,
     dtype: torch.dtype | None = None,
+    randomness: str = "error",
+    out: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Differentiate a scalar function of each sample by `params`, in plain autograd.
 
@@ -30,22 +32,90 @@ def by_loop(
         params: Detached tensors by parameter name.
         batch: Tensors `(B, ...)`, at least one.
         dtype: Of the result; `None` means that of each tensor of `params`.
+        randomness: As in `helpers.transforms.samples.loop`.
+        out: `{name: (B, *shape)}`, where to write the result; `None` means into new tensors.
 
     Returns:
         `{name: (B, *shape)}`, detached; zeros where the function does not reach a parameter.
 
     Raises:
-        ValueError: The function draws random numbers.
+        ValueError: The function draws random numbers and `randomness` is `"error"`.
     """
-    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in params.items()}
-    grads = _zeros(leaves, len(batch[0]), dtype)
-    if leaves:
-        for index, scalar in enumerate(samples.loop(function, model, leaves, batch)):
-            if scalar.requires_grad:
-                rows = torch.autograd.grad(scalar, list(leaves.values()), materialize_grads=True)
-                for per_sample_grad, row in zip(grads.values(), rows, strict=True):
-                    per_sample_grad[index] = row.detach()  # zeros of torch 2.6 require grad
+    grads = _zeros(params, len(batch[0]), dtype) if out is None else out
+    if not grads or not len(batch[0]):
+        return grads
+
+    def run(pull: Pull) -> None:
+        def differentiate(stand_in: nn.Module, *args: Any) -> list[Tensor]:
+            own = dict(stand_in.named_parameters())
+            return pull(function(stand_in, *args), [own[name] for name in grads])
+
+        def take(index: int, rows: list[Tensor]) -> None:
+            for per_sample_grad, row in zip(grads.values(), rows, strict=True):
+                per_sample_grad[index] = row
+
+        samples.loop(differentiate, model, params, batch, take, randomness=randomness)
+
+    with_pull(run)
     return grads
+
+
+# How torch of several versions says that a checkpoint is reentrant.
+_REENTRANT = ("is incompatible with .grad()", "is not compatible with .grad()")
+Pull = Callable[..., list[Tensor]]
+"""`pull(scalar, leaves, *, retain_graph=False)`: its gradients; zeros where it reaches none."""
+
+
+def with_pull(run: Callable[[Pull], None]) -> None:
+    """Run a function that differentiates: by gradients asked for, or else by a whole backward.
+
+    Reentrant checkpoints want the latter, which fills the `.grad` of all that is there.
+    """
+    try:
+        run(_ask)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _REENTRANT):
+            raise
+        run(_accumulate)
+
+
+def _ask(scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False) -> list[Tensor]:
+    if not scalar.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    grads = torch.autograd.grad(scalar, leaves, retain_graph=retain_graph, materialize_grads=True)
+    return [each.detach() for each in grads]  # zeros of torch 2.6 require grad
+
+
+def _accumulate(
+    scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
+) -> list[Tensor]:
+    if not scalar.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    others = [leaf for leaf in _leaves(scalar) if not any(leaf is own for own in leaves)]
+    grads = [leaf.grad for leaf in others]
+    for leaf in others:
+        leaf.grad = None
+    try:
+        scalar.backward(retain_graph=retain_graph)
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    finally:
+        for leaf in leaves:
+            leaf.grad = None
+        for leaf, grad in zip(others, grads, strict=True):
+            leaf.grad = grad
+
+
+def _leaves(scalar: Tensor) -> list[Tensor]:
+    """List the tensors that a backward would fill the `.grad` of."""
+    seen, waiting, found = set(), [scalar.grad_fn], []
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+            if hasattr(node, "variable"):
+                found.append(node.variable)
+    return found
 
 
 def by_vmap(
@@ -58,6 +128,8 @@ def by_vmap(
     chunk_size: int | None = None,
     randomness: str = "error",
     out: dict[str, Tensor] | None = None,
+    stand_in: modules.StandIn | None = None,
+    otherwise: Callable[[], dict[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
     """Differentiate a scalar function of each sample by `params`, with `vmap` over `grad`.
 
@@ -70,6 +142,9 @@ def by_vmap(
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
         out: `{name: (B, *shape)}`, where to write the result; `None` means into new tensors.
+        stand_in: For the model; `None` means a new one.
+        otherwise: What computes the same where the samples cannot be batched; `None` means
+            `by_loop`.
 
     Returns:
         `{name: (B, *shape)}`, detached; zeros where the function does not reach a parameter.
@@ -80,14 +155,28 @@ def by_vmap(
     if len(batch[0]) == 0 or not params:
         return _zeros(params, len(batch[0]), dtype) if out is None else out
 
-    def gradient(*args: Any) -> dict[str, Tensor]:
-        grads = grad(function, argnums=1)(*args)
-        # Converted here, a chunk at a time, and not when all are there.
-        return {name: tensor.to(dtype or tensor.dtype) for name, tensor in grads.items()}
+    def transform(function: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
+        def gradient(*args: Any) -> dict[str, Tensor]:
+            grads = grad(function, argnums=1)(*args)
+            # Converted here, a chunk at a time, and not when all are there.
+            return {name: tensor.to(dtype or tensor.dtype) for name, tensor in grads.items()}
 
-    options = {"chunk_size": chunk_size, "randomness": randomness}
-    places = None if out is None else lambda _: out
-    return samples.vmapped(gradient, model, params, batch, out=places, **options)
+        return gradient
+
+    def loop() -> dict[str, Tensor]:
+        return by_loop(function, model, params, batch, dtype=dtype, randomness=randomness, out=out)
+
+    return samples.vmapped(
+        function,
+        stand_in or modules.StandIn(model),
+        params,
+        batch,
+        transform=transform,
+        otherwise=otherwise or loop,
+        chunk_size=chunk_size,
+        randomness=randomness,
+        out=None if out is None else lambda _: out,
+    )
 
 
 def _zeros(

@@ -1,12 +1,17 @@
 """Modules under transforms: their parameters, and a stand-in to work on."""
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.func import functional_call
+
+from helpers.transforms import state
+from helpers.transforms.reach import Reach
 
 
 def select_parameters(
@@ -25,9 +30,15 @@ def select_parameters(
 
     Raises:
         TypeError: `wrt` is one string.
-        ValueError: `wrt` holds a name that the model does not have.
+        ValueError: `wrt` holds a name that the model does not have, or a layer has no shape yet.
     """
     parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(
+                f"{name} belongs to a lazy layer that was never initialised, so it has no shape: "
+                "run the model once on a batch first"
+            )
     if wrt is None:
         wrt = [name for name, parameter in parameters.items() if parameter.requires_grad]
     elif isinstance(wrt, str):
@@ -62,26 +73,139 @@ def with_tensors(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> nn.Mo
         memo[id(parameter)] = nn.Parameter(replace(parameter), requires_grad=False)
     for buffer in model.buffers():
         memo[id(buffer)] = replace(buffer)
-    # A tensor with a graph, kept by an earlier forward as a plain attribute or in a list or a
-    # dictionary that is one, cannot be deep-copied.
-    for module in model.modules():
-        for value in tree_leaves(vars(module)):
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo.setdefault(id(value), value.detach())
-    return copy.deepcopy(model, memo)
+    with torch.no_grad():  # or the copy of a scripted module would hang on the original's graph
+        try:
+            return copy.deepcopy(model, memo.copy())
+        except Exception:  # any object that a model holds may refuse, in any way
+            return copy.deepcopy(model, memo | _not_copied(model, memo))
 
 
-def detached(model: nn.Module) -> nn.Module:
-    """Copy a model's structure around the same storage, for transforms to work on.
+def _not_copied(model: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
+    """Find what a deep copy refuses, and what is to stand in its place.
 
-    It costs no memory for a second set of weights. In the copy, recurrent layers start from a
-    state that is made from their input; see `_add_zero_state`.
+    That is a tensor with a graph, kept by an earlier forward; and objects such as locks and open
+    files, which the copy shares with the model.
     """
-    stand_in = with_tensors(model, lambda tensor: tensor.detach())
-    for module in stand_in.modules():
-        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            module.register_forward_pre_hook(_add_zero_state, with_kwargs=True)
-    return stand_in
+    places: dict[int, Any] = {}
+    for value in state.walk([model]):
+        if isinstance(value, Tensor):
+            if not value.is_leaf and id(value) not in memo:
+                places[id(value)] = value.detach().clone()
+        elif not isinstance(value, nn.Module | dict | list | tuple | set | deque):
+            try:
+                copy.deepcopy(value, memo | places)
+            except Exception:
+                if not state.is_object(value) or not vars(value):
+                    places[id(value)] = value
+    return places
+
+
+class StandIn:
+    """A copy of a model to run in its place, with tensors of its own.
+
+    Whatever a forward does, it does to the copy: it may write into weights, register hooks, keep
+    what it likes on `self`. `undo` brings the copy back to the state of the model.
+
+    A copy cannot reach what a function closes over. A forward that was wrapped on the instance,
+    or a hook that uses another layer, still holds the model; `reaching` leads those to the tensors
+    that are meant.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.original = model
+        self.model = with_tensors(model, lambda tensor: tensor.detach().clone())
+        self.params = dict(self.model.named_parameters())
+        self.buffers = dict(self.model.named_buffers())
+        for module in self.model.modules():
+            if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+                module.register_forward_pre_hook(_add_zero_state, with_kwargs=True)
+        self._sources = dict(model.named_parameters()) | dict(model.named_buffers())
+        own = self.params | self.buffers
+        self._pairs = [(own[name], source) for name, source in self._sources.items()]
+        self._names = {id(tensor): name for name, tensor in (*self._sources.items(), *own.items())}
+        self._versions = [(tensor, source, tensor._version) for tensor, source in self._pairs]
+        self._runs = self.model
+        self._keep(self.model)
+
+    def _keep(self, model: nn.Module) -> None:
+        registered = [*model.parameters(), *model.buffers()]
+        self._kept = state.Kept([model], registered)
+        if self._kept.has_functions:  # they may hold the original
+            registered += self._sources.values()
+            self._kept = state.Kept([model, self.original], registered)
+
+    def replace(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        """Let a module made of `self.model` stand in from now on.
+
+        Args:
+            model: The module that will be run.
+            tensors: Its tensors, by the names that they have in `self.model`.
+        """
+        self._names |= {id(tensor): name for name, tensor in tensors.items()}
+        self._runs = model
+        self._keep(model)
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The modules whose code may run."""
+        return (self.model, self._runs, self.original)
+
+    def reach(self, tensors: dict[str, Tensor]) -> Reach:
+        """Make what leads calls of torch to these tensors."""
+        return Reach(self._names, tensors)
+
+    def reaching(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Let `function(model, params, buffers, *sample)` reach its tensors from everywhere."""
+
+        def run(
+            model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor
+        ) -> Any:
+            with self.reach(params | buffers):
+                return function(model, params, buffers, *sample)
+
+        return run
+
+    def undo(self) -> None:
+        """Bring the state back that the model has, all but the values of registered tensors."""
+        self._kept.undo()
+
+    def undo_writes(self, *, hidden: bool = False) -> bool:
+        """Bring the values of registered tensors back.
+
+        Args:
+            hidden: Whether to compare all numbers too: a write into `tensor.data` leaves no trace
+                but them.
+
+        Returns:
+            Whether a write was hidden.
+        """
+        for index, (tensor, source, version) in enumerate(self._versions):
+            if tensor._version != version or tensor.grad_fn is not None:
+                state.rewrite(tensor, source)
+                self._versions[index] = (tensor, source, tensor._version)
+        if not hidden:
+            return False
+        changed = [pair for pair in self._pairs if not _same(*pair)]
+        for tensor, source in changed:
+            state.rewrite(tensor, source)
+        self._versions = [(tensor, source, tensor._version) for tensor, source in self._pairs]
+        return bool(changed)
+
+
+def call(model: nn.Module, tensors: dict[str, Tensor], *args: Any) -> Any:
+    """Run a model with these tensors in place of its own, or as it is where there are none.
+
+    What `functional_call` refuses, such as a scripted module, runs in the second way.
+    """
+    return functional_call(model, tensors, args) if tensors else model(*args)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    return torch.equal(one, other)
 
 
 def _add_zero_state(
@@ -103,10 +227,10 @@ def _add_zero_state(
         layers = layer.num_layers * (2 if layer.bidirectional else 1)
         batch = inputs.shape[:-1][0 if layer.batch_first else 1 :][:1] if inputs.dim() == 3 else ()
         lead, output_size = (layers, *batch), layer.proj_size or layer.hidden_size
-    state = inputs.new_zeros((*lead, output_size))
+    start = inputs.new_zeros((*lead, output_size))
     if isinstance(layer, nn.LSTM | nn.LSTMCell):
-        state = (state, inputs.new_zeros((*lead, layer.hidden_size)))
-    return args[:1], {**kwargs, "hx": state}
+        start = (start, inputs.new_zeros((*lead, layer.hidden_size)))
+    return args[:1], {**kwargs, "hx": start}
 
 
 @contextmanager
@@ -119,16 +243,6 @@ def kept(*dictionaries: dict[str, Any]) -> Iterator[None]:
         for dictionary, values in zip(dictionaries, before, strict=True):
             dictionary.clear()
             dictionary.update(values)
-
-
-def attributes_kept(model: nn.Module) -> AbstractContextManager[None]:
-    """Undo what a block binds to plain attributes of a model's modules: counters, caches, stashes.
-
-    Each sample, and each chunk of samples, starts from the same model. Without this, a value that
-    a forward computed from one chunk and kept on `self` is read in the next one as if it were its
-    own: wrong numbers, or an error that names no cause.
-    """
-    return kept(*(vars(module) for module in model.modules()))
 
 
 def tensors_kept(model: nn.Module) -> AbstractContextManager[None]:

@@ -13,6 +13,11 @@ RANDOMNESS = (
     "share them: call model.eval(), or pass randomness='different' or 'same' where it is taken"
 )
 
+
+class Drawn(ValueError):
+    """Random numbers were drawn under `vmap`, and nothing says whether samples share them."""
+
+
 State = tuple[Tensor, ...]
 """Where the stream of the CPU is, and behind it that of a device, where it has one of its own."""
 

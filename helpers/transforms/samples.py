@@ -1,13 +1,15 @@
 """Samples of a batch, one function call for each: in a loop, or in one `vmap`.
 
-The function is `function(model, params, buffers, *sample)`. It gets a copy of the model's structure
-to work on, the tensors that are shared or differentiated, the buffers as they stand before each
-sample, and one sample without its dimension B. So samples see neither each other nor what a
-forward writes into a buffer or keeps on `self`, and the caller's model stays as it was.
+The function is `function(model, params, buffers, *sample)`. It gets a copy of the model to work on
+(`helpers.transforms.modules.StandIn`), the tensors that stand in for the copy's own, and one
+sample without its dimension B. So samples see neither each other nor what a forward writes into a
+tensor or keeps on `self`, and the caller's model stays as it was.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from helpers.transforms import modules
+from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
+from helpers.transforms.modules import StandIn
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
@@ -33,54 +36,98 @@ _UNBATCHED = (
 
 
 def loop(
-    function: Function, model: nn.Module, params: dict[str, Tensor], batch: Batch
-) -> Iterator[Any]:
+    function: Function,
+    model: nn.Module,
+    names: Iterable[str],
+    batch: Batch,
+    take: Callable[[int, Any], None],
+    *,
+    randomness: str = "error",
+) -> None:
     """Call a function for one sample after the other, in plain autograd.
 
-    Args:
-        function: See the module; whatever has a forward will do.
-        model: Any module.
-        params: Tensors by parameter name, leaves if they are to be differentiated.
-        batch: Tensors `(B, ...)`, at least one.
+    The function gets no parameters and buffers: those of the copy itself are meant, of which the
+    chosen ones require a gradient. So whatever works in autograd works here, in a forward that is
+    run again by a checkpoint, say, or that finds its parameters in a list.
 
-    Yields:
-        What the function returned for each sample.
+    Args:
+        function: See the module. It is called as `function(model, {}, {}, *sample)`, and does its
+            backward too, if there is one.
+        model: Any module.
+        names: The parameters that require a gradient.
+        batch: Tensors `(B, ...)`, at least one.
+        take: Called with the number of a sample and what the function returned for it; it may be
+            called twice for a sample, and the second time counts.
+        randomness: `"error"` refuses a function that draws random numbers; `"different"` and
+            `"same"` are as in `torch.vmap`.
 
     Raises:
-        ValueError: The function draws random numbers.
+        ValueError: The function draws random numbers, and `randomness` is `"error"`.
     """
-    # Copies: a forward may write into a weight, as `nn.Embedding(max_norm=...)` does.
-    stand_in = modules.with_tensors(model, lambda tensor: tensor.detach().clone())
-    buffers = dict(model.named_buffers())
-    device = batch[0].device
-    for index in range(len(batch[0])):
+    stand_in = StandIn(model)
+    for name in names:
+        stand_in.params[name].requires_grad_()
+    # Writes that leave no trace are looked for once, behind the first sample, and at the end: to
+    # compare all numbers takes longer than many a sample.
+    with eager():
+        if _pass(function, stand_in, batch, take, randomness, careful=False):
+            _pass(function, stand_in, batch, take, randomness, careful=True)
+
+
+def _pass(
+    function: Function,
+    stand_in: StandIn,
+    batch: Batch,
+    take: Callable[[int, Any], None],
+    randomness: str,
+    *,
+    careful: bool,
+) -> bool:
+    """Call the function for all samples; say whether one met what another had written."""
+    device, size = batch[0].device, len(batch[0])
+    first = streams.random_state(device)
+    own = stand_in.params | stand_in.buffers
+    reach = stand_in.reach(own)
+    for index in range(size):
+        if randomness == "same":
+            streams.restore_random_state(first, device)
         state = streams.random_state(device)
         # Clones, since autograd does not save tensors that were made in inference mode.
         sample = [tensor[index].detach().clone() for tensor in batch]
-        with torch.enable_grad(), modules.attributes_kept(stand_in):
-            result = function(stand_in, params, _copies(buffers), *sample)
-        if index == 0:
+        seen = reach if index == 0 or reach.met or reach.cured else contextlib.nullcontext()
+        try:
+            with torch.enable_grad(), seen:
+                take(index, function(stand_in.model, {}, {}, *sample))
+        finally:
+            stand_in.undo()
+        if index == 0 and randomness == "error":
             streams.check_repeatable(state, device)
-        yield result
+        if stand_in.undo_writes(hidden=careful or index == 0):
+            careful = True
+    return size > 1 and stand_in.undo_writes(hidden=True)
 
 
 def vmapped(
     function: Function,
-    model: nn.Module,
-    params: dict[str, Tensor],
+    stand_in: StandIn,
+    names: Iterable[str],
     batch: Batch,
     *,
+    transform: Callable[[Function], Function],
+    otherwise: Callable[[], Any],
     chunk_size: int | None = None,
     randomness: str = "error",
     out: Out | None = None,
 ) -> Any:
-    """Call a function for all samples at once, with `torch.vmap`.
+    """Call a transformed function for all samples at once, with `torch.vmap`.
 
     Args:
-        function: See the module; it may use transforms such as `torch.func.grad` by `params`.
-        model: Any module.
-        params: Tensors by parameter name.
+        function: See the module.
+        stand_in: For the model.
+        names: The parameters that the function gets.
         batch: Tensors `(B, ...)`, at least one; B at least 1.
+        transform: What is to be batched, such as `torch.func.grad` by the parameters.
+        otherwise: Computes and returns the same, in a loop, where `vmap` cannot.
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
         out: Where the results are to be written; `None` means into new tensors.
@@ -91,51 +138,66 @@ def vmapped(
     Raises:
         ValueError: The function draws random numbers and `randomness` is `"error"`.
     """
-    stand_in, buffers = modules.detached(model), dict(model.named_buffers())
-
-    def per_sample(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
-        return function(stand_in, params, buffers, *sample)
-
-    per_chunk = isolated(per_sample, stand_in)
+    params = {name: stand_in.params[name] for name in names}
+    transformed = transform(stand_in.reaching(function))
+    per_chunk = isolated(functools.partial(transformed, stand_in.model), stand_in)
     size = len(batch[0])
     step = size if chunk_size is None else chunk_size
-    if out is None and step >= size:
-        results = map_samples(per_chunk, params, buffers, batch, randomness=randomness)
-        # A function with parameters of its own would leave a graph.
-        return tree_map(torch.detach, results)
-    # Each chunk is written where it belongs: to concatenate them takes the memory of all results
-    # a second time. So `torch.vmap` is not told the chunk size.
     device = batch[0].device
     state = streams.random_state(device)
+    places = None
+    # Each chunk is written where it belongs: to concatenate them takes the memory of all results
+    # a second time. So `torch.vmap` is not told the chunk size.
     for start in range(0, size, step):
         if randomness == "same":  # what `torch.vmap` does for its chunks
             streams.restore_random_state(state, device)
-        part = slice(start, start + step)
-        chunk = tuple(tensor[part] for tensor in batch)
-        results = map_samples(per_chunk, params, buffers, chunk, randomness=randomness)
-        if start == 0:
+        chunk = tuple(tensor[start : start + step] for tensor in batch)
+        try:
+            with eager():
+                results = map_samples(
+                    per_chunk, params, stand_in.buffers, chunk, randomness=randomness
+                )
+        except streams.Drawn as error:
+            raise ValueError(streams.RANDOMNESS) from error
+        except Exception as error:  # whatever a model can raise; the loop says if it is at fault
+            if fallback.is_no_memory(error):
+                raise
+            streams.restore_random_state(state, device)
+            return fallback.instead(otherwise, error, stand_in.models)
+        if out is None and step >= size:
+            # A function with parameters of its own would leave a graph.
+            return tree_map(torch.detach, results)
+        if places is None:
             places = (out or functools.partial(_empty, size=size))(results)
         with torch.no_grad():
-            tree_map(lambda place, rows: place[part].copy_(rows), places, results)  # noqa: B023
+            tree_map(
+                lambda place, rows: place[start : start + step].copy_(rows),  # noqa: B023
+                places,
+                results,
+            )
         del results  # or it would lie beside those of the next chunk
+        if start + step < size:
+            stand_in.undo_writes(hidden=True)
     return places
 
 
-def isolated(per_sample: Function, model: nn.Module) -> Function:
+def isolated(per_sample: Function, stand_in: StandIn) -> Function:
     """Give each call of `per_sample(params, buffers, *sample)` a model that no other call changed.
 
     Args:
-        per_sample: A function that runs `model`.
-        model: The copy of a model that `per_sample` works on.
+        per_sample: A function that runs the model that stands in.
+        stand_in: For the model.
 
     Returns:
         A function with the same arguments.
     """
 
     def run(params: Any, buffers: Any, *sample: Tensor) -> Any:
-        # Without a clone, a forward that writes into a buffer would write into the caller's.
-        with modules.attributes_kept(model):
+        try:
+            # Clones, so that each attempt starts from the same buffers.
             return per_sample(params, _copies(buffers), *sample)
+        finally:
+            stand_in.undo()
 
     return run
 
@@ -170,8 +232,15 @@ def map_samples(
         return vmap(per_sample, in_dims=(None, 0, *dims), **options)(params, own, *batch)
     except RuntimeError as error:
         if "randomness error mode" in str(error):
-            raise ValueError(streams.RANDOMNESS) from error
+            raise streams.Drawn(streams.RANDOMNESS) from error
         raise
+
+
+def eager() -> contextlib.AbstractContextManager[Any]:
+    """Run what `torch.compile` has wrapped as it is written, as transforms need it."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def _copies(buffers: Any) -> Any:

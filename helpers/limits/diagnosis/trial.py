@@ -116,7 +116,7 @@ _MENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
     "batchnorm-in-training": norms_in_eval,
     "batchnorm-of-one-value": norms_in_eval,
     "instancenorm-with-statistics": norms_in_eval,
-    "recurrent-layer": modules.detached,
+    "recurrent-layer": lambda model: modules.StandIn(model).model,
     "full-backward-hook": _without_hooks,
     "sparse-embedding": _without("sparse", False),
     "embedding-max-norm": _without("max_norm", None),

@@ -1,0 +1,90 @@
+"""Calls of torch seen on their way: to lead tensors to where they are used, and past a fault."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_NORMS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
+
+
+class Reach(TorchFunctionMode):
+    """Give calls of torch the tensors that are meant in place of the ones that they get.
+
+    `functional_call` swaps what is registered in a module. A parameter that also stands in a list,
+    or in a module that a wrapped forward has closed over, is not swapped: it would be used as it
+    is, and its gradient would be zero.
+
+    Args:
+        names: By the `id` of each tensor that may be met, the name of the one that is meant.
+        tensors: Those that are meant, by name.
+    """
+
+    def __init__(self, names: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.met: set[str] = set()
+        """The names of the tensors that were met."""
+        self.cured = False
+        """Whether a normalisation was met."""
+        self._names = names
+        self._meant = {
+            number: tensors[name]
+            for number, name in names.items()
+            if name in tensors and id(tensors[name]) != number
+        }
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch."""
+        args = self._swapped(args)
+        if kwargs:
+            kwargs = dict(zip(kwargs, self._swapped([*kwargs.values()]), strict=True))
+        result = func(*args, **(kwargs or {}))
+        if func in _NORMS:
+            self.cured = True
+            return Contiguous.apply(result)
+        return result
+
+    def _swapped(self, values: Any) -> Any:
+        """Return a list or a tuple with the tensors that are meant."""
+        meant, swapped = self._meant, None
+        for index, value in enumerate(values):
+            if type(value) in (list, tuple):
+                other = self._swapped(value)
+            else:
+                other = meant.get(id(value), value)
+                if other is not value:
+                    self.met.add(self._names[id(value)])
+            if other is not value:
+                swapped = swapped or [*values]
+                swapped[index] = other
+        return values if swapped is None else type(values)(swapped)
+
+
+class Contiguous(torch.autograd.Function):
+    """The identity, whose gradient lies in memory in the order of its dimensions.
+
+    On a CPU, torch's backward of batch and instance normalisation reads the gradient of a single
+    image in the wrong order where it lies in another one, as behind `flatten(2).transpose(1, 2)`:
+    right numbers in permuted places, for a batch of one in plain autograd, and under `vmap`.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(outputs: Tensor) -> Tensor:
+        """Return a view, since an input returned as it is would be copied."""
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor) -> Tensor:
+        """Copy the gradient, if it has to be."""
+        return grads.contiguous()

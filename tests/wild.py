@@ -1,0 +1,385 @@
+"""Habits of real models, small: what they keep, wrap, write, cache and cannot batch."""
+
+import functools
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.zoo import Apply, Case, squared
+
+# Normalisation, and then its result read in another order.
+
+
+def _stem(norm: nn.Module, dims: int = 2) -> nn.Module:
+    """The patch stem of hybrid vision transformers."""
+    if getattr(norm, "running_mean", None) is not None:
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+    convolution = (nn.Conv2d if dims == 2 else nn.Conv3d)(2, 4, 3 if dims == 2 else (1, 3, 3))
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        inputs = inputs if dims == 2 else inputs.unsqueeze(2).expand(-1, -1, 3, -1, -1)
+        patches = self.norm(self.conv(inputs)).flatten(2).transpose(1, 2)
+        return self.head(patches).sin().flatten(1)
+
+    return Apply(run, conv=convolution, norm=norm.eval(), head=nn.Linear(4, 3))
+
+
+def _functional_norm(self: Apply, inputs: Tensor) -> Tensor:
+    maps = F.batch_norm(self.conv(inputs), self.mean, self.var, self.scale, self.shift)
+    return self.head(maps.flatten(2).transpose(1, 2)).sin().flatten(1)
+
+
+def _stem_by_function() -> nn.Module:
+    model = Apply(_functional_norm, conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3))
+    model.register_buffer("mean", torch.rand(4))
+    model.register_buffer("var", torch.rand(4) + 0.5)
+    model.scale, model.shift = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
+    return model
+
+
+# State that a forward keeps on `self`, in place.
+
+
+def _dictionary_cache(self: Apply, inputs: Tensor) -> Tensor:
+    if "product" not in self.cache:
+        self.cache["product"] = self.fc.weight @ self.fc.weight.T
+    return self.fc(inputs) @ self.cache["product"]
+
+
+def _list_grows(self: Apply, inputs: Tensor) -> Tensor:
+    self.cache.append(self.fc(inputs).tanh())
+    return sum(self.cache)
+
+
+def _counter(self: Apply, inputs: Tensor) -> Tensor:
+    self.cache["calls"] = self.cache.get("calls", 0) + 1
+    return self.fc(inputs) * self.cache["calls"]
+
+
+def _nested(self: Apply, inputs: Tensor) -> Tensor:
+    self.cache["inner"]["calls"].append(1)
+    return self.fc(inputs) * len(self.cache["inner"]["calls"])
+
+
+class Memory:
+    """A plain object that a model keeps its state in."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.scale = 1.0
+
+
+def _object(self: Apply, inputs: Tensor) -> Tensor:
+    self.cache.steps.append(1)
+    self.cache.scale *= 1.5
+    return self.fc(inputs) * self.cache.scale * len(self.cache.steps)
+
+
+def _plain_tensor(self: Apply, inputs: Tensor) -> Tensor:
+    self.cache.mul_(1.5)
+    return self.fc(inputs * self.cache)
+
+
+def _hidden_states(self: Apply, inputs: Tensor) -> Tensor:
+    """Collect what a layer returns by a hook that the first call registers."""
+    if not self.cache:
+        self.fc.register_forward_hook(lambda m, i, o: self.seen.append(o.tanh()))
+        self.cache.append("registered")
+    self.fc(inputs)
+    return self.head(sum(self.seen))
+
+
+def _new_layer_scale(self: Apply, inputs: Tensor) -> Tensor:
+    self.fc.scale = getattr(self.fc, "scale", 1.0) * 1.5
+    return self.fc(inputs) * self.fc.scale
+
+
+# A forward that was wrapped on the instance, and hooks that close over another layer.
+
+
+def _timed(model: nn.Module) -> nn.Module:
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def run(*args: Tensor) -> Tensor:
+        started = time.perf_counter()
+        result = forward(*args)
+        model.seconds = time.perf_counter() - started
+        return result
+
+    model.forward = run
+    return model
+
+
+def _compiled_forward(model: nn.Module) -> nn.Module:
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def _autocast(model: nn.Module) -> nn.Module:
+    model.forward = torch.autocast("cpu", enabled=False)(model.forward)
+    return model
+
+
+def _inner_wrapped() -> nn.Module:
+    return nn.Sequential(_timed(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2))
+
+
+def _closing_hook() -> nn.Module:
+    """A hook on one layer adds what another one makes of the same input."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    model[0].register_forward_hook(lambda m, inputs, output: output + model[2](inputs[0]))
+    return model
+
+
+def _compiled_part() -> nn.Module:
+    return nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager"), nn.Linear(3, 2))
+
+
+# A parameter that also stands in a list, or in an object.
+
+
+def _listed() -> nn.Module:
+    model = Apply(lambda m, x: m.fc(x) @ m.weights[0] + m.weights[1], fc=nn.Linear(3, 3))
+    model.extra, model.shift = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2))
+    model.weights = [model.extra, model.shift]
+    return model
+
+
+def _in_an_object() -> nn.Module:
+    model = Apply(lambda m, x: F.linear(x, m.holder.weight, bias=m.holder.bias), fc=nn.Linear(3, 2))
+    model.holder = Memory()
+    model.holder.weight, model.holder.bias = model.fc.weight, model.fc.bias
+    return model
+
+
+def _in_a_closure() -> nn.Module:
+    fc = nn.Linear(3, 2)
+    weight = fc.weight
+    return Apply(lambda m, x: m.fc(x) + x @ torch.stack([weight, weight]).sum(0).T, fc=fc)
+
+
+# Forwards that write into weights.
+
+
+def _max_norm(index: Callable[[], Tensor]) -> nn.Module:
+    table = nn.Embedding(6, 3, max_norm=0.5)
+    return Apply(lambda m, x: m.fc(x * m.table(index())), fc=nn.Linear(3, 2), table=table)
+
+
+def _clamped(self: Apply, inputs: Tensor) -> Tensor:
+    self.fc.weight.data.clamp_(-0.3, 0.3)
+    return self.fc(inputs)
+
+
+def _halved(self: Apply, inputs: Tensor) -> Tensor:
+    self.fc.weight.data.mul_(0.5)
+    return self.fc(inputs)
+
+
+def _copied_into(self: Apply, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.fc.weight.copy_(self.other)
+    return self.fc(inputs)
+
+
+def _frozen_written() -> nn.Module:
+    model = Apply(_halved, fc=nn.Linear(3, 2))
+    model.fc.weight.requires_grad_(False)
+    return model
+
+
+def flipping(self: Apply, inputs: Tensor) -> Tensor:
+    """Change mode, flags and a weight, and then fail."""
+    self.fc.training = False
+    with torch.no_grad():
+        self.fc.weight.zero_()
+    self.seen.append(1)
+    raise KeyError("the model fails")
+
+
+# What autograd does, and transforms may not.
+
+
+def _checkpointed(reentrant: bool) -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        return self.head(checkpoint(self.fc, hidden, use_reentrant=reentrant).tanh())
+
+    return Apply(run, first=nn.Linear(3, 3), fc=nn.Linear(3, 3), head=nn.Linear(3, 2))
+
+
+def _scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)))
+
+
+def _item(self: Apply, inputs: Tensor) -> Tensor:
+    outputs = self.fc(inputs)
+    return outputs * 2 if outputs.sum().item() > 0 else outputs
+
+
+def _recurrence(self: Apply, inputs: Tensor) -> Tensor:
+    """A state that each step writes a row of."""
+    states = torch.zeros(4, 3, dtype=inputs.dtype)
+    for step in range(1, 4):
+        states[step] = torch.tanh(self.fc(states[step - 1].clone() + inputs[0]))
+    return states.flatten()[None]
+
+
+def _solve(self: Apply, inputs: Tensor) -> Tensor:
+    matrix = self.fc.weight @ self.fc.weight.T + torch.eye(3, dtype=inputs.dtype)
+    return torch.linalg.solve(matrix, self.fc(inputs)[0])[None]
+
+
+def _sparse() -> nn.Module:
+    model = Apply(lambda m, x: m.fc(torch.sparse.mm(m.graph, x.T).T), fc=nn.Linear(3, 2))
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+    return model
+
+
+class Doubling(torch.autograd.Function):
+    """An autograd function as they were written before `setup_context`."""
+
+    @staticmethod
+    def forward(ctx, inputs: Tensor) -> Tensor:
+        return inputs * 2
+
+    @staticmethod
+    def backward(ctx, grads: Tensor) -> Tensor:
+        return grads * 2
+
+
+def _observed() -> nn.Module:
+    from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
+
+    quantize = FakeQuantize(MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
+    return nn.Sequential(nn.Linear(3, 3), quantize, nn.Linear(3, 2))
+
+
+class Padded(nn.Module):
+    """A language model that looks whether there is padding at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, 4)
+        layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.encoder = nn.TransformerEncoder(layer, 1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = tokens == 0
+        padding[:, 0] = False
+        if not padding.any():
+            padding = None
+        return self.head(self.encoder(self.words(tokens), src_key_padding_mask=padding)[:, 0])
+
+
+def _always_masked(self: Apply, tokens: Tensor) -> Tensor:
+    padding = (tokens == 0) & (torch.arange(3) > 0)
+    return self.head(self.encoder(self.words(tokens), src_key_padding_mask=padding)[:, 0])
+
+
+def _locked() -> nn.Module:
+    import threading
+
+    model = Apply(lambda m, x: m.fc(x), fc=nn.Linear(3, 2))
+    model.lock = threading.Lock()
+    return model
+
+
+Build = Callable[[], nn.Module]
+ROWS: dict[str, Build] = {
+    "kept in a dictionary": lambda: Apply(_dictionary_cache, fc=nn.Linear(3, 3), cache={}),
+    "kept in a list": lambda: Apply(_list_grows, fc=nn.Linear(3, 2), cache=[]),
+    "kept as a counter": lambda: Apply(_counter, fc=nn.Linear(3, 2), cache={}),
+    "kept deep inside": lambda: Apply(
+        _nested, fc=nn.Linear(3, 2), cache={"inner": {"calls": []}, "more": ()}
+    ),
+    "kept in an object": lambda: Apply(_object, fc=nn.Linear(3, 2), cache=Memory()),
+    "kept in a tensor": lambda: Apply(_plain_tensor, fc=nn.Linear(3, 2), cache=torch.rand(3)),
+    "kept on a layer": lambda: Apply(_new_layer_scale, fc=nn.Linear(3, 2)),
+    "hooks on first use": lambda: Apply(
+        _hidden_states, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), cache=[], seen=[]
+    ),
+    "wrapped by a timer": lambda: _timed(nn.Linear(3, 2)),
+    "wrapped inside": _inner_wrapped,
+    "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),
+    "wrapped by autocast": lambda: _autocast(nn.Linear(3, 2)),
+    "hook over another layer": _closing_hook,
+    "compiled part": _compiled_part,
+    "compiled": lambda: torch.compile(nn.Linear(3, 2), backend="eager"),
+    "parameters in a list": _listed,
+    "parameters in an object": _in_an_object,
+    "parameter in a closure": _in_a_closure,
+    "max norm": lambda: _max_norm(lambda: torch.tensor([2])),
+    "max norm of one": lambda: _max_norm(lambda: torch.tensor(2)),
+    "weight clamped": lambda: Apply(_clamped, fc=nn.Linear(3, 2)),
+    "weight halved": lambda: Apply(_halved, fc=nn.Linear(3, 2)),
+    "weight copied into": lambda: Apply(_copied_into, fc=nn.Linear(3, 2), other=torch.rand(2, 3)),
+    "frozen weight halved": _frozen_written,
+    "checkpoint": lambda: _checkpointed(False),
+    "checkpoint reentrant": lambda: _checkpointed(True),
+    "scripted": _scripted,
+    "data parallel": lambda: nn.DataParallel(nn.Linear(3, 2)),
+    "data parallel inside": lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 2))),
+    "item": lambda: Apply(_item, fc=nn.Linear(3, 2)),
+    "recurrence in place": lambda: Apply(_recurrence, fc=nn.Linear(3, 3)),
+    "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
+    "sparse buffer": _sparse,
+    "old function": lambda: Apply(lambda m, x: Doubling.apply(m.fc(x)), fc=nn.Linear(3, 2)),
+    "quantisation observer": _observed,
+    "a lock": _locked,
+}
+WORDS: dict[str, Build] = {
+    "padding looked for": Padded,
+    "padding looked for, eval": lambda: Padded().eval(),
+    "key padding mask, eval": lambda: Apply(
+        _always_masked, words=(p := Padded()).words, encoder=p.encoder, head=p.head
+    ).eval(),
+}
+IMAGES: dict[str, Build] = {
+    "stem batch norm": lambda: _stem(nn.BatchNorm2d(4)),
+    "stem batch norm 3d": lambda: _stem(nn.BatchNorm3d(4), 3),
+    "stem instance norm": lambda: _stem(nn.InstanceNorm2d(4, affine=True)),
+    "stem instance norm tracking": lambda: _stem(
+        nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    ),
+    "stem by function": _stem_by_function,
+}
+GROUPS = [((3,), ROWS), ((3,), WORDS), ((2, 4, 4), IMAGES)]
+MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}
+
+
+def make(name: str, batch_size: int = 4) -> Case:
+    """Build a case in float64 from its own seed, so that two calls give equal models."""
+    build, shape = MODELS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(sum(map(ord, name)))
+        model, other = (_in_double(build()) for _ in "12")
+        data = torch.randn(batch_size, *shape, dtype=torch.float64)
+        if name in WORDS:
+            data = torch.randint(6, (batch_size, *shape))
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            output = other(data[:1])  # some change when they run
+        targets = torch.randn(batch_size, *output.shape[1:], dtype=torch.float64)
+        return Case(model, data, targets, squared)
+
+
+def _in_double(model: nn.Module) -> nn.Module:
+    """Convert plain tensors too, in place, so that what a list holds stays a parameter."""
+    model.double()
+    for module in model.modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor):
+                setattr(module, key, value.double())
+    return model
