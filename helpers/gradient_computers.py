@@ -130,6 +130,7 @@ class AbstractGradientComputer(ABC):
         """Refuse a batch that the task could not take, and BatchNorm in training mode."""
         # Not before: `traker` makes a computer first, and calls `model.eval()` later.
         checks.check_model(self.model)
+        checks.check_callable(self.model)
         signature = inspect.signature(self.task.get_output)
         return checks.check_fits(batch, [*signature.parameters.values()][3:])
 

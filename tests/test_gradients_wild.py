@@ -10,13 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers import jacobians
+from helpers import jacobians, norms
+from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.transforms.fallback import FallbackWarning
 from tests import wild
 from tests.oracle import METHODS, TOLERANCES, assert_equal
+from tests.test_gradient_computers import LossOf
 
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 every_model = pytest.mark.parametrize("name", wild.MODELS)
+# What `functional_call`, which a task calls, refuses.
+UNCALLED = (torch.jit.ScriptModule, nn.DataParallel)
 TOLERANCE = TOLERANCES[torch.float64]
 
 
@@ -200,3 +204,37 @@ def test_jacobians_contract_to_gradients_and_harm_nothing(name, chunk_size):
             rows.append(wild.make(name).model(sample) - target)
     flat = torch.einsum("byp,by->bp", by_loop, torch.cat(rows))
     assert_equal(jacobians.unflatten_jacobians(flat, case.model), expected(name), TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", [FunctionalGradientComputer, IterativeGradientComputer])
+@every_model
+@pytest.mark.filterwarnings("ignore::helpers.transforms.fallback.FallbackWarning")
+def test_gradient_computers_too(name, kind):
+    case = wild.make(name)
+    count = sum(tensor[0].numel() for tensor in expected(name).values())
+    before = everything(case.model)
+    computer = kind(case.model, LossOf(case.loss_fn), count, torch.float64, "cpu")
+    if isinstance(case.model, UNCALLED):
+        with pytest.raises(ValueError, match="which functional_call cannot give other weights"):
+            computer.compute_per_sample_grad(case.batch)
+    else:
+        assert_equal(computer.compute_per_sample_grad(case.batch), expected(name), TOLERANCE)
+        computer.compute_loss_grad(case.batch)
+    assert everything(case.model) == before
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 64])
+@every_model
+@pytest.mark.filterwarnings("ignore::helpers.transforms.fallback.FallbackWarning")
+def test_norms_and_clipped_sums_too(name, chunk_size):
+    case = wild.make(name)
+    squares = sum(tensor.flatten(1).square().sum(1) for tensor in expected(name).values())
+    before = everything(case.model)
+    got = norms.gradient_norms(*case.args, chunk_size=chunk_size)
+    torch.testing.assert_close(got, squares.sqrt(), rtol=1e-10, atol=1e-12)
+    limit = squares.sqrt().median().item()
+    total = norms.clipped_sum(*case.args, limit, chunk_size=chunk_size)
+    factors = (limit / squares.sqrt()).clamp(max=1)
+    sums = {key: torch.einsum("b,b...->...", factors, rows) for key, rows in expected(name).items()}
+    assert_equal(total, sums, TOLERANCE)
+    assert everything(case.model) == before

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from helpers.limits import ENTRIES, Case, bare_gradients, diagnose
 from helpers.limits.bare import Classifier
 from helpers.limits.entries.silent_state import Stashing, Twice
-from tests import zoo
+from tests import wild, zoo
+from tests.test_gradients_wild import everything as all_of
 from tests.test_limits import BATCH, report_if_changed
 
 IN_THE_CALL = {
@@ -32,7 +33,7 @@ IN_THE_CALL = {
     "mode-that-does-not-arrive",
     "chunks-concatenated",
     "grouped-convolution",
-    "compiled-names",  # its own test below
+    "compiled-names",
 }
 # What else is true of an entry's case.
 ALSO = {
@@ -193,7 +194,9 @@ def test_what_training_refuses_is_compared_in_evaluation():
 
 def test_a_difference_is_said():
     case = ENTRIES["numpy-draws"].find_case(*BATCH)
-    assert diagnose(*case).conclusion == "func_gradients differs in weight, bias, on 4 samples"
+    assert diagnose(*case).conclusion == (
+        "func_gradients and the loop differ in weight, bias, on 4 samples"
+    )
 
 
 def test_weights_that_the_forward_writes_into_stay():
@@ -253,7 +256,7 @@ def test_a_model_that_a_transform_has_harmed_is_recognised(model, where, entry):
 def test_wrappers_are_named_and_taken_off():
     compiled = torch.compile(Classifier().double(), backend="eager")
     diagnosis = diagnose(nn.DataParallel(compiled), F.cross_entropy, *BATCH)
-    assert found(diagnosis) == [("data-parallel", "the model"), ("compiled-names", "the model")]
+    assert found(diagnosis) == [("data-parallel", "the model")]
     assert diagnosis.comparison["equal"].all()
 
 
@@ -337,3 +340,91 @@ def test_nothing_to_compare_is_said():
     frozen = Classifier().double().requires_grad_(False)
     conclusion = diagnose(frozen, F.cross_entropy, *BATCH).conclusion
     assert conclusion == "no parameter requires a gradient, so there is nothing to compare"
+
+
+HABITS = {
+    "kept in a dictionary": [("stashed-activation", "cache")],
+    "kept in a list": [("stashed-activation", "cache")],
+    "kept as a counter": [("state-on-self", "cache")],
+    "kept deep inside": [("state-on-self", "cache")],
+    "kept in an object": [("state-on-self", "cache")],
+    "kept in a tensor": [("captured-buffer", "the model"), ("state-on-self", "cache")],
+    "kept on a layer": [("state-on-self", "fc.scale")],
+    "hooks on first use": [("stashed-activation", "seen")],
+    "wrapped by a timer": [("wrapped-forward", "bias, weight")],
+    "wrapped inside": [("wrapped-forward", "0.bias, 0.weight")],
+    "wrapped by compile": [("wrapped-forward", "bias, weight")],
+    "wrapped by autocast": [("wrapped-forward", "bias, weight")],
+    "hook over another layer": [("wrapped-forward", "2.bias, 2.weight")],
+    "parameters in a list": [("parameter-in-a-list", "extra, shift")],
+    "parameters in an object": [("parameter-in-a-list", "fc.bias, fc.weight")],
+    "parameter in a closure": [("wrapped-forward", "fc.weight")],
+    "max norm": [("written-weights", "table.weight")],
+    "max norm of one": [("written-weights", "table.weight")],
+    "weight clamped": [("written-weights", "fc.weight")],
+    "weight halved": [("written-weights", "fc.weight")],
+    "weight copied into": [("written-weights", "fc.weight")],
+    "frozen weight halved": [
+        ("captured-buffer", "the model"),
+        ("frozen-parameters", "fc.weight"),
+        ("written-weights", "fc.weight"),
+    ],
+    "checkpoint": [("checkpointing", "the model")],
+    "checkpoint reentrant": [("autograd-function", "the model")],
+    "scripted": [("scripted-module", "the model")],
+    "data parallel": [("data-parallel", "the model")],
+    "item": [("item", "the model")],
+    "recurrence in place": [("copy-into-zeros", "the model")],
+    "sparse buffer": [("operator-fallback", "the model (_sparse_addmm)")],
+    "old function": [("autograd-function", "the model")],
+    "quantisation observer": [
+        ("sample-into-buffer", "1.activation_post_process"),
+        ("data-dependent-branch", "1"),
+        ("samples-that-meet", "1"),
+    ],
+    "padding looked for": [("data-dependent-branch", "the model")],
+    "padding looked for, eval": [("data-dependent-branch", "the model")],
+    "key padding mask, eval": [("nested-tensors", "encoder")],
+    "stem batch norm": [("normalisation-transposed", "norm")],
+    "stem batch norm 3d": [("normalisation-transposed", "norm")],
+    "stem instance norm": [("normalisation-transposed", "norm")],
+    "stem instance norm tracking": [("normalisation-transposed", "norm")],
+    "stem by function": [("normalisation-transposed", "the model")],
+}
+
+
+@pytest.mark.parametrize("name", wild.MODELS)
+def test_habits_are_named_and_the_model_is_left_as_it_was(name):
+    case = wild.make(name)
+    before = all_of(case.model)
+    diagnosis = diagnose(*case.args)
+    assert found(diagnosis) == HABITS.get(name, [])
+    assert all(finding.cause and finding.fix for finding in diagnosis.findings)
+    assert all_of(case.model) == before
+    if name != "scripted":
+        assert diagnosis.comparison["equal"].all()
+
+
+def own_derivative(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    """Return a field that is the derivative of a potential."""
+    return torch.func.vmap(torch.func.grad(lambda x: self.fc(x).tanh().sum()))(inputs)
+
+
+def of_the_first(predictions: Tensor, targets: Tensor) -> Tensor:
+    return -predictions.log_softmax(1)[0].dot(targets[0])
+
+
+def of_one(predictions: Tensor, targets: Tensor) -> Tensor:
+    return (predictions.squeeze(0) * targets.squeeze(0)[:, None].T[0]).sum().sin()
+
+
+@pytest.mark.parametrize("name", ["derivative", "loss of the first", "loss of one"])
+def test_what_only_looks_suspicious_is_clean(name):
+    case = zoo.make("linear", 4)
+    model, loss_fn = case.model, case.loss_fn
+    if name == "derivative":
+        model = zoo.Apply(own_derivative, fc=nn.Linear(3, 2)).double()
+        case.targets = torch.randn(4, 3, dtype=torch.float64)
+    else:
+        loss_fn = of_the_first if name.endswith("first") else of_one
+    assert found(diagnose(model, loss_fn, case.data, case.targets)) == []

@@ -25,18 +25,20 @@ def _stem(norm: nn.Module, dims: int = 2) -> nn.Module:
     def run(self: Apply, inputs: Tensor) -> Tensor:
         inputs = inputs if dims == 2 else inputs.unsqueeze(2).expand(-1, -1, 3, -1, -1)
         patches = self.norm(self.conv(inputs)).flatten(2).transpose(1, 2)
-        return self.head(patches).sin().flatten(1)
+        return (patches * self.position).flatten(1)
 
-    return Apply(run, conv=convolution, norm=norm.eval(), head=nn.Linear(4, 3))
+    position = nn.Parameter(torch.randn(4 if dims == 2 else 12, 4))
+    return Apply(run, conv=convolution, norm=norm.eval(), position=position)
 
 
 def _functional_norm(self: Apply, inputs: Tensor) -> Tensor:
     maps = F.batch_norm(self.conv(inputs), self.mean, self.var, self.scale, self.shift)
-    return self.head(maps.flatten(2).transpose(1, 2)).sin().flatten(1)
+    return (maps.flatten(2).transpose(1, 2) * self.position).flatten(1)
 
 
 def _stem_by_function() -> nn.Module:
-    model = Apply(_functional_norm, conv=nn.Conv2d(2, 4, 3), head=nn.Linear(4, 3))
+    position = nn.Parameter(torch.randn(4, 4))
+    model = Apply(_functional_norm, conv=nn.Conv2d(2, 4, 3), position=position)
     model.register_buffer("mean", torch.rand(4))
     model.register_buffer("var", torch.rand(4) + 0.5)
     model.scale, model.shift = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))

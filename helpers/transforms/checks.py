@@ -24,6 +24,24 @@ def check_model(model: nn.Module) -> None:
             )
 
 
+def check_callable(model: nn.Module) -> None:
+    """Refuse what `functional_call` does not call, for tasks that use it.
+
+    Raises:
+        ValueError: With the reason and the way out.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            "the model is a scripted module, which functional_call cannot give other weights: "
+            "take the module that it was made of"
+        )
+    if isinstance(model, nn.DataParallel):
+        raise ValueError(
+            "the model is wrapped in DataParallel, which functional_call cannot give other "
+            "weights: take its .module"
+        )
+
+
 def check_batch(**batches: Tensor) -> None:
     """Refuse data, and targets if there are any, that are not batches of one size.
 

@@ -1,7 +1,7 @@
 """Modules under transforms: their parameters, and a stand-in to work on."""
 
 import copy
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -73,6 +73,11 @@ def with_tensors(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> nn.Mo
         memo[id(parameter)] = nn.Parameter(replace(parameter), requires_grad=False)
     for buffer in model.buffers():
         memo[id(buffer)] = replace(buffer)
+    for module in model.modules():
+        # A module has a dozen dictionaries for hooks. To make empty ones costs a tenth of a copy.
+        for value in vars(module).values():
+            if type(value) in (dict, OrderedDict) and not value:
+                memo[id(value)] = type(value)()
     with torch.no_grad():  # or the copy of a scripted module would hang on the original's graph
         try:
             return copy.deepcopy(model, memo.copy())
@@ -150,9 +155,9 @@ class StandIn:
         """The modules whose code may run."""
         return (self.model, self._runs, self.original)
 
-    def reach(self, tensors: dict[str, Tensor]) -> Reach:
-        """Make what leads calls of torch to these tensors."""
-        return Reach(self._names, tensors)
+    def reach(self, tensors: dict[str, Tensor], *, cure: bool = True) -> Reach:
+        """Make what leads calls of torch to these tensors; see `Reach`."""
+        return Reach(self._names, tensors, cure=cure)
 
     def reaching(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Let `function(model, params, buffers, *sample)` reach its tensors from everywhere."""
@@ -190,6 +195,21 @@ class StandIn:
             state.rewrite(tensor, source)
         self._versions = [(tensor, source, tensor._version) for tensor, source in self._pairs]
         return bool(changed)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Give a model back as it was, where bare transforms may have changed it by a closure."""
+    registered = [*model.parameters(), *model.buffers()]
+    values = [tensor.detach().clone() for tensor in registered]
+    kept = state.Kept([model], registered)
+    try:
+        yield
+    finally:
+        kept.undo()
+        for tensor, before in zip(registered, values, strict=True):
+            if not _same(tensor, before):
+                state.rewrite(tensor, before)
 
 
 def call(model: nn.Module, tensors: dict[str, Tensor], *args: Any) -> Any:

@@ -21,15 +21,18 @@ class Reach(TorchFunctionMode):
     Args:
         names: By the `id` of each tensor that may be met, the name of the one that is meant.
         tensors: Those that are meant, by name.
+        cure: Whether to mend the backward of normalisations, see `Contiguous`.
     """
 
-    def __init__(self, names: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, names: Mapping[int, str], tensors: Mapping[str, Tensor], *, cure: bool = True
+    ) -> None:
         super().__init__()
-        self.met: set[str] = set()
-        """The names of the tensors that were met."""
-        self.cured = False
+        self.met: dict[int, str] = {}
+        """The names of the tensors that were met, by the `id` of each."""
+        self.met_norm = False
         """Whether a normalisation was met."""
-        self._names = names
+        self._names, self._cure = names, cure
         self._meant = {
             number: tensors[name]
             for number, name in names.items()
@@ -45,8 +48,8 @@ class Reach(TorchFunctionMode):
             kwargs = dict(zip(kwargs, self._swapped([*kwargs.values()]), strict=True))
         result = func(*args, **(kwargs or {}))
         if func in _NORMS:
-            self.cured = True
-            return Contiguous.apply(result)
+            self.met_norm = True
+            return Contiguous.apply(result) if self._cure else result
         return result
 
     def _swapped(self, values: Any) -> Any:
@@ -58,7 +61,7 @@ class Reach(TorchFunctionMode):
             else:
                 other = meant.get(id(value), value)
                 if other is not value:
-                    self.met.add(self._names[id(value)])
+                    self.met[id(value)] = self._names[id(value)]
             if other is not value:
                 swapped = swapped or [*values]
                 swapped[index] = other

@@ -94,7 +94,7 @@ def _pass(
         state = streams.random_state(device)
         # Clones, since autograd does not save tensors that were made in inference mode.
         sample = [tensor[index].detach().clone() for tensor in batch]
-        seen = reach if index == 0 or reach.met or reach.cured else contextlib.nullcontext()
+        seen = reach if index == 0 or reach.met or reach.met_norm else contextlib.nullcontext()
         try:
             with torch.enable_grad(), seen:
                 take(index, function(stand_in.model, {}, {}, *sample))

@@ -91,6 +91,16 @@ class Kept:
             elif isinstance(value, types.FunctionType):
                 self.has_functions = True
 
+    def changed(self) -> bool:
+        """Say whether something is not as it was, tensors and arrays by their writes."""
+        return (
+            any(self._empty)
+            or any(not _alike(now.items(), then.items()) for now, then in self._dictionaries)
+            or any(not _alike(now, then) for now, then in self._others)
+            or any(tensor._version != version for tensor, _, version in self._tensors)
+            or any(not np.array_equal(now, then) for now, then in self._arrays)
+        )
+
     def undo(self) -> None:
         """Bring the state back."""
         for dictionary in self._empty:
@@ -110,6 +120,15 @@ class Kept:
                 np.copyto(array, values)
         for generator, state in self._generators:
             generator.set_state(state)
+
+
+def _alike(now: Iterable[Any], then: Iterable[Any]) -> bool:
+    """Compare containers by the identity of what they hold."""
+    one, other = (
+        [id(part) for each in values for part in (each if type(each) is tuple else (each,))]
+        for values in (now, then)
+    )
+    return one == other
 
 
 def rewrite(tensor: Tensor, values: Tensor) -> None:

@@ -13,7 +13,7 @@ Found = tuple[str, str]
 _WRAPPERS = {
     "DataParallel": ("data-parallel", "module"),
     "DistributedDataParallel": ("data-parallel", "module"),
-    "OptimizedModule": ("compiled-names", "_orig_mod"),
+    "OptimizedModule": ("", "_orig_mod"),
 }
 
 
@@ -36,7 +36,8 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, list[Found]]:
     found: list[Found] = []
     while type(model).__name__ in _WRAPPERS:
         entry, attribute = _WRAPPERS[type(model).__name__]
-        found.append((entry, "the model"))
+        if entry:
+            found.append((entry, "the model"))
         model = getattr(model, attribute)
     return model, found
 

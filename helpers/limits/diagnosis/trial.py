@@ -49,6 +49,9 @@ def transforms(case: Case) -> Iterator[tuple[str, str, str]]:
         if error is None:
             yield from _fallbacks(watch)
             return
+        if "nested_tensor" in str(error):
+            yield "nested-tensors", watch.place, ""
+            return
         entry = _explain(error, watch)
         if entry and entry.name in _WRITES and "sample-into-buffer" not in mended:
             second, other = _attempt(case, mended | {"sample-into-buffer"})

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 from helpers.transforms.randomness import random_state
@@ -105,11 +106,12 @@ class Watch(TorchFunctionMode):
             if before[kind] != after[kind] and explained[kind] == self._explained[kind]:
                 drew.append(self.names[module])
                 self._explained[kind] += 1
-        if isinstance(output, Tensor):
+        if isinstance(output, Tensor) and not is_functorch_wrapped_tensor(output):
             self.outputs.append((self.names[module], output))
 
     def _random_states(self) -> dict[str, Any]:
-        if self._device is None:
+        # Under a transform, the model's own too, no state can be read.
+        if self._device is None or peek_interpreter_stack() is not None:
             return dict.fromkeys(self.drew)
         torch_state = [state.numpy(force=True).tobytes() for state in random_state(self._device)]
         _, keys, position, *_ = np.random.get_state()  # noqa: NPY002
