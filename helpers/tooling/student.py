@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from helpers.tooling.lesson import copies, drafts, files
+from helpers.tooling.lesson import copies, drafts, files, reach
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/student")
@@ -68,15 +68,15 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     for lesson, notebook in notebooks.items():
         copies.relink(notebook, None, there=[each.name for each in chosen])
         with copies.located(f"{lesson.name}, "):
-            modules.update(copies.needed(notebook))
+            modules.update(reach.needed(notebook))
     with drafts.replaced(folder) as draft:
         for lesson, notebook in notebooks.items():
             copies.save(notebook, draft / lesson.name)
         for path in sorted(modules):
             copied = draft / "helpers" / path
             copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(copies.HELPERS / path, copied)
-        shutil.copyfile(copies.HELPERS.parent / "requirements.txt", draft / "requirements.txt")
+            shutil.copyfile(reach.HELPERS / path, copied)
+        shutil.copyfile(reach.HELPERS.parent / "requirements.txt", draft / "requirements.txt")
 
 
 if __name__ == "__main__":
