@@ -172,7 +172,7 @@ def _reached(notebook: NotebookNode, *, whole: bool) -> Reach:
     trees, scope = [], {}
     for cell in files.code_cells(notebook):
         place = files.place(notebook, cell)
-        trees.append(_parsed(_without_magics(cell.source), place))
+        trees.append(_parsed(without_magics(cell.source), place))
         for each in ast.walk(trees[-1]):
             if isinstance(each, ast.Import | ast.ImportFrom):
                 scope |= _imported(each, place)
@@ -252,7 +252,7 @@ def _is_text(node: ast.AST) -> bool:
     )
 
 
-def _without_magics(source: str) -> str:
+def without_magics(source: str) -> str:
     """Turn what only IPython understands, such as `%timeit` and `!ls`, into calls of functions."""
     # A magic that runs the rest of its cell as Python may hide an import; others hold no Python.
     source = re.sub(r"\A\s*%%(time|timeit|capture|prun)\b.*\n", "", source)
