@@ -72,6 +72,8 @@ if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
 ABOUT = """\
 These cells write what this lesson uses of the collection's modules, with short docstrings, into \
 the folder `helpers`. After a change to one, run all cells again from the top."""
+HANDED_OVER = ("Table.__finalize__", "Table._repr_mimebundle_")
+"""The part of `helpers.handover` that only `make report` has a use for."""
 BESIDE = "run all cells from the top, those under the heading Helpers write it"
 LINKS = re.compile(
     r"(<!-- make colab REPO=owner/name writes the links -->\n).*?(<!-- end -->)", re.S
@@ -93,7 +95,7 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
     notebook = copies.derive_copy(lesson, BESIDE)
     copies.relink_headings(notebook, "#scrollTo=")
     with copies.located(f"{lesson.name}, "):
-        modules = reach.carried(notebook)
+        modules = reach.carried(notebook, HANDED_OVER)
     for cell in notebook.cells:
         if "parameters" in files.tags(cell):
             with copies.located(f"{lesson.name}, {files.place(notebook, cell)}: "):

@@ -166,12 +166,16 @@ def test_copy_carries_at_most_half_of_its_modules():
     whole = sum(
         len((reach.HELPERS / each).read_text().splitlines()) for each in reach.needed(notebook)
     )
-    carried = sum(len(text.splitlines()) for text in reach.carried(notebook).values())
+    carried = sum(
+        len(text.splitlines()) for text in reach.carried(notebook, colab.HANDED_OVER).values()
+    )
     assert carried <= whole / 2
 
 
 def test_lessons_carry_only_what_they_need():
-    needed = {path.stem[:2]: [*reach.carried(files.read(path))] for path in LESSONS}
+    needed = {
+        path.stem[:2]: [*reach.carried(files.read(path), colab.HANDED_OVER)] for path in LESSONS
+    }
     assert Path("jacobians.py") in needed["04"]
     assert Path("jacobians.py") not in needed["01"]
     assert Path("limits/entries/slow.py") in needed["06"]

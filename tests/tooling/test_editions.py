@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_markdown_cell, new_output
@@ -165,6 +166,24 @@ def test_copy_carries_the_definitions_that_it_reaches():
 
 
 @pytest.mark.usefixtures("shapes")
+def test_copy_leaves_out_methods_that_nothing_calls(tmp_path):
+    lines = [
+        "class A:",
+        '    """Doc."""',
+        "",
+        "    @property",
+        "    def a(self): ...",
+        "",
+        "    b = 1",
+    ]
+    source = "\n".join(["from math import pi", "", *lines]).replace("...", "return pi")
+    (tmp_path / "helpers" / "late.py").write_text(source)
+    cell = code("here", "from helpers.late import A")
+    found = reach.carried(lesson(cell), ["A.a"])
+    assert found[Path("late.py")] == 'class A:\n    """Doc."""\n    b = 1'
+
+
+@pytest.mark.usefixtures("shapes")
 @pytest.mark.parametrize(
     "cells",
     [
@@ -201,7 +220,7 @@ def test_module_that_is_used_as_a_whole_is_carried_whole(source):
 
 def test_nothing_that_a_copy_carries_names_what_it_left_behind(tmp_path):
     for path in LESSONS:
-        for module, source in reach.carried(files.read(path)).items():
+        for module, source in reach.carried(files.read(path), colab.HANDED_OVER).items():
             file = tmp_path / path.stem / "helpers" / module
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{source}\n")

@@ -9,8 +9,9 @@ import ast
 import copy
 import re
 import symtable
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -54,9 +55,9 @@ class Reach:
         kept: By module, its parts by number, each with the names that are needed of it.
     """
 
-    def __init__(self, *, whole: bool) -> None:
+    def __init__(self, *, whole: bool, without: Collection[str] = ()) -> None:
         """Begin with nothing; with `whole`, a module that is reached is reached with all it has."""
-        self.whole = whole
+        self.whole, self.without = whole, without
         self.modules: dict[Path, list[Part]] = {}
         self.kept: dict[Path, dict[int, set[str]]] = {}
 
@@ -68,7 +69,7 @@ class Reach:
         """
         if path in self.modules:
             return
-        self.modules[path], self.kept[path] = _parts(path), {}
+        self.modules[path], self.kept[path] = _parts(path, self.without), {}
         for folder in path.parents:
             self.load(folder / PACKAGE)
         for number, part in enumerate(self.modules[path]):
@@ -143,11 +144,15 @@ def needed(notebook: NotebookNode) -> list[Path]:
     Raises:
         ValueError: A cell is not Python, or imports of `helpers` what is not there.
     """
-    return sorted(_reached(notebook, whole=True).modules)
+    return sorted(_reached(notebook, Reach(whole=True)).modules)
 
 
-def carried(notebook: NotebookNode) -> dict[Path, str]:
+def carried(notebook: NotebookNode, without: Collection[str] = ()) -> dict[Path, str]:
     """Write the helper modules that a lesson imports with the definitions alone that it reaches.
+
+    Args:
+        notebook: The lesson, or an edition of it.
+        without: Methods that nothing calls there, as `Class.method`.
 
     Returns:
         The source of each, by its path relative to the folder `helpers`, in order of their names.
@@ -155,7 +160,7 @@ def carried(notebook: NotebookNode) -> dict[Path, str]:
     Raises:
         ValueError: As in `needed`.
     """
-    reach = _reached(notebook, whole=False)
+    reach = _reached(notebook, Reach(whole=False, without=without))
     return {
         path: _shortened(
             "\n".join(
@@ -167,8 +172,7 @@ def carried(notebook: NotebookNode) -> dict[Path, str]:
     }
 
 
-def _reached(notebook: NotebookNode, *, whole: bool) -> Reach:
-    reach = Reach(whole=whole)
+def _reached(notebook: NotebookNode, reach: Reach) -> Reach:
     trees, scope = [], {}
     for cell in files.code_cells(notebook):
         place = files.place(notebook, cell)
@@ -210,9 +214,10 @@ def _shortened(source: str) -> str:
     return re.sub(r'\A(""".*"""\n)(?=\S)', r"\1\n", text)
 
 
-def _parts(path: Path) -> list[Part]:
-    """Take a module apart."""
-    place, text = f"helpers/{path.as_posix()}", (HELPERS / path).read_text("utf-8")
+def _parts(path: Path, without: Collection[str]) -> list[Part]:
+    """Take a module apart, and leave out some methods."""
+    place = f"helpers/{path.as_posix()}"
+    text = _without_methods((HELPERS / path).read_text("utf-8"), without, place)
     lines, done, parts = text.splitlines(), 0, []
     for node in _parsed(text, place).body:
         source = "\n".join(lines[done : node.end_lineno])
@@ -234,6 +239,17 @@ def _parts(path: Path) -> list[Part]:
             )
             parts.append(Part(node, source, dict.fromkeys(bound), runs=not given))
     return parts
+
+
+def _without_methods(source: str, names: Collection[str], place: str) -> str:
+    lines: list[str | None] = source.splitlines()
+    for node in _parsed(source, place).body if names else ():
+        for above, each in pairwise(node.body) if isinstance(node, ast.ClassDef) else ():
+            if f"{node.name}.{getattr(each, 'name', '')}" in names:
+                lines[above.end_lineno : each.end_lineno] = [None] * (
+                    each.end_lineno - above.end_lineno
+                )
+    return "\n".join(line for line in lines if line is not None)
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
