@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab
-from helpers.tooling.lesson import files, reach
+from helpers.tooling.lesson import files, modules, reach
 from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
@@ -164,7 +164,7 @@ def test_copy_carries_at_most_half_of_its_modules():
     (path,) = (path for path in LESSONS if path.stem.startswith("03"))
     notebook = files.read(path)
     whole = sum(
-        len((reach.HELPERS / each).read_text().splitlines()) for each in reach.needed(notebook)
+        len((modules.HELPERS / each).read_text().splitlines()) for each in reach.needed(notebook)
     )
     carried = sum(
         len(text.splitlines()) for text in reach.carried(notebook, colab.HANDED_OVER).values()

@@ -9,6 +9,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 
 from helpers.tooling import colab, student
 from helpers.tooling.lesson import copies, files, form, reach
+from helpers.tooling.lesson import modules as helper_modules
 from tests.tooling.samples import LESSONS, cell, code, good_lesson, lesson, save
 
 EDITIONS = {"colab": lambda path: colab.standalone(path, None), "student": student.student}
@@ -46,7 +47,7 @@ def small(tmp_path, monkeypatch):
         path = tmp_path / "helpers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
-    monkeypatch.setattr(reach, "HELPERS", tmp_path / "helpers")
+    monkeypatch.setattr(helper_modules, "HELPERS", tmp_path / "helpers")
 
 
 @pytest.mark.usefixtures("small")
@@ -145,7 +146,7 @@ def shapes(tmp_path, monkeypatch):
     )
     (folder / "pictures" / "bars.py").write_text("def bars(): ...\n\n\ndef thick(): ...\n")
     (folder / "pictures" / "dots.py").write_text("def dots(): ...\n")
-    monkeypatch.setattr(reach, "HELPERS", folder)
+    monkeypatch.setattr(helper_modules, "HELPERS", folder)
 
 
 def carried(*sources: str) -> dict[str, str]:
