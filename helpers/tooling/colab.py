@@ -150,7 +150,8 @@ def _insert(notebook: NotebookNode, modules: Mapping[Path, str], about: str) -> 
     setup = next(n for n, cell in enumerate(notebook.cells) if "parameters" in files.tags(cell)) + 1
     notebook.cells.insert(setup, new_code_cell(ready, id="colab-ready", metadata=dict(FOLDED)))
     notebook.cells[1:1] = [
-        new_markdown_cell(f"## {HEADING}\n\n{about}", id=SECTION, metadata={COLLAPSED: True}),
+        new_markdown_cell(f"## {HEADING}", id=SECTION, metadata={COLLAPSED: True}),
+        new_markdown_cell(about, id="colab-about"),  # folded, too
         new_code_cell(WRITER, id="colab-writer", metadata=dict(FOLDED)),
         *(_module(path, source) for path, source in modules.items()),
         new_markdown_cell("## Parameters", id="colab-parameters"),  # it ends the section

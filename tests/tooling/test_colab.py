@@ -149,11 +149,11 @@ def test_helpers_are_a_folded_section_below_the_title(path):
     copy = colab.standalone(path, None)
     title, heading, *_ = copy.cells
     assert title.source.startswith("# ")
-    assert heading.source.startswith("## Helpers (run, no need to read)\n")
+    assert heading.source == "## Helpers (run, no need to read)"
     assert copy.metadata.colab.collapsed_sections == [heading.metadata.id]
     section = helper_section(copy)
-    assert [each.cell_type for each in section] == ["code"] * len(section)
-    assert all(each.metadata.cellView == "form" for each in section)
+    assert section[0].cell_type == "markdown"
+    assert all(each.metadata.cellView == "form" for each in section[1:])
     lesson = [each.id for each in files.read(path).cells[1:]]
     rest = [each.id for each in copy.cells[2 + len(section) :]]
     assert [name for name in rest if not name.startswith("colab-")] == lesson
