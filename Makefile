@@ -31,9 +31,11 @@ endif
 
 python := .venv/bin/python
 made := .venv/made-by-$(subst /,-,$(PYTHON))
+lists := requirements.txt tests/requirements.txt
+lock := .ci/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test nbval outputs colab student html report lab lint clean
+.PHONY: help run bench peers test nbval outputs colab student html report lab lint lock clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -98,15 +100,25 @@ lint: $(made)  ## check style and format of code and lessons
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 
+# With setuptools, without builds (+cpu), and without what only torch for CUDA brings, which pins it
+# by itself.
+lock:  ## renew .ci/constraints.txt: versions of all that both lists bring, as pip chooses today
+	"$(PYTHON)" -m venv --clear build/lock-env
+	build/lock-env/bin/python -m pip install $(lists:%=-r %)
+	echo "# Made by \`make lock\`: what requirements.txt and tests/requirements.txt bring." > build/lock
+	build/lock-env/bin/python -m pip freeze --all | sed -E 's/\+[a-z0-9]+$$//' \
+		| grep -vE '^(pip==|nvidia-|cuda-|triton==)' >> build/lock
+	mv build/lock $(lock)
+
 clean:  ## remove what was generated: build/ and caches, not .venv, .venv-jax
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find helpers notebooks tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
 		-exec rm -rf {} +
 
 # .venv is made anew for another interpreter, or if it was left half-made; else it is brought up to
-# requirements.txt in place. The mark is set last.
-$(made): requirements.txt
+# the lists in place. The mark is set last.
+$(made): $(lists) $(lock)
 	@"$(PYTHON)" -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	test -e $@ || "$(PYTHON)" -m venv --clear .venv
-	$(python) -m pip install -r requirements.txt
+	$(python) -m pip install $(lists:%=-r %) -c $(lock)
 	touch $@

@@ -144,9 +144,6 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
         for name, each in measurements.items()
     }
     failed = getattr(measurements, "failed", {})
-    timing = handover.Timing(
-        rows | dict.fromkeys(failed, handover.TimingRow(missing="failed")), reference
-    )
     rendered = {
         name: {
             "median (ms)": round(row.median_ms, 2),
@@ -157,7 +154,8 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
     }
     rendered |= {name: {"failed": why} for name, why in failed.items()}
     frame = pd.DataFrame.from_dict(rendered, orient="index").rename_axis("method")
-    return handover.Table.of(timing, frame.fillna({"failed": ""}) if failed else frame)
+    rows |= dict.fromkeys(failed, handover.TimingRow(missing="failed"))
+    return handover.Table.of(rows, frame.fillna({"failed": ""}) if failed else frame, reference)
 
 
 def reason(error: Exception) -> str:

@@ -18,8 +18,7 @@ TOLERANCES = {
     torch.bfloat16: 5e-2,
     torch.float16: 1e-2,
 }
-NOT_FINITE = "not finite"
-"""What stands instead of an error that a NaN or an infinity has made."""
+NOT_FINITE = "not finite"  # what stands instead of an error that a NaN or an infinity has made
 
 
 def table(
@@ -61,17 +60,12 @@ def table(
             tuple(tensor.shape), error, instead, limit, error is not None and error <= limit
         )
     rendered = {
-        name: {
-            "shape": row.shape[batch_dims:],
-            "per-sample shape": row.shape,
-            "largest error": _error(row),
-            "equal": row.equal,
-        }
+        name: (row.shape[batch_dims:], row.shape, _error(row), row.equal)
         for name, row in rows.items()
     }
     columns = ["shape", "per-sample shape", "largest error", "equal"]
     frame = pd.DataFrame.from_dict(rendered, orient="index", columns=columns)
-    return handover.Table.of(handover.Comparison(rows), frame.rename_axis("parameter"))
+    return handover.Table.of(rows, frame.rename_axis("parameter"))
 
 
 def check(

@@ -6,7 +6,8 @@ as JSON, under a MIME type that no viewer knows and therefore none shows.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -46,29 +47,8 @@ class TimingRow:
     missing: str | None = None
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two results side by side, by parameter."""
-
-    rows: Mapping[Hashable, ComparisonRow]
-
-    def as_json(self) -> dict[str, Any]:
-        """Give what `make report` reads."""
-        rows = _listed("parameter", self.rows)
-        return {"kind": "comparison", "rows": [row | {"shape": [*row["shape"]]} for row in rows]}
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Times of candidates, by name, as multiples of one of them."""
-
-    rows: Mapping[Hashable, TimingRow]
-    reference: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Give what `make report` reads."""
-        rows = _listed("method", self.rows)
-        return {"kind": "timing", "reference": self.reference, "rows": rows}
+Rows = Mapping[Hashable, ComparisonRow | TimingRow]
+"""The rows of a table as data, by the labels of its index."""
 
 
 class Table(pd.DataFrame):
@@ -78,17 +58,19 @@ class Table(pd.DataFrame):
     other, keep their data.
 
     Attributes:
-        data: The rows as data, by the labels of the index; None if it has none.
+        rows: The data; the last name of the index says what the labels name.
+        reference: What times are multiples of; None for a comparison.
     """
 
-    _metadata = ("data",)  # pandas hands attributes of these names on to what it makes of a table
-    data: Comparison | Timing | None = None
+    _metadata = ("rows", "reference")  # pandas hands these on to what it makes of a table
+    rows: Rows = MappingProxyType({})
+    reference: str | None = None
 
     @classmethod
-    def of(cls, data: Comparison | Timing, rendered: pd.DataFrame) -> "Table":
+    def of(cls, rows: Rows, rendered: pd.DataFrame, reference: str | None = None) -> "Table":
         """Make a table of data and of what was rendered from it."""
         table = cls(rendered)
-        table.data = data
+        table.rows, table.reference = rows, reference
         return table
 
     @property
@@ -98,39 +80,20 @@ class Table(pd.DataFrame):
     def __finalize__(self, other: Any, method: str | None = None, **options: Any) -> "Table":
         """Let a table that pandas has made keep the data of those that it was made of."""
         super().__finalize__(other, method=method, **options)
-        if hasattr(other, "input_objs"):
-            self.data = _joined(list(other.input_objs), self.index)
+        joined = [each for each in getattr(other, "input_objs", ()) if isinstance(each, Table)]
+        rows = [each.rows.get(label) for each in joined for label in each.index]
+        alike = len({each.reference for each in joined}) == 1 and self.index.is_unique
+        if alike and len(rows) == len(self.index):
+            self.rows = {label: row for label, row in zip(self.index, rows, strict=True) if row}
+            self.reference = joined[0].reference
         return self
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """Add the data to what IPython shows; HTML and text come from pandas as ever."""
-        rows = self.data.rows if self.data else {}
-        shown = {label: rows[label] for label in self.index if label in rows}
-        return {MIME: replace(self.data, rows=shown).as_json()} if shown else {}
-
-
-def _joined(tables: list[Any], index: pd.Index) -> Comparison | Timing | None:
-    """Join the data of tables that stand one below the other, under new labels."""
-    parts = [getattr(table, "data", None) for table in tables]
-    rows = [
-        part.rows.get(label)
-        for table, part in zip(tables, parts, strict=True)
-        for label in (table.index if part else ())
-    ]
-    if None in parts or len(rows) != len(index) or not index.is_unique:
-        return None
-    if any(replace(part, rows={}) != replace(parts[0], rows={}) for part in parts):
-        return None  # of another kind, or multiples of another reference
-    named = {label: row for label, row in zip(index, rows, strict=True) if row is not None}
-    return replace(parts[0], rows=named)
-
-
-def _listed(name: str, rows: Mapping[Hashable, ComparisonRow | TimingRow]) -> list[dict[str, Any]]:
-    """List rows as dictionaries that begin with their label, in words if it has several parts."""
-    return [
-        {
-            name: ", ".join(map(str, label)) if isinstance(label, tuple) else str(label),
-            **asdict(row),
-        }
-        for label, row in rows.items()
-    ]
+        rows = []
+        for label in filter(self.rows.__contains__, self.index):
+            words = ", ".join(map(str, label)) if isinstance(label, tuple) else str(label)
+            rows.append({self.index.names[-1]: words, **asdict(self.rows[label])})
+        kind = {"kind": "timing", "reference": self.reference}
+        kind = kind if self.reference is not None else {"kind": "comparison"}
+        return {MIME: {**kind, "rows": rows}} if rows else {}

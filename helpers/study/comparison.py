@@ -87,9 +87,6 @@ def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
         for name, row in measured.items()
     }
     missing = dict.fromkeys(study["absent"], "absent") | dict.fromkeys(study["failed"], "failed")
-    timing = handover.Timing(
-        rows | {name: handover.TimingRow(missing=why) for name, why in missing.items()}, reference
-    )
     rendered = {
         name: {
             "median (ms)": round(times.median_ms, 1),
@@ -104,7 +101,8 @@ def table(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
     rendered |= {name: {"not measured": why} for name, why in missing.items()}
     frame = pd.DataFrame.from_dict(rendered, orient="index").rename_axis("method")
     texts = [name for name in frame if "(ms)" not in name and not name.startswith("times ")]
-    return handover.Table.of(timing, frame.fillna(dict.fromkeys(texts, "")))
+    rows |= {name: handover.TimingRow(missing=why) for name, why in missing.items()}
+    return handover.Table.of(rows, frame.fillna(dict.fromkeys(texts, "")), reference)
 
 
 def remarks(study: Study) -> list[str]:

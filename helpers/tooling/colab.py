@@ -2,33 +2,59 @@
 
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.colab 3 --repo owner/name`
 makes build/colab/ anew with lesson 3, and with all lessons if none is named. A copy installs
-nothing.
+nothing. With a repository, links in the copies and in README.md open the copies on its branch
+`colab`, where `.ci/colab` puts them.
 """
 
 import argparse
 import ast
+import copy
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from helpers.tooling.lesson import copies, drafts, files, parameters
+from helpers.tooling.lesson import copies, drafts, files, parameters, reach
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/colab")
+README = Path("README.md")
 LOWEST_TORCH = (2, 6)
-METADATA = {"accelerator": "GPU", "colab": {"provenance": [], "gpuType": "T4"}}
+SECTION = "colab-helpers"
+METADATA = {
+    "accelerator": "GPU",
+    "colab": {"provenance": [], "gpuType": "T4", "collapsed_sections": [SECTION]},
+}
+COLLAPSED = "jp-MarkdownHeadingCollapsed"
+"""What says to JupyterLab, in a heading's metadata, what `collapsed_sections` says to Colab."""
 CHOICES = {"device": '["auto", "cpu", "cuda", "mps"]', "dataset": '["digits", "random"]'}
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
-START = """\
-# @title Is this machine ready?
+BRANCH = "colab"
+"""The branch on which `.ci/colab` publishes the copies: Colab opens what is in a repository."""
+OPEN = "https://colab.research.google.com/github/{repo}/blob/{branch}/{name}"
+BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
+HEADING = "Helpers (run, no need to read)"
+WRITER = """\
+# @title What writes them
 import sys
 from pathlib import Path
 
+from IPython.core.magic import register_cell_magic
+
+for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
+    del sys.modules[name]  # so that a helper that was edited is imported anew
+
+
+@register_cell_magic
+def helper(path, source):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(source, encoding="utf-8")"""
+READY = """\
+# @title Is this machine ready?
 import torch
 
 version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -42,15 +68,16 @@ if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
     print(
         "There is no GPU here, and the lesson runs without one, more slowly: "
         "for a GPU choose Runtime > Change runtime type > T4 GPU."
-    )
-for name in {folders}:
-    Path(name).mkdir(parents=True, exist_ok=True)
-for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
-    del sys.modules[name]  # so that a helper that was edited is imported anew"""
+    )"""
 ABOUT = """\
-The folded cells below write the helper modules that this lesson imports into the folder \
-`helpers`. Unfold one to read it. After a change to one, run all cells again from the top."""
-BESIDE = "run all cells from the top, the folded ones write it"
+These cells write what this lesson uses of the collection's modules, with short docstrings, into \
+the folder `helpers`. After a change to one, run all cells again from the top."""
+HANDED_OVER = ("Table.__finalize__", "Table._repr_mimebundle_")
+"""The part of `helpers.handover` that only `make report` has a use for."""
+BESIDE = "run all cells from the top, those under the heading Helpers write it"
+LINKS = re.compile(
+    r"(<!-- make colab REPO=owner/name writes the links -->\n).*?(<!-- end -->)", re.S
+)
 
 
 def standalone(lesson: Path, repo: str | None) -> NotebookNode:
@@ -58,16 +85,17 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
 
     Args:
         lesson: The notebook.
-        repo: `owner/name` of the repository on GitHub that links lead to, on its branch main;
-            None for no such links.
+        repo: `owner/name` of the repository on GitHub that links lead to: to copies on its branch
+            `colab`, to sources on main; None for no such links.
 
     Raises:
         ValueError: A cell is not Python, or imports what is not there; the parameters cell will
             not do.
     """
     notebook = copies.derive_copy(lesson, BESIDE)
+    copies.relink_headings(notebook, "#scrollTo=")
     with copies.located(f"{lesson.name}, "):
-        modules = copies.needed(notebook)
+        modules = reach.carried(notebook, HANDED_OVER)
     for cell in notebook.cells:
         if "parameters" in files.tags(cell):
             with copies.located(f"{lesson.name}, {files.place(notebook, cell)}: "):
@@ -81,23 +109,53 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
             for output in cell.outputs:
                 if output.output_type == "execute_result":
                     output.execution_count = None
-    blob = f"https://github.com/{repo}/blob/main" if repo else None
-    copies.relink(notebook, f"{blob}/notebooks/" if blob else None)
     about = ABOUT
-    if blob:
-        badge = f"[![{repo}](https://img.shields.io/badge/GitHub-source-blue)]"
-        notebook.cells[0].source += f"\n\n{badge}({blob}/notebooks/{lesson.name})"
-        about += f" They come from the [repository](https://github.com/{repo}/tree/main/helpers)."
-    folders = sorted({(Path("helpers") / path).parent.as_posix() for path in modules})
-    wanted = ".".join(map(str, LOWEST_TORCH))
-    start = START.format(lowest=LOWEST_TORCH, wanted=wanted, folders=folders)
-    notebook.cells[1:1] = [
-        new_code_cell(start, id="colab-start", metadata=dict(FOLDED)),
-        new_markdown_cell(about, id="colab-helpers"),
-        *map(_module, modules),
-    ]
-    notebook.metadata.update(METADATA)
+    copies.relink(notebook, OPEN.format(repo=repo, branch=BRANCH, name="") if repo else None)
+    if repo:
+        source = f"https://github.com/{repo}/blob/main/notebooks/{lesson.name}"
+        badge = f"[![Open in Colab]({BADGE})]({address(lesson, repo)})"
+        notebook.cells[0].source += f"\n\n{badge} [Source on GitHub]({source})"
+        whole = f"https://github.com/{repo}/tree/main/helpers"
+        about += (
+            f" Whole modules, with all they say of themselves, are in the [repository]({whole})."
+        )
+    _insert(notebook, modules, about)
+    for cell in notebook.cells:
+        cell.metadata["id"] = cell.id  # by which Colab knows a cell
+    notebook.metadata.update(copy.deepcopy(METADATA))
     return notebook
+
+
+def address(lesson: Path, repo: str) -> str:
+    """Say where Colab opens the copy of a lesson that a repository has published."""
+    return OPEN.format(repo=repo, branch=BRANCH, name=lesson.name)
+
+
+def link_readme(readme: Path, repo: str) -> None:
+    """Write into README.md, where it has a place for them, the links that open lessons in Colab.
+
+    Raises:
+        ValueError: It cannot be written.
+    """
+    links = ", ".join(f"[{each.stem[:2]}]({address(each, repo)})" for each in files.find())
+    text = readme.read_text(encoding="utf-8")
+    with drafts.replaced_file(readme) as draft:
+        draft.write_text(LINKS.sub(rf"\1Open in Colab: {links}.\n\2", text), encoding="utf-8")
+
+
+def _insert(notebook: NotebookNode, modules: Mapping[Path, str], about: str) -> None:
+    """Put in the helpers, as a section below the title, and a look at the machine."""
+    lowest = ".".join(map(str, LOWEST_TORCH))
+    ready = READY.format(lowest=LOWEST_TORCH, wanted=lowest)
+    setup = next(n for n, cell in enumerate(notebook.cells) if "parameters" in files.tags(cell)) + 1
+    notebook.cells.insert(setup, new_code_cell(ready, id="colab-ready", metadata=dict(FOLDED)))
+    notebook.cells[1:1] = [
+        new_markdown_cell(f"## {HEADING}", id=SECTION, metadata={COLLAPSED: True}),
+        new_markdown_cell(about, id="colab-about"),  # folded, too
+        new_code_cell(WRITER, id="colab-writer", metadata=dict(FOLDED)),
+        *(_module(path, source) for path, source in modules.items()),
+        new_markdown_cell("## Parameters", id="colab-parameters"),  # it ends the section
+    ]
 
 
 def form(cell: NotebookNode) -> str:
@@ -161,6 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with drafts.replaced(FOLDER) as draft:
             for lesson, notebook in derived.items():
                 copies.save(notebook, draft / lesson.name)
+        if asked.repo is not None and README.exists():
+            link_readme(README, asked.repo)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
@@ -168,12 +228,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _module(path: Path) -> NotebookNode:
+def _module(path: Path, source: str) -> NotebookNode:
     """Make the cell that writes a helper module."""
-    source = (copies.HELPERS / path).read_text(encoding="utf-8").rstrip("\n")
     name = f"helpers/{path.as_posix()}"
     identity = "helper-" + re.sub(r"\W+", "-", path.with_suffix("").as_posix().replace("_", "-"))
-    text = f"%%writefile {name}\n# @title {name}\n{source}"
+    text = f"%%helper {name}\n# @title {name}\n{source}"
     return new_code_cell(text, id=identity.rstrip("-"), metadata=dict(FOLDED))
 
 

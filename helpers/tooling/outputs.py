@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from tqdm import tqdm
 
-from helpers.tooling.lesson import files, form
+from helpers.tooling.lesson import drafts, files, form
 from helpers.tooling.lesson.execution import Execution, end_cleanly_on_signals
 
 
@@ -29,7 +29,8 @@ def refresh(lesson: Path, *, timings: bool) -> None:
         timings: Renew those outputs too.
 
     Raises:
-        ValueError: The lesson failed, with a sentence that says where and how.
+        ValueError: The lesson failed, with a sentence that says where and how; or its file cannot
+            be written.
     """
     notebook = files.read(lesson)
     kept = {} if timings else _still_valid(notebook)
@@ -42,12 +43,8 @@ def refresh(lesson: Path, *, timings: bool) -> None:
         cell.outputs = kept.get(cell.id, cell.outputs)
     form.normalise(notebook)
     nbformat.validate(notebook)
-    draft = lesson.with_name(f".{lesson.name}.draft")
-    try:
+    with drafts.replaced_file(lesson) as draft:
         nbformat.write(notebook, draft)
-        draft.replace(lesson)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

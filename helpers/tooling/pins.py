@@ -10,6 +10,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 
+def read(requirements: str) -> dict[str, str]:
+    """Read the pins of a list: `{name: version}`, names in small letters with hyphens."""
+    pins = re.findall(r"^([\w.-]+)==([^\s#]+)", requirements, re.MULTILINE)
+    return {plain(name): pinned for name, pinned in pins}
+
+
+def plain(name: str) -> str:
+    """Write a package's name as all its spellings are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def findings(packages: Sequence[str], requirements: str) -> list[str]:
     """List the packages whose installed version is not the pinned one.
 
@@ -20,15 +31,15 @@ def findings(packages: Sequence[str], requirements: str) -> list[str]:
     Returns:
         A sentence for each that differs.
     """
-    found = []
+    pins, found = read(requirements), []
     for package in packages:
-        pinned = re.search(rf"^{re.escape(package)}==(\S+)$", requirements, re.MULTILINE)
+        pinned = pins.get(plain(package))
         installed = version(package).partition("+")[0]  # without the build, such as +cpu
         if pinned is None:
-            found.append(f"requirements.txt does not pin {package}")
-        elif installed != pinned[1]:
+            found.append(f"no pin of {package}")
+        elif installed != pinned:
             found.append(
-                f"{package} {installed} is installed, and {pinned[1]} is pinned: "
+                f"{package} {installed} is installed, and {pinned} is pinned: "
                 "remove .venv, and `make` will make it anew"
             )
     return found

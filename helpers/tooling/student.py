@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from helpers.tooling.lesson import copies, drafts, files
+from helpers.tooling.lesson import copies, drafts, files, modules, reach
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/student")
@@ -64,19 +64,19 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
             written.
     """
     notebooks = {lesson: student(lesson) for lesson in chosen}
-    modules = set()
+    needed = set()
     for lesson, notebook in notebooks.items():
         copies.relink(notebook, None, there=[each.name for each in chosen])
         with copies.located(f"{lesson.name}, "):
-            modules.update(copies.needed(notebook))
+            needed.update(reach.needed(notebook))
     with drafts.replaced(folder) as draft:
         for lesson, notebook in notebooks.items():
             copies.save(notebook, draft / lesson.name)
-        for path in sorted(modules):
+        for path in sorted(needed):
             copied = draft / "helpers" / path
             copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(copies.HELPERS / path, copied)
-        shutil.copyfile(copies.HELPERS.parent / "requirements.txt", draft / "requirements.txt")
+            shutil.copyfile(modules.HELPERS / path, copied)
+        shutil.copyfile(modules.HELPERS.parent / "requirements.txt", draft / "requirements.txt")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab
-from helpers.tooling.lesson import copies, files
+from helpers.tooling.lesson import files, modules, reach
 from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
@@ -49,10 +50,23 @@ def execute(notebook, folder, python, monkeypatch):
     return notebook
 
 
+def helper_section(copy):
+    """List the cells under the heading of the helpers, up to the next heading of its kind."""
+    first = next(n for n, each in enumerate(copy.cells) if each.source.startswith("## Helpers"))
+    behind = copy.cells[first + 1 :]
+    return behind[: next(n for n, each in enumerate(behind) if each.source.startswith("## "))]
+
+
+def helpers_of(copy):
+    """Read the modules that a copy carries: their sources by their paths."""
+    cells = [each.source for each in copy.cells if each.source.startswith("%%helper ")]
+    return {source.split()[1]: source.split("\n", 2)[2] for source in cells}
+
+
 def texts(each):
     """List what a cell printed or showed as text, in which versions of pandas agree."""
     found = []
-    for output in each.outputs:
+    for output in each.get("outputs", []):
         text = output.get("text") or output.get("data", {}).get("text/plain", "")
         found.append(re.sub(r"\s+", " ", text).strip())
     return found
@@ -66,7 +80,8 @@ def alone(path, folder, python, monkeypatch):
     execute(quick(copy), folder, python, monkeypatch)
     assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
     written = {file.relative_to(folder / "helpers") for file in folder.rglob("helpers/**/*.py")}
-    assert written == set(copies.needed(files.read(path)))
+    assert written == {Path(name).relative_to("helpers") for name in helpers_of(copy)}
+    assert not any(texts(each) for each in helper_section(copy)), "the helpers are not quiet"
     return copy
 
 
@@ -75,7 +90,9 @@ def differing(path, copy):
     return {
         each.id: (texts(each), texts(cell(copy, each.id)))
         for each in files.code_cells(files.read(path))
-        if files.is_compared(each) and texts(each) != texts(cell(copy, each.id))
+        if files.is_compared(each)
+        and cell(copy, each.id).cell_type == "code"  # an index with links has become text
+        and texts(each) != texts(cell(copy, each.id))
     }
 
 
@@ -103,41 +120,117 @@ def test_copy_as_a_file(path):
     nbformat.validate(copy)
     assert copy.metadata.accelerator == "GPU"
     assert copy.metadata.colab.gpuType == "T4"
-    start = next(each for each in copy.cells if each.cell_type == "code")
-    assert "needs torch 2.6 or newer" in start.source
+    assert "needs torch 2.6 or newer" in cell(copy, "colab-ready").source
     for each in copy.cells:
+        assert each.metadata.id == each.id
         assert each.cell_type == "markdown" or not re.search(INSTALLS, each.source, re.M)
         if each.cell_type == "markdown":
-            assert not re.search(r"\]\((?!http|#)", each.source), "a link to no place"
+            assert not re.search(r"\]\((?!http|#scrollTo=)", each.source), "a link to no place"
             assert "github.com/None" not in each.source
-    modules = {path.as_posix() for path in copies.needed(files.read(path))}
-    assert modules
-    assert not any(module.startswith("tooling") for module in modules)
-    cells = [each for each in copy.cells if each.source.startswith("%%writefile")]
-    assert {each.source.split()[1] for each in cells} == {f"helpers/{name}" for name in modules}
-    for each in cells:
-        name = each.source.split()[1]
-        _, title, source = each.source.split("\n", 2)
-        assert title == f"# @title {name}"
-        assert source + "\n" == (ROOT / name).read_text()
-        assert each.metadata.cellView == "form"
+            targets = set(re.findall(r"#scrollTo=([^)]+)\)", each.source))
+            assert targets <= {each.id for each in copy.cells}
+        elif files.is_compared(each):
+            shown = [output.get("data", {}).get("text/markdown", "") for output in each.outputs]
+            assert "](#" not in "".join(shown), "a link that leads out of no frame"
+    carried = helpers_of(copy)
+    assert carried
+    assert not any(name.startswith("helpers/tooling") for name in carried)
+    for name, source in carried.items():
+        # Nothing is made up: each line but those of imports stands in the module.
+        lines = (ROOT / name).read_text().splitlines()
+        for line in source.splitlines():
+            assert line.startswith(("from ", "import ")) or line.removesuffix('"""') in {
+                each.removesuffix('"""') for each in lines
+            }, (name, line)
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_helpers_are_a_folded_section_below_the_title(path):
+    copy = colab.standalone(path, None)
+    title, heading, *_ = copy.cells
+    assert title.source.startswith("# ")
+    assert heading.source == "## Helpers (run, no need to read)"
+    assert copy.metadata.colab.collapsed_sections == [heading.metadata.id]
+    section = helper_section(copy)
+    assert section[0].cell_type == "markdown"
+    assert all(each.metadata.cellView == "form" for each in section[1:])
+    lesson = [each.id for each in files.read(path).cells[1:]]
+    rest = [each.id for each in copy.cells[2 + len(section) :]]
+    assert [name for name in rest if not name.startswith("colab-")] == lesson
+    assert rest[0] == "colab-parameters"
+
+
+def test_copy_carries_at_most_half_of_its_modules():
+    (path,) = (path for path in LESSONS if path.stem.startswith("03"))
+    notebook = files.read(path)
+    whole = sum(
+        len((modules.HELPERS / each).read_text().splitlines()) for each in reach.needed(notebook)
+    )
+    carried = sum(
+        len(text.splitlines()) for text in reach.carried(notebook, colab.HANDED_OVER).values()
+    )
+    assert carried <= whole / 2
 
 
 def test_lessons_carry_only_what_they_need():
-    needed = {path.stem[:2]: copies.needed(files.read(path)) for path in LESSONS}
+    needed = {
+        path.stem[:2]: [*reach.carried(files.read(path), colab.HANDED_OVER)] for path in LESSONS
+    }
     assert Path("jacobians.py") in needed["04"]
     assert Path("jacobians.py") not in needed["01"]
     assert Path("limits/entries/slow.py") in needed["06"]
-    assert not [path for path in needed["03"] if path.parts[0] == "limits"]
+    assert not {"limits", "legacy.py"} & {path.parts[0] for path in needed["03"]}
 
 
 def test_links_lead_to_the_repository():
     first = colab.standalone(LESSONS[0], "ada/gradients")
     text = "\n".join(each.source for each in first.cells if each.cell_type == "markdown")
-    blob = "https://github.com/ada/gradients/blob/main/notebooks/"
-    assert f"({blob}{LESSONS[0].name})" in text
-    assert f"]({blob}{LESSONS[1].name})" in text
+    opened = "https://colab.research.google.com/github/ada/gradients/blob/colab/"
+    assert f"badge.svg)]({opened}{LESSONS[0].name})" in text
+    assert f"]({opened}{LESSONS[1].name})" in text
+    assert f"https://github.com/ada/gradients/blob/main/notebooks/{LESSONS[0].name}" in text
     assert "https://github.com/ada/gradients/tree/main/helpers" in text
+
+
+def test_readme_gets_its_links(desk):
+    readme = desk / "README.md"
+    shutil.copy(ROOT / "README.md", readme)
+    for path in LESSONS[:2]:
+        shutil.copy(path, desk / "notebooks")
+    assert colab.main(["1"]) == 0
+    before = readme.read_text()
+    assert before == (ROOT / "README.md").read_text()
+    assert colab.LINKS.search(before), "README.md has no place for the links"
+    for repo in ("ada/gradients", "bob/gradients"):
+        assert colab.main(["1", "--repo", repo]) == 0
+    opened = "https://colab.research.google.com/github/bob/gradients/blob/colab/"
+    links = [f"[{path.stem[:2]}]({opened}{path.name})" for path in LESSONS[:2]]
+    assert f"\nOpen in Colab: {', '.join(links)}.\n" in readme.read_text()
+    assert "ada/" not in readme.read_text()
+    assert colab.LINKS.sub("", readme.read_text()) == colab.LINKS.sub("", before)
+
+
+def test_copies_are_published_on_their_branch(tmp_path):
+    """With a stand-in for make, into a repository beside it; twice, since a copy may go."""
+    checkout, remote = tmp_path / "checkout", tmp_path / "remote.git"
+    (checkout / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "colab", checkout / ".ci" / "colab")
+    make = tmp_path / "bin" / "make"
+    make.parent.mkdir()
+    environment = {**os.environ, "PATH": f"{make.parent}:{os.environ['PATH']}"}
+    subprocess.run(["git", "init", "-q", "--bare", remote], check=True)
+    for name in ("01_a.ipynb", "02_b.ipynb"):
+        make.write_text(
+            f'#!/bin/sh\nmkdir -p build/colab; rm -f build/colab/*\necho "$*" > build/colab/{name}'
+        )
+        make.chmod(0o755)
+        command = [checkout / ".ci" / "colab", "ada/gradients", remote]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        shown = subprocess.run(
+            ["git", "-C", remote, "grep", "", colab.BRANCH], capture_output=True, text=True
+        )
+        assert shown.stdout == f"{colab.BRANCH}:{name}:colab REPO=ada/gradients\n"
+    assert os.listdir(checkout) == [".ci", "build"] or os.listdir(checkout) == ["build", ".ci"]
 
 
 def test_parameters_become_a_form():
@@ -180,7 +273,7 @@ first: int = 1; second: int = 2  # one line, two
 def test_old_torch_is_refused_in_one_sentence(version, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.__version__", version)
-    start = colab.standalone(LESSONS[0], None).cells[1]
+    start = cell(colab.standalone(LESSONS[0], None), "colab-ready")
     with pytest.raises(
         RuntimeError, match=rf"2.6 or newer, here is {re.escape(version)}"
     ) as raised:
@@ -188,7 +281,6 @@ def test_old_torch_is_refused_in_one_sentence(version, monkeypatch, tmp_path):
     assert "choose a newer runtime (Runtime > Change runtime type)" in str(raised.value)
     assert "or run `%pip install -U torch` in a cell of your own" in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert os.listdir(tmp_path) == []
 
 
 REFUSED = {

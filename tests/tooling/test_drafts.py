@@ -64,6 +64,41 @@ def test_folder_and_those_above_need_not_be_there(tmp_path):
     assert tree(tmp_path) == {"a/b/new": "new"}
 
 
+def test_file_is_made_anew(tmp_path):
+    path = tmp_path / "file"
+    for text in ("old", "new"):
+        with drafts.replaced_file(path) as draft:
+            draft.write_text(text)
+            assert not path.exists() or path.read_text() == "old"
+        assert tree(tmp_path) == {"file": text}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(143), KeyboardInterrupt()])
+def test_error_leaves_the_file_as_it_was(error, tmp_path):
+    def fail():
+        with drafts.replaced_file(tmp_path / "file") as draft:
+            draft.write_text("new")
+            raise error
+
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(type(error)):
+        fail()
+    assert tree(tmp_path) == {"file": "old"}
+
+
+@pytest.mark.parametrize("name", ["folder", "nowhere/file", "file/inner"])
+def test_file_that_cannot_be_written_is_named(name, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    reason = r"(Is|Not) a directory|No such file or directory"
+    with (
+        pytest.raises(ValueError, match=rf"^cannot write .*{name}: ({reason})$"),
+        drafts.replaced_file(tmp_path / name) as draft,
+    ):
+        draft.write_text("new")
+    assert tree(tmp_path) == {"file": "kept"}
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(143), KeyboardInterrupt()])
 def test_error_leaves_the_folder_as_it_was(error, old):
     def fail(folder):

@@ -1,10 +1,15 @@
 """What editions of lessons share: the modules they need, their links, and what a copy says."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from nbformat.v4 import new_markdown_cell
+from nbformat.v4 import new_markdown_cell, new_output
 
 from helpers.tooling import colab, student
-from helpers.tooling.lesson import copies, form
+from helpers.tooling.lesson import copies, files, form, reach
+from helpers.tooling.lesson import modules as helper_modules
 from tests.tooling.samples import LESSONS, cell, code, good_lesson, lesson, save
 
 EDITIONS = {"colab": lambda path: colab.standalone(path, None), "student": student.student}
@@ -12,7 +17,7 @@ EDITIONS = {"colab": lambda path: colab.standalone(path, None), "student": stude
 
 def modules(source: str) -> list[str]:
     """List the helper modules that a cell needs, without those that these import."""
-    needed = copies.needed(lesson(code("here", source)))
+    needed = reach.needed(lesson(code("here", source)))
     return [path.as_posix() for path in needed]
 
 
@@ -42,7 +47,7 @@ def small(tmp_path, monkeypatch):
         path = tmp_path / "helpers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
-    monkeypatch.setattr(copies, "HELPERS", tmp_path / "helpers")
+    monkeypatch.setattr(helper_modules, "HELPERS", tmp_path / "helpers")
 
 
 @pytest.mark.usefixtures("small")
@@ -58,6 +63,189 @@ def test_what_is_imported_in_turn_is_found_and_nothing_else():
     slow = ["__init__.py", "limits/__init__.py", "limits/slow.py", "text.py"]
     assert modules("from helpers.limits import slow") == slow
     assert modules("import torch, helpersome\n%%nothing") == []
+
+
+SHAPES = '''\
+"""Shapes of tensors.
+
+With more to say.
+"""
+
+from math import inf, nan
+
+# What counts
+# as a tensor.
+LIMIT = inf
+"""The largest."""
+UNUSED = nan
+
+
+def outer(x):
+    """Call the other.
+
+    Args:
+        x: Anything.
+    """
+    from helpers import late
+
+    return _inner(x) + late.value(LIMIT)
+
+
+def _inner(x):
+    return x
+
+
+def unused(x):
+    return helpers_of(x)
+
+
+class Register:
+    """Things by name."""
+
+    things = {}
+
+
+Register.things["a"] = 1
+'''
+CARRIED = '''\
+"""Shapes of tensors."""
+
+from math import inf
+
+# What counts
+# as a tensor.
+LIMIT = inf
+"""The largest."""
+
+def outer(x):
+    """Call the other."""
+    from helpers import late
+
+    return _inner(x) + late.value(LIMIT)
+
+def _inner(x):
+    return x
+
+class Register:
+    """Things by name."""
+    things = {}
+
+Register.things["a"] = 1'''
+
+
+@pytest.fixture
+def shapes(tmp_path, monkeypatch):
+    """Stand in for the helpers with modules that hold more than a lesson uses."""
+    folder = tmp_path / "helpers"
+    (folder / "pictures").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "shapes.py").write_text(SHAPES)
+    (folder / "late.py").write_text("def value(x):\n    return x\n\n\ndef other(x): ...\n")
+    (folder / "pictures" / "__init__.py").write_text(
+        "from helpers.pictures import dots\nfrom helpers.pictures.bars import bars, thick\n"
+    )
+    (folder / "pictures" / "bars.py").write_text("def bars(): ...\n\n\ndef thick(): ...\n")
+    (folder / "pictures" / "dots.py").write_text("def dots(): ...\n")
+    monkeypatch.setattr(helper_modules, "HELPERS", folder)
+
+
+def carried(*sources: str) -> dict[str, str]:
+    """Write the modules that the cells of a copy need."""
+    cells = [code(f"cell-{number}", source) for number, source in enumerate(sources)]
+    return {path.as_posix(): text for path, text in reach.carried(lesson(*cells)).items()}
+
+
+@pytest.mark.usefixtures("shapes")
+def test_copy_carries_the_definitions_that_it_reaches():
+    """Those that cells name, those that these name, and what an import does besides."""
+    found = carried("from helpers import shapes", "print(shapes.outer(1))")
+    value = "def value(x):\n    return x"
+    assert found == {"__init__.py": "", "late.py": value, "shapes.py": CARRIED}
+    values = {}
+    exec(found["late.py"], values)
+    assert values["value"](3) == 3
+
+
+@pytest.mark.usefixtures("shapes")
+def test_copy_leaves_out_methods_that_nothing_calls(tmp_path):
+    lines = [
+        "class A:",
+        '    """Doc."""',
+        "",
+        "    @property",
+        "    def a(self): ...",
+        "",
+        "    b = 1",
+    ]
+    source = "\n".join(["from math import pi", "", *lines]).replace("...", "return pi")
+    (tmp_path / "helpers" / "late.py").write_text(source)
+    cell = code("here", "from helpers.late import A")
+    found = reach.carried(lesson(cell), ["A.a"])
+    assert found[Path("late.py")] == 'class A:\n    """Doc."""\n    b = 1'
+
+
+@pytest.mark.usefixtures("shapes")
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("from helpers import pictures", "pictures.bars()"),
+        ("from helpers.pictures import bars",),
+        ("import helpers.pictures as p\np.bars()",),
+        ("def draw():\n    from helpers import pictures\n    return pictures.bars()",),
+    ],
+)
+def test_package_leads_to_the_modules_that_are_used(cells):
+    assert carried(*cells) == {
+        "__init__.py": "",
+        "pictures/__init__.py": "from helpers.pictures.bars import bars",
+        "pictures/bars.py": "def bars(): ...",
+    }
+
+
+@pytest.mark.usefixtures("shapes")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from helpers import pictures\nprint(pictures)",
+        "from helpers import pictures\nprint(pictures.__name__)",
+        "import helpers.pictures",
+        "from helpers.pictures import *",
+    ],
+)
+def test_module_that_is_used_as_a_whole_is_carried_whole(source):
+    found = carried(source)
+    assert found["pictures/__init__.py"].count("import") == 2
+    assert {"pictures/bars.py", "pictures/dots.py"} <= found.keys()
+    assert "thick" in found["pictures/bars.py"]
+
+
+def test_nothing_that_a_copy_carries_names_what_it_left_behind(tmp_path):
+    for path in LESSONS:
+        for module, source in reach.carried(files.read(path), colab.HANDED_OVER).items():
+            file = tmp_path / path.stem / "helpers" / module
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{source}\n")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F401,E9"]
+    done = subprocess.run(
+        [*command, "--per-file-ignores", "__init__.py:F401", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_links_to_headings_lead_to_cells():
+    table = new_output("display_data", {"text/markdown": "[first](#first-part) [none](#nowhere)"})
+    notebook = lesson(
+        new_markdown_cell("See [there](#first-part).", id="see"),
+        code("index", "show_index()"),
+        new_markdown_cell("Text\n\n## first part\n\nMore", id="here"),
+    )
+    cell(notebook, "index").outputs = [table]
+    copies.relink_headings(notebook, "#scrollTo=")
+    assert cell(notebook, "see").source == "See [there](#scrollTo=here)."
+    assert cell(notebook, "index").cell_type == "markdown"
+    assert cell(notebook, "index").source == "[first](#scrollTo=here) [none](#nowhere)"
 
 
 REFUSED = {
@@ -114,7 +302,7 @@ def test_copy_says_what_it_is_and_how_to_find_its_helpers(path, derive):
     assert "`make bench`, `tests/` or `notebooks/`" in copies.COPY
     text = "\n".join(each.source for each in copy.cells)
     assert copies.LOST not in text
-    beside = colab.BESIDE if "colab-start" in [each.id for each in copy.cells] else student.BESIDE
+    beside = colab.BESIDE if "colab-ready" in [each.id for each in copy.cells] else student.BESIDE
     assert f'raise FileNotFoundError("no folder `helpers` here or above: {beside}")' in text
 
 

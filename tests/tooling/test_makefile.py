@@ -25,12 +25,18 @@ echo "$*" >> log
 """
 
 
+LISTS = ("requirements.txt", "tests/requirements.txt")
+ANEW = ["-m venv --clear .venv"]
+ANEW += [f"-m pip install {' '.join(f'-r {name}' for name in LISTS)} -c .ci/constraints.txt"]
+
+
 @pytest.fixture
 def checkout(tmp_path):
     """Lay out a checkout in a folder with spaces in its name, with a stand-in for Python."""
     folder = tmp_path / "a folder with spaces"
     folder.mkdir()
-    for name in ("Makefile", "requirements.txt"):
+    for name in ("Makefile", *LISTS, ".ci/constraints.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     for name in ("fake", "other"):
         (folder / name).write_text(FAKE_PYTHON)
@@ -92,9 +98,8 @@ def test_commands(checkout):
         assert make(checkout, *arguments, "PYTHON=./fake").returncode == 0
         return log(checkout)
 
-    install = ["-m venv --clear .venv", "-m pip install -r requirements.txt"]
     lint = ["-m ruff check", "-m ruff format --check"]
-    assert commands("run") == [*install, "-m helpers.tooling.run --device auto --params"]
+    assert commands("run") == [*ANEW, "-m helpers.tooling.run --device auto --params"]
     assert commands("run", "LESSON=3 4", "DEVICE=cuda:1", "PARAMS=seed=1 batch_size=2") == [
         "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 batch_size=2"
     ]
@@ -136,7 +141,23 @@ def test_pins_are_compared_with_what_is_installed():
     assert pins.findings(["torch"], f"torch=={installed}\n") == []
     (wrong,) = pins.findings(["torch"], "torch==1.0.0\n")
     assert wrong.startswith(f"torch {installed} is installed, and 1.0.0 is pinned")
-    assert pins.findings(["torch"], "numpy==1\n") == ["requirements.txt does not pin torch"]
+    assert pins.findings(["torch"], "numpy==1\n") == ["no pin of torch"]
+
+
+def test_lock_is_what_pip_brings(checkout):
+    """From a stand-in's `pip freeze`: without builds, and without what torch for CUDA pins."""
+    freeze = "a==1.0\npip==1\nnvidia-cublas==13.1\ntorch==2.13.0+cpu\ntriton==3.7.1"
+    python = checkout / "fake"
+    python.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *venv*) mkdir -p build/lock-env/bin; cp "$0" build/lock-env/bin/python;; '
+        f'*freeze*) echo "{freeze}";; *) echo "$*" >> log;; esac\n'
+    )
+    assert make(checkout, "lock", "PYTHON=./fake").returncode == 0
+    assert log(checkout) == [ANEW[1].partition(" -c")[0]]
+    lock = (checkout / ".ci" / "constraints.txt").read_text()
+    assert pins.read(lock) == {"a": "1.0", "torch": "2.13.0"}
+    assert lock.startswith((ROOT / ".ci" / "constraints.txt").read_text().partition("\n")[0])
 
 
 def test_clean_removes_what_was_generated(checkout):
@@ -151,25 +172,25 @@ def test_clean_removes_what_was_generated(checkout):
 
 
 def test_venv_is_done_only_when_it_is_complete(checkout):
-    anew = ["-m venv --clear .venv", "-m pip install -r requirements.txt"]
     lint = ["-m ruff check", "-m ruff format --check"]
     (checkout / "offline").touch()
     assert make(checkout, "lint", "PYTHON=./fake").returncode == 2
-    assert log(checkout) == anew[:1]
+    assert log(checkout) == ANEW[:1]
     (checkout / "offline").unlink()
     assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
-    assert log(checkout) == anew + lint
+    assert log(checkout) == ANEW + lint
     assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
     assert log(checkout) == lint
     assert make(checkout, "lint", "PYTHON=./other").returncode == 0
-    assert log(checkout) == anew + lint
-    os.utime(checkout / "requirements.txt", (2**32, 2**32))
-    assert make(checkout, "lint", "PYTHON=./other").returncode == 0
-    assert log(checkout) == anew[1:] + lint
+    assert log(checkout) == ANEW + lint
+    for later, name in enumerate((*LISTS, ".ci/constraints.txt"), 2**32):
+        os.utime(checkout / ".venv" / "made-by-.-other", (later - 1, later - 1))
+        os.utime(checkout / name, (later, later))
+        assert make(checkout, "lint", "PYTHON=./other").returncode == 0
+        assert log(checkout) == ANEW[1:] + lint
 
 
 def test_ci_calls_make_test_and_nothing_else(checkout):
-    (checkout / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
     (checkout / "bin").mkdir()
     fake_make = checkout / "bin" / "make"

@@ -410,7 +410,8 @@ def test_shown_table_carries_its_numbers():
     assert shown["text/plain"] == repr(pd.DataFrame(table))
     row = {"parameter": "weight", "shape": [2, 3], "error": 0.5, "instead": None}
     row |= {"tolerance": 1e-5, "equal": False}
-    assert shown[handover.MIME] == {"kind": "comparison", "rows": [row]}
+    content = json.loads(json.dumps(shown[handover.MIME]))
+    assert content == {"kind": "comparison", "rows": [row]}
     verdicts, _ = InteractiveShell.instance().display_formatter.format(table["equal"])
     assert handover.MIME not in verdicts
 

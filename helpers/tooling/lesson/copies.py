@@ -1,21 +1,19 @@
-"""An edition of a lesson: a notebook derived from it, with the helpers that it needs."""
+"""An edition of a lesson: a notebook derived from it, with its links and its exercises."""
 
 import ast
 import copy
 import re
-import symtable
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
-from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
 
 from helpers.exercises import STILL_TO_DO
 from helpers.tooling.lesson import files
 
-HELPERS = Path(__file__).parents[2]
 EXERCISES = (
     "Each exercise has three parts: the task, a hidden cell with a solution, and a check. "
     "Write your own in a new cell directly above the check, under the same name, and run both; "
@@ -62,28 +60,6 @@ def located(where: str) -> Iterator[None]:
         raise ValueError(f"{where}{error}") from error
 
 
-def needed(notebook: NotebookNode) -> list[Path]:
-    """List the helper modules that a lesson imports, and those that they import in turn.
-
-    Returns:
-        Paths relative to the folder `helpers`, in order of their names, packages included.
-
-    Raises:
-        ValueError: A cell is not Python, or imports of `helpers` what is not there.
-    """
-    found: set[Path] = set()
-    sources = [
-        (files.place(notebook, cell), _without_magics(cell.source))
-        for cell in files.code_cells(notebook)
-    ]
-    while sources:
-        place, source = sources.pop(0)
-        new = sorted(set(_imported(source, place)) - found)
-        found.update(new)
-        sources += [(f"helpers/{path}", (HELPERS / path).read_text("utf-8")) for path in new]
-    return sorted(found)
-
-
 def save(notebook: NotebookNode, path: Path) -> None:
     """Validate an edition and write it."""
     nbformat.validate(notebook)
@@ -109,6 +85,38 @@ def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = 
             cell.source = re.sub(r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)(#[^)]*)?\)", led, cell.source)
 
 
+def relink_headings(notebook: NotebookNode, prefix: str) -> None:
+    """Let links to headings of the same lesson lead to the cells in which these stand.
+
+    A page that shows outputs in frames of their own follows no link out of them. So a cell whose
+    saved output holds such links becomes text: that output.
+
+    Args:
+        notebook: The edition.
+        prefix: What to put before the id of a cell.
+    """
+    for number, cell in enumerate(notebook.cells):
+        shown = [
+            output.get("data", {}).get("text/markdown", "") for output in cell.get("outputs", [])
+        ]
+        if any("](#" in text for text in shown):
+            source = "\n\n".join(filter(None, shown))
+            notebook.cells[number] = new_markdown_cell(source, id=cell.id)
+    places = {
+        re.sub(r"\s+", "-", heading.strip()): cell.id
+        for cell in notebook.cells
+        if cell.cell_type == "markdown"
+        for heading in re.findall(r"(?m)^#+ (.+)$", cell.source)
+    }
+
+    def led(link: re.Match[str]) -> str:
+        return f"]({prefix}{places[link[1]]})" if link[1] in places else link[0]
+
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\]\(#([^)]+)\)", led, cell.source)
+
+
 def stub(solution: str) -> str:
     """Empty a solution, down to its signatures and docstrings.
 
@@ -129,66 +137,6 @@ def stub(solution: str) -> str:
         raise ValueError("a solution is one function or one class")
     lines = solution.splitlines()
     return "\n".join(_emptied(body[0], lines, ""))
-
-
-def _without_magics(source: str) -> str:
-    """Turn what only IPython understands, such as `%timeit` and `!ls`, into calls of functions."""
-    # A magic that runs the rest of its cell as Python may hide an import; others hold no Python.
-    source = re.sub(r"\A\s*%%(time|timeit|capture|prun)\b.*\n", "", source)
-    return TransformerManager().transform_cell(source)
-
-
-def _imported(source: str, place: str) -> Iterator[Path]:
-    """List the files of `helpers` that a source imports, their packages included."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        line = (error.text or "").strip()
-        raise ValueError(f"{place} is not Python, see `{line}`: {error.msg}") from error
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.Import):
-            for each in statement.names:
-                yield from _files(each.name, place)
-        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            yield from _files(statement.module, place)
-            for each in statement.names:
-                yield from _files(f"{statement.module}.{each.name}", place, member=True)
-
-
-def _files(name: str, place: str, *, member: bool = False) -> Iterator[Path]:
-    """List the files that the import of a module runs, its packages first.
-
-    Args:
-        name: Dotted; without effect unless it is of `helpers`.
-        place: Where it is imported.
-        member: The last part may be something inside the module before it.
-
-    Raises:
-        ValueError: There is no such module.
-    """
-    root, *parts = name.split(".")
-    if root != "helpers":
-        return
-    package = Path("__init__.py")
-    yield package
-    for length in range(1, len(parts) + 1):
-        base = Path(*parts[:length])
-        if (HELPERS / base / "__init__.py").exists():
-            package = base / "__init__.py"
-            yield package
-        elif (HELPERS / base).with_suffix(".py").exists():
-            package = base.with_suffix(".py")
-            yield package
-        elif member and length == len(parts) and _defines(HELPERS / package, parts[-1]):
-            return
-        else:
-            raise ValueError(f"{place} imports {name}, which is not there")
-
-
-def _defines(module: Path, name: str) -> bool:
-    """Say whether a module has something of this name, as far as its source tells."""
-    table = symtable.symtable(module.read_text("utf-8"), str(module), "exec")
-    return name == "*" or name in table.get_identifiers()
 
 
 def _emptied(node: ast.FunctionDef | ast.ClassDef, lines: list[str], outer: str) -> list[str]:

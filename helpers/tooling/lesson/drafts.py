@@ -1,9 +1,9 @@
-"""A generated folder is filled aside first, and takes its place only when it is finished."""
+"""A generated folder or file is made aside, and takes its place only when it is finished."""
 
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -37,6 +37,31 @@ def replaced(folder: Path) -> Iterator[Path]:
                 if old.exists() and not folder.exists():
                     old.rename(folder)
                 raise
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Make a file anew: it is there in full, or as it was before.
+
+    Args:
+        path: What shall be replaced, if it is there; its folder is.
+
+    Yields:
+        A path beside it, to be written. It takes the place of `path` at the end of the `with`
+        block, and is removed if that is left by an error or a signal that ends the process.
+
+    Raises:
+        ValueError: It cannot be written, with a sentence that says why.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        yield draft
+        draft.replace(path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):  # what could not be written for want of a folder cannot be removed
+            draft.unlink(missing_ok=True)
 
 
 def _require_folder(folder: Path) -> None:

@@ -3,8 +3,6 @@
 Run from the folder that holds `build/`: `python -m helpers.tooling.report`.
 """
 
-import contextlib
-import os
 import re
 import sys
 from collections import Counter
@@ -16,7 +14,7 @@ from typing import Any
 import jinja2
 
 from helpers.tooling import run
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import drafts, files
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 from helpers.tooling.report import plot, tables, views
 
@@ -122,16 +120,12 @@ def main() -> int:
         print(f"{run.BUILD}/ holds no executed lesson: `make run` first", file=sys.stderr)
         return 1
     path = run.BUILD / "report.html"
-    draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(render(devices, problems), encoding="utf-8", errors="replace")
-        os.replace(draft, path)
-    except OSError as error:
-        print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
+        with drafts.replaced_file(path) as draft:
+            draft.write_text(render(devices, problems), encoding="utf-8", errors="replace")
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 1
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
     print(f"{path}: {', '.join(devices)}")
     return 0
 

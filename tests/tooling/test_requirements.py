@@ -1,0 +1,119 @@
+"""What is installed: the lists name all that is imported, and the lock pins all that they bring."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from helpers.tooling import pins, student
+from helpers.tooling.lesson import files, reach
+from tests.tooling.samples import LESSONS, ROOT
+
+LESSON_LIST = (ROOT / "requirements.txt").read_text()
+TEST_LIST = (ROOT / "tests" / "requirements.txt").read_text()
+LOCK = (ROOT / ".ci" / "constraints.txt").read_text()
+PEERS = {"backpack", "jax"}
+"""What is imported only where it is measured, once `make peers` has installed it."""
+LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+"""Other systems bring a few packages more; the lock is made on this one."""
+
+
+def brought(names: Iterable[str]) -> set[str]:
+    """List the installed packages that these bring, themselves included."""
+    found, todo = set(), [(name, "") for name in names]
+    while todo:
+        name, extra = todo.pop()
+        if (pins.plain(name), extra) in found:
+            continue
+        found.add((pins.plain(name), extra))
+        for line in metadata.requires(name) or []:
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({**LINUX, "extra": extra}):
+                todo += [(needed.name, each) for each in ("", *needed.extras)]
+    return {name for name, _ in found}
+
+
+def imported(sources: Iterable[str]) -> set[str]:
+    """List what is imported from outside the standard library and this collection."""
+    roots = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                roots |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                roots.add(node.module.partition(".")[0])
+    return roots - sys.stdlib_module_names - {"helpers", "tests"}
+
+
+def unlisted(names: Iterable[str], *lists: str) -> list[str]:
+    """List the imports whose package stands in none of the lists."""
+    listed = {name for each in lists for name in pins.read(each)}
+    packages = metadata.packages_distributions()
+    return sorted(
+        name
+        for name in names
+        if not listed & {pins.plain(package) for package in packages.get(name, [])}
+    )
+
+
+def modules(folder: Path) -> list[str]:
+    """Read the modules of a folder."""
+    return [path.read_text() for path in sorted(folder.rglob("*.py"))]
+
+
+def cells(path: Path) -> list[str]:
+    """Read the code cells of a notebook."""
+    return [reach.without_magics(each.source) for each in files.code_cells(files.read(path))]
+
+
+def test_what_lessons_import_is_listed():
+    checks = ROOT / "helpers" / "tooling" / "checks"  # only tests import these
+    sources = [
+        path.read_text() for path in (ROOT / "helpers").rglob("*.py") if checks not in path.parents
+    ]
+    sources += [source for path in LESSONS for source in cells(path)]
+    assert unlisted(imported(sources) - PEERS, LESSON_LIST) == []
+
+
+def test_what_tests_import_is_listed():
+    sources = modules(ROOT / "tests") + modules(ROOT / "helpers" / "tooling" / "checks")
+    assert unlisted(imported(sources) - PEERS, LESSON_LIST, TEST_LIST) == []
+
+
+def test_peers_are_installed_by_their_target():
+    rule = (ROOT / "Makefile").read_text().partition("\npeers:")[2].partition("\n\n")[0]
+    assert all(name in rule for name in PEERS)
+
+
+def test_students_folder_lists_what_it_imports(tmp_path):
+    student.build(LESSONS, tmp_path / "class")
+    sources = modules(tmp_path / "class")
+    sources += [source for path in (tmp_path / "class").glob("*.ipynb") for source in cells(path)]
+    given = (tmp_path / "class" / "requirements.txt").read_text()
+    assert unlisted(imported(sources) - PEERS, given) == []
+    assert {"jupyterlab", "ipykernel"} <= pins.read(given).keys()  # what opens a notebook
+
+
+def test_lists_say_what_each_package_is_for():
+    for line in (LESSON_LIST + TEST_LIST).splitlines():
+        assert re.fullmatch(r"(#.*|[\w.-]+==[\w.]+(  # .+)?)?", line), line
+    assert not pins.read(LESSON_LIST).keys() & pins.read(TEST_LIST).keys()
+
+
+@pytest.mark.parametrize("listed", [LESSON_LIST, TEST_LIST], ids=["lessons", "tests"])
+def test_lock_pins_all_that_is_installed(listed):
+    """If not: `make lock`, or install what the lists say."""
+    names = brought(pins.read(listed))
+    assert names > pins.read(listed).keys()
+    assert pins.findings(sorted(names), LOCK) == []
+
+
+def test_lock_agrees_with_the_lists():
+    lock = pins.read(LOCK)
+    for name, version in (pins.read(LESSON_LIST) | pins.read(TEST_LIST)).items():
+        assert lock[name] == version, name
