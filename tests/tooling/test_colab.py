@@ -9,12 +9,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab
 from helpers.tooling.lesson import copies, files
-from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
+from helpers.tooling.lesson.execution import Execution
+from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, save, small
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
 ENVIRONMENT = ROOT / "build" / "colab-env"
@@ -33,7 +33,7 @@ def colab_python():
     return python
 
 
-def execute(notebook, folder, python, monkeypatch):
+def execute(notebook, folder, python, monkeypatch, values=None):
     """Execute a notebook in an empty folder with another Python, out of reach of the checkout."""
     kernels = folder.with_name(f"{folder.name}-jupyter") / "kernels" / "python3"
     kernels.mkdir(parents=True)
@@ -44,9 +44,9 @@ def execute(notebook, folder, python, monkeypatch):
     monkeypatch.setenv("JUPYTER_PATH", str(kernels.parents[1]))
     monkeypatch.setenv("TQDM_DISABLE", "1")
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
-    client.execute(cwd=str(folder))
-    return notebook
+    path = folder / "copy.ipynb"
+    copies.save(notebook, path)
+    return Execution(path).run(values)
 
 
 def texts(each):
@@ -63,7 +63,7 @@ def alone(path, folder, python, monkeypatch):
     folder.mkdir()
     copy = colab.standalone(path, None)
     copy.cells.append(new_code_cell(WHERE))
-    execute(quick(copy), folder, python, monkeypatch)
+    copy = execute(copy, folder, python, monkeypatch, small(path))
     assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
     written = {file.relative_to(folder / "helpers") for file in folder.rglob("helpers/**/*.py")}
     assert written == set(copies.needed(files.read(path)))
@@ -79,12 +79,14 @@ def differing(path, copy):
     }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_copy_alone_gives_the_lessons_results(path, tmp_path, colab_python, monkeypatch):
     copy = alone(path, tmp_path / "empty", colab_python, monkeypatch)
     assert differing(path, copy) == {}
 
 
+@pytest.mark.whole
 def test_legacy_lesson_runs_without_functorch(tmp_path, colab_python, monkeypatch):
     (path,) = (path for path in LESSONS if path.stem.startswith("02"))
     folder = tmp_path / "empty"
