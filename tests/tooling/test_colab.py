@@ -9,12 +9,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab
 from helpers.tooling.lesson import copies, files
-from helpers.tooling.lesson.execution import Execution
-from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, save, small
+from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
 ENVIRONMENT = ROOT / "build" / "colab-env"
@@ -33,7 +33,7 @@ def colab_python():
     return python
 
 
-def execute(notebook, folder, python, monkeypatch, values=None):
+def execute(notebook, folder, python, monkeypatch):
     """Execute a notebook in an empty folder with another Python, out of reach of the checkout."""
     kernels = folder.with_name(f"{folder.name}-jupyter") / "kernels" / "python3"
     kernels.mkdir(parents=True)
@@ -44,9 +44,9 @@ def execute(notebook, folder, python, monkeypatch, values=None):
     monkeypatch.setenv("JUPYTER_PATH", str(kernels.parents[1]))
     monkeypatch.setenv("TQDM_DISABLE", "1")
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    path = folder / "copy.ipynb"
-    copies.save(notebook, path)
-    return Execution(path).run(values)
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
+    client.execute(cwd=str(folder))
+    return notebook
 
 
 def texts(each):
@@ -63,7 +63,7 @@ def alone(path, folder, python, monkeypatch):
     folder.mkdir()
     copy = colab.standalone(path, None)
     copy.cells.append(new_code_cell(WHERE))
-    copy = execute(copy, folder, python, monkeypatch, small(path))
+    execute(quick(copy), folder, python, monkeypatch)
     assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
     written = {file.relative_to(folder / "helpers") for file in folder.rglob("helpers/**/*.py")}
     assert written == set(copies.needed(files.read(path)))

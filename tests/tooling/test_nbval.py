@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from helpers.tooling.checks import answers
-from helpers.tooling.lesson import files, parameters
-from tests.tooling.samples import CHECK, LESSONS, ROOT, SIZES, cell, code, good_lesson, lesson, save
+from helpers.tooling.lesson import files, form, parameters
+from tests.tooling.samples import ANSWER, CHECK, LESSONS, ROOT, SIZES, cell, code, lesson, save
 
 SHAPE = re.compile(r"\((\d+)((?:, \d+){2,})\)")
 MODULE = [sys.executable, "-m", "pytest"]
@@ -131,13 +131,20 @@ def block(solution: str, verdict: str, source: str) -> str:
     return f"# %% {solution}: {verdict}\n{source}\n\n\n"
 
 
+def with_exercise():
+    """Make a lesson of one exercise, of which all is saved that its check prints."""
+    saved = "doubled: right shape and values, (3,)\nExercise 1: correct\n"
+    return lesson(
+        code("set-up", form.SETUP),
+        code("answer", ANSWER, "solution"),
+        code("check", CHECK, "nbval-check-output", printed=saved),
+    )
+
+
 def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
-    good, bad = good_lesson(), good_lesson()
+    good, bad = with_exercise(), with_exercise()
     cell(good, "set-up").source += "\nassert hidden == 3"
-    for notebook in (good, bad):
-        saved = "doubled: right shape and values, (3,)\nExercise 1: correct\n"
-        cell(notebook, "check").outputs[0].text = saved
-    cell(bad, "time").source = "__import__('helpers.tooling.pins')"
+    cell(bad, "set-up").source += "\n__import__('helpers.tooling.pins')"
     table = 'import pandas as pd\npd.DataFrame({"median (ms)": [1.0]})'
     bad.cells.append(code("table", table, "nbval-ignore-output"))
     save(good, "01_good")
@@ -169,7 +176,7 @@ def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
     }
     for sentence in (
         "it imported what its copies would not carry: ",
-        "cell 10 (table) shows a table that it does not hand over",
+        "cell 6 (table) shows a table that it does not hand over",
         "exercises/02_bad.py: the lesson has no solution other",
         "answer answer 1: expected a verdict that begins `right shape, wrong values`",
         "answer answer 2: expected a verdict that begins `correct`",
@@ -205,12 +212,12 @@ def test_solution_says_what_is_saved():
 
 
 def test_missing_answers_are_named(tmp_path):
-    assert answers.missing(good_lesson(), answers.read(tmp_path / "none.py")) == [
+    assert answers.missing(with_exercise(), answers.read(tmp_path / "none.py")) == [
         "answer has no wrong answer"
     ]
     file = tmp_path / "01_a.py"
     file.write_text(block("answer", "correct", RIGHT) + block("other", "wrong shape", WRONG))
-    assert answers.missing(good_lesson(), answers.read(file)) == [
+    assert answers.missing(with_exercise(), answers.read(file)) == [
         "answer has no wrong answer",
         "the lesson has no solution other",
     ]

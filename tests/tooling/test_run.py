@@ -85,7 +85,7 @@ def test_failure_before_anything_was_saved_leaves_the_lesson(desk, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no kernel")
 
-    monkeypatch.setattr(run.papermill, "execute_notebook", fail)
+    monkeypatch.setattr(execution.papermill, "execute_notebook", fail)
     path = save(good_lesson(), "01_a")
     assert run.execute(path, {}, desk / "build").failure.endswith("RuntimeError: no kernel")
     left = files.read(desk / "build" / "01_a.failed.ipynb")

@@ -4,6 +4,7 @@ The comparison of saved outputs is nbval's, with a kernel of its own.
 """
 
 import ast
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -127,7 +128,7 @@ class LessonEngine(Engine):
             # Errors only: a kernel warns, each time, that its local sockets are not encrypted.
             extra_arguments=["--IPKernelApp.log_level=40"],
         )
-        client.execute(env=environment)
+        client.execute(env=dict(os.environ if environment is None else environment))
         execution.peak_memory = client.peak_memory
 
 
