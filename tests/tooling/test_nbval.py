@@ -144,7 +144,7 @@ def with_exercise():
 def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
     good, bad = with_exercise(), with_exercise()
     cell(good, "set-up").source += "\nassert hidden == 3"
-    cell(bad, "set-up").source += "\n__import__('helpers.tooling.pins')"
+    cell(bad, "set-up").source += "\n_ = __import__('helpers.tooling.pins')"
     table = 'import pandas as pd\npd.DataFrame({"median (ms)": [1.0]})'
     bad.cells.append(code("table", table, "nbval-ignore-output"))
     save(good, "01_good")
