@@ -35,12 +35,13 @@ lists := requirements.txt tests/requirements.txt
 lock := .ci/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test nbval outputs colab student html report lab lint lock clean
+.PHONY: help run bench peers test test-all nbval outputs colab student html report lab lint lock \
+	clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
 	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student: only these lessons"
@@ -68,10 +69,18 @@ peers: $(made)  ## add BackPACK, and JAX in .venv-jax, for lesson 7 and bench
 # Threads that wait by spinning stand in each other's way when other programs use the machine, and
 # a lesson then takes several times as long. Waiting asleep costs a third at most, and only in
 # speed, which is not compared.
-test nbval: export OMP_WAIT_POLICY ?= passive
+test test-all nbval: export OMP_WAIT_POLICY ?= passive
 
-test: lint  ## everything that is checked: lint, unit tests, saved outputs
-	$(python) -m pytest
+# Two processes with a thread each take less time than one with two, and not more memory than two
+# lessons do. A lesson's cells stay in one of them; what takes long comes first (tests/conftest.py).
+test test-all: export OMP_NUM_THREADS ?= 1
+pytest := $(python) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test: lint  ## what a change can break: lint, unit tests, each lesson executed once
+	$(pytest) -m "not whole"
+
+test-all: test  ## then all that takes long: full sizes, editions, Colab's packages, kills
+	$(pytest) -m whole
 
 nbval: $(made)  ## execute lessons and compare their saved outputs
 	@lessons=$$($(python) -m helpers.tooling.lesson.files $(LESSON)) \

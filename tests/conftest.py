@@ -1,7 +1,26 @@
 """What all tests share."""
 
+from pathlib import Path
+
+import pytest
 import torch
+
+HERE = Path(__file__).parent
 
 # The models here are tiny, and threads that wait for each other on a busy machine cost more time
 # than all the arithmetic.
 torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let lessons that are executed beside these tests answer all that one execution can."""
+    option = config.option
+    option.answers = option.answers or str(HERE / "exercises")
+    option.sizes = option.sizes or str(HERE / "sizes.toml")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes long first, so that workers side by side end together: lessons, pipeline."""
+    items.sort(
+        key=lambda item: (HERE in item.path.parents, HERE / "tooling" not in item.path.parents)
+    )

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
 from nbformat import NotebookNode
-from tqdm import tqdm
 
 from helpers.tooling.lesson import drafts, files, form
 from helpers.tooling.lesson.execution import Execution, end_cleanly_on_signals
@@ -35,12 +33,16 @@ def refresh(lesson: Path, *, timings: bool) -> None:
     notebook = files.read(lesson)
     kept = {} if timings else _still_valid(notebook)
     execution = Execution(lesson)
+    # Progress bars are for somebody who watches; what they leave behind would be saved. And what a
+    # lesson says of its timings, it says of a CPU.
+    environment = {**os.environ, "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     try:
-        _execute(notebook, execution)
+        executed = execution.run(environment=environment)
     except Exception as error:
         raise ValueError(execution.failure(error)) from error
-    for cell in files.code_cells(notebook):
-        cell.outputs = kept.get(cell.id, cell.outputs)
+    for cell, new in zip(notebook.cells, executed.cells, strict=True):
+        if cell.cell_type == "code":
+            cell.outputs = kept.get(cell.id, new.outputs)
     form.normalise(notebook)
     nbformat.validate(notebook)
     with drafts.replaced_file(lesson) as draft:
@@ -80,24 +82,6 @@ def _still_valid(notebook: NotebookNode) -> dict[str, list[NotebookNode]]:
         for cell in files.code_cells(notebook)
         if not files.is_compared(cell) and cell.metadata.get("output_of") == form.source_mark(cell)
     }
-
-
-def _execute(notebook: NotebookNode, execution: Execution) -> None:
-    client = NotebookClient(
-        notebook,
-        kernel_name="python3",
-        record_timing=False,
-        coalesce_streams=True,
-        **execution.options(),
-    )
-    # Not `client.execute()`: that takes Ctrl-C for a dead kernel, and the next lesson would start.
-    # Progress bars are for somebody who watches; what they leave behind would be saved. And what a
-    # lesson says of its timings, it says of a CPU.
-    environment = {**os.environ, "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with client.setup_kernel(cwd=str(execution.lesson.parent), env=environment):
-        cells = tqdm(notebook.cells, desc=execution.lesson.stem, unit="cell")
-        for index, cell in enumerate(cells):
-            client.execute_cell(cell, index)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Run from the folder that holds `notebooks/`: `python -m helpers.tooling.run --he
 """
 
 import argparse
-import ast
 import sys
 import tempfile
 import time
@@ -14,18 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import papermill
-from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 
-import helpers
 from helpers import devices
 from helpers.study import records
 from helpers.tooling.lesson import files, parameters
 from helpers.tooling.lesson.execution import Execution, end_cleanly_on_signals
 
 BUILD = Path("build")
-ENGINE = "lesson"
 METADATA = "per_sample_gradients"
 """Where in the metadata of an executed notebook it says how and on what it was executed."""
 
@@ -38,41 +32,6 @@ class Result:
     seconds: float
     failure: str | None
     peak_memory: dict[str, int]
-
-
-class LessonClient(PapermillNotebookClient):
-    """papermill's client, which asks the kernel for its peak memory after the last cell."""
-
-    def papermill_execute_cells(self) -> None:
-        """Execute the cells, as far as they go, then ask."""
-        super().papermill_execute_cells()
-        root = str(Path(helpers.__file__).parents[1])
-        reply = self.wait_for_reply(
-            self.kc.execute(
-                f"import sys; sys.path.append({root!r}); from helpers.tooling import memory",
-                silent=True,
-                store_history=False,
-                user_expressions={"peak": "memory.peak()"},
-            )
-        )
-        peak = reply["content"]["user_expressions"]["peak"]
-        self.peak_memory = ast.literal_eval(peak["data"]["text/plain"])
-
-
-class LessonEngine(Engine):
-    """papermill's engine with a `LessonClient`."""
-
-    @classmethod
-    def execute_managed_notebook(
-        cls, nb_man: NotebookExecutionManager, kernel_name: str, execution: Execution, **_: object
-    ) -> None:
-        """Execute the notebook that papermill manages, and note the peak memory."""
-        client = LessonClient(nb_man, kernel_name=kernel_name, **execution.options())
-        client.execute()
-        execution.peak_memory = client.peak_memory
-
-
-papermill_engines.register(ENGINE, LessonEngine)
 
 
 def execute(
@@ -102,15 +61,7 @@ def execute(
     start = time.perf_counter()
     try:
         try:
-            papermill.execute_notebook(
-                str(lesson.absolute()),
-                str(running),
-                values,
-                engine_name=ENGINE,
-                progress_bar={"desc": lesson.stem},
-                cwd=lesson.parent.absolute(),
-                execution=execution,
-            )
+            execution.run(values, saved=running)
         except Exception as error:
             failure = execution.failure(error)
         seconds = time.perf_counter() - start

@@ -1,6 +1,7 @@
 """Small lessons made for tests, the folder they lie in, and quick runs of the real ones."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -17,8 +18,8 @@ dataset: str = "digits"  # digits or random
 batch_size: int = 64  # B, the number of samples
 hidden: int = 20  # units of the hidden layer
 seed: int = 0  # of every random stream"""
-QUICK = {"rounds": 1, "largest_batch": 32, "norms_batch": 64}
-"""Parameters that only measurements depend on, and no compared cell: small ones save minutes."""
+SIZES = tomllib.loads((ROOT / "tests" / "sizes.toml").read_text())
+"""The parameters that make a lesson shorter in tests, by its name."""
 
 ANSWER = '''\
 def answer(x):
@@ -74,9 +75,15 @@ def cell(notebook: NotebookNode, identity: str) -> NotebookNode:
     return next(each for each in notebook.cells if each.id == identity)
 
 
+def small(path: Path) -> dict[str, int]:
+    """Give the parameters that make a lesson shorter in tests."""
+    return SIZES.get(path.stem, {})
+
+
 def quick(notebook: NotebookNode) -> NotebookNode:
-    """Give small values to the parameters of a real lesson that only measurements depend on."""
+    """Give a copy of a real lesson the parameters that make it shorter in tests."""
     (given,) = (each for each in notebook.cells if "parameters" in files.tags(each))
-    for name, value in QUICK.items():
-        given.source = re.sub(rf"(?m)^({name}(?:: int)? = )\d+", rf"\g<1>{value}", given.source)
+    for sizes in SIZES.values():
+        for name, value in sizes.items():
+            given.source = re.sub(rf"(?m)^({name}(?:: int)? = )\d+", rf"\g<1>{value}", given.source)
     return notebook

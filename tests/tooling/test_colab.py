@@ -96,12 +96,14 @@ def differing(path, copy):
     }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_copy_alone_gives_the_lessons_results(path, tmp_path, colab_python, monkeypatch):
     copy = alone(path, tmp_path / "empty", colab_python, monkeypatch)
     assert differing(path, copy) == {}
 
 
+@pytest.mark.whole
 def test_legacy_lesson_runs_without_functorch(tmp_path, colab_python, monkeypatch):
     (path,) = (path for path in LESSONS if path.stem.startswith("02"))
     folder = tmp_path / "empty"

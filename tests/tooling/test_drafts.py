@@ -182,6 +182,7 @@ def test_command_makes_its_folder_anew(edition, desk):
     assert os.listdir(folder.parent) == [folder.name]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("edition", COMMANDS, indirect=True)
 def test_signal_leaves_the_folder_as_it_was(edition, desk):
     module, folder = edition

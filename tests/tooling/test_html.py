@@ -215,6 +215,7 @@ PHONE = """<!DOCTYPE html><script>addEventListener("message", (event) => {
 });</script><iframe src="PAGE" style="width: 360px; height: 800px; border: 0"></iframe>"""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["index", *(path.stem[:2] for path in LESSONS)])
 def test_page_can_be_read_on_a_phone(name, written, tmp_path):
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)

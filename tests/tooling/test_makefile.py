@@ -63,12 +63,22 @@ def log(folder):
 def test_help_is_the_default_and_lists_every_target(checkout):
     shown = make(checkout)
     assert shown.returncode == 0
-    listed = re.findall(r"^  ([a-z]+) {2,}\w", shown.stdout, re.M)
+    listed = re.findall(r"^  ([a-z-]+) {2,}\w", shown.stdout, re.M)
     makefile = (checkout / "Makefile").read_text()
     targets = re.findall(r"^([\w-]+):(?!=)", makefile, re.M)
     assert listed == targets
     assert set(re.search(r"\.PHONY: (.*)", makefile)[1].split()) == set(targets)
-    assert set(targets) >= {"help", "run", "test", "lab", "nbval", "outputs", "lint", "clean"}
+    assert set(targets) >= {
+        "help",
+        "run",
+        "test",
+        "test-all",
+        "lab",
+        "nbval",
+        "outputs",
+        "lint",
+        "clean",
+    }
     variables = re.findall(r"^(\w+) \?=", makefile, re.M)
     assert sorted(re.findall(r"^  ([A-Z]+)=", shown.stdout, re.M)) == sorted(variables)
     assert not (checkout / ".venv").exists()
@@ -104,7 +114,9 @@ def test_commands(checkout):
         "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 batch_size=2"
     ]
     assert commands("lint") == lint
-    assert commands("test") == [*lint, "-m pytest"]
+    parallel = "-m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder"
+    assert commands("test") == [*lint, f"{parallel} -m not whole"]
+    assert commands("test-all") == [*lint, f"{parallel} -m not whole", f"{parallel} -m whole"]
     chosen = "notebooks/01_a.ipynb notebooks/02_b.ipynb"
     assert commands("nbval") == ["-m helpers.tooling.lesson.files", f"-m pytest {chosen}"]
     assert commands("nbval", "LAX=1", "LESSON=1 2") == [
@@ -190,7 +202,7 @@ def test_venv_is_done_only_when_it_is_complete(checkout):
         assert log(checkout) == ANEW[1:] + lint
 
 
-def test_ci_calls_make_test_and_nothing_else(checkout):
+def test_ci_calls_make_and_nothing_else(checkout):
     shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
     (checkout / "bin").mkdir()
     fake_make = checkout / "bin" / "make"
@@ -200,7 +212,7 @@ def test_ci_calls_make_test_and_nothing_else(checkout):
     called = subprocess.run(
         [checkout / ".ci" / "run"], cwd="/", env=environment, capture_output=True, text=True
     )
-    assert called.stdout == f"{checkout}: make test\n"
+    assert called.stdout == f"{checkout}: make test-all\n"
     assert called.returncode == 7
 
 
@@ -209,6 +221,7 @@ def test_ci_calls_make_test_and_nothing_else(checkout):
     [
         ("nbval", "DEVICE=cuda"),
         ("test", "LESSON=02"),
+        ("test-all", "LESSON=02"),
         ("run", "TIMINGS=1"),
         ("bench", "LESSON=07"),
         ("student", "REPO=a/b"),

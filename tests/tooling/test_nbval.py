@@ -6,8 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-from helpers.tooling.lesson import files
-from tests.tooling.samples import LESSONS, ROOT, cell, code, lesson, save
+import pytest
+
+from helpers.tooling.checks import answers
+from helpers.tooling.lesson import files, form, parameters
+from tests.tooling.samples import ANSWER, CHECK, LESSONS, ROOT, SIZES, cell, code, lesson, save
 
 SHAPE = re.compile(r"\((\d+)((?:, \d+){2,})\)")
 MODULE = [sys.executable, "-m", "pytest"]
@@ -18,14 +21,21 @@ def outcomes(desk: Path, pytest_command: list[str], *options: str) -> dict[str, 
     """Run pytest with the collection's configuration over the lessons of a desk.
 
     Returns:
-        The outcome of each cell, under `"01_good 3"`, where 3 is nbval's number, from 0.
+        The outcome of each cell, under `"01_good 3"`, where 3 is nbval's number, from 0; and of
+        what else was found out, under its name, such as `"01_good isolation"`.
     """
+    return reported(desk, pytest_command, *options)[0]
+
+
+def reported(desk: Path, pytest_command: list[str], *options: str) -> tuple[dict[str, str], str]:
+    """Run as `outcomes` does, and give beside the outcomes all that was shown."""
     command = [*pytest_command, "-c", str(ROOT / ".pytest.ini"), "--rootdir", str(desk)]
     command += ["-rA", "-p", "no:cacheprovider", "--color=no", *options, "notebooks"]
     shown = subprocess.run(command, cwd=desk, capture_output=True, text=True, timeout=300)
-    found = re.findall(r"^(PASSED|FAILED|ERROR) \S*?(\w+)\.ipynb::Cell (\d+)", shown.stdout, re.M)
+    line = r"^(PASSED|FAILED|ERROR) \S*?(\w+)\.ipynb::(?:Cell )?(.*?)(?: - .*)?$"
+    found = re.findall(line, shown.stdout, re.M)
     assert found, shown.stdout + shown.stderr
-    return {f"{stem} {number}": outcome for outcome, stem, number in found}
+    return {f"{stem} {name}": outcome for outcome, stem, name in found}, shown.stdout
 
 
 def alter_shape(damaged):
@@ -60,7 +70,8 @@ def test_damaged_outputs_and_dead_kernels_fail(desk):
 
     found = outcomes(desk, MODULE)
 
-    assert time.monotonic() - start < 30, "a dead kernel must be noticed within seconds"
+    # On a busy machine all of this takes half a minute; nbval itself would wait for five.
+    assert time.monotonic() - start < 150, "a dead kernel must be noticed"
     assert len(found) == 3 * 4 + 3
     failed = {name for name, outcome in found.items() if outcome != "PASSED"}
     assert failed == {"02_shape 1", "03_verdict 2", "04_dies 1", "04_dies 2"}
@@ -96,6 +107,7 @@ def opening(path: Path):
     return notebook, found
 
 
+@pytest.mark.whole
 def test_damaged_outputs_of_a_real_lesson_fail(desk):
     openings = [opening(path) for path in LESSONS]
     complete = [each for each in openings if len(each[1]) == 2]
@@ -109,3 +121,119 @@ def test_damaged_outputs_of_a_real_lesson_fail(desk):
 
     ids = [each.id for each in files.code_cells(notebook)]
     assert failed == {f"01_real {ids.index(each.id)}" for each in found.values()}
+
+
+RIGHT = "def answer(x):\n    return x + x"
+WRONG = "def answer(x):\n    return x"
+
+
+def block(solution: str, verdict: str, source: str) -> str:
+    return f"# %% {solution}: {verdict}\n{source}\n\n\n"
+
+
+def with_exercise():
+    """Make a lesson of one exercise, of which all is saved that its check prints."""
+    saved = "doubled: right shape and values, (3,)\nExercise 1: correct\n"
+    return lesson(
+        code("set-up", form.SETUP),
+        code("answer", ANSWER, "solution"),
+        code("check", CHECK, "nbval-check-output", printed=saved),
+    )
+
+
+def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
+    good, bad = with_exercise(), with_exercise()
+    cell(good, "set-up").source += "\nassert hidden == 3"
+    cell(bad, "set-up").source += "\n_ = __import__('helpers.tooling.pins')"
+    table = 'import pandas as pd\npd.DataFrame({"median (ms)": [1.0]})'
+    bad.cells.append(code("table", table, "nbval-ignore-output"))
+    save(good, "01_good")
+    save(bad, "02_bad")
+    (desk / "sizes.toml").write_text("[01_good]\nhidden = 3\n")
+    folder = desk / "exercises"
+    folder.mkdir()
+    wrong = block("answer", "right shape, wrong values", WRONG)
+    (folder / "01_good.py").write_text(wrong + block("answer", "correct", RIGHT))
+    (folder / "02_bad.py").write_text(
+        block("answer", "right shape, wrong values", RIGHT)
+        + block("answer", "correct", WRONG)
+        + block("answer", "wrong shape", f"torch.ones = lambda n: torch.zeros(n + 1)\n{WRONG}")
+        + block("other", "correct", RIGHT)
+    )
+
+    found, shown = reported(desk, MODULE, "--answers", "exercises", "--sizes", "sizes.toml")
+
+    lesson_1 = [name for name in found if name.startswith("01_good")]
+    assert len(lesson_1) == len(files.code_cells(good)) + 3 + 4  # findings, and answers
+    assert {name for name, outcome in found.items() if outcome != "PASSED"} == {
+        "02_bad isolation",
+        "02_bad tables handed over",
+        "02_bad answers",
+        "02_bad answer answer 1",
+        "02_bad answer answer 2",
+        "02_bad answer answer 3",
+        "02_bad answer again",
+    }
+    for sentence in (
+        "it imported what its copies would not carry: ",
+        "cell 6 (table) shows a table that it does not hand over",
+        "exercises/02_bad.py: the lesson has no solution other",
+        "answer answer 1: expected a verdict that begins `right shape, wrong values`",
+        "answer answer 2: expected a verdict that begins `correct`",
+        "answer again: expected what is saved:",
+    ):
+        assert sentence in shown
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said", "accepted"),
+    [
+        ("correct", "x: yes\nExercise 1: correct\n", True),
+        ("correct", "Exercise 1: right shape, wrong values\n", False),
+        ("wrong shape", "Exercise 1: wrong shape: x: expected (2,), got (3,)\n", True),
+        ("wrong shape", "Exercise 1: right shape, wrong values: x\n", False),
+        ("wrong shape", "Exercise 1: correct\nExercise 1: wrong shape\n", False),
+        ("wrong shape", "said before: Exercise 1: wrong shape\n", False),
+        ("wrong shape", "", False),
+        ("not so yet: [a", "Exercise 12: not so yet: [a]\n", True),
+    ],
+)
+def test_verdicts_are_told_apart(verdict, said, accepted):
+    answer = answers.Answer("solution-1 answer 1", RIGHT, code("check", CHECK), verdict)
+    assert (answers.complaint(answer, said) is None) == accepted
+
+
+def test_solution_says_what_is_saved():
+    answer = answers.Answer(
+        "again", RIGHT, code("check", CHECK), "correct", "Exercise 1: correct\n"
+    )
+    assert answers.complaint(answer, "Exercise 1: correct\n") is None
+    assert "what is saved" in answers.complaint(answer, "2.0\nExercise 1: correct\n")
+
+
+def test_missing_answers_are_named(tmp_path):
+    assert answers.missing(with_exercise(), answers.read(tmp_path / "none.py")) == [
+        "answer has no wrong answer"
+    ]
+    file = tmp_path / "01_a.py"
+    file.write_text(block("answer", "correct", RIGHT) + block("other", "wrong shape", WRONG))
+    assert answers.missing(with_exercise(), answers.read(file)) == [
+        "answer has no wrong answer",
+        "the lesson has no solution other",
+    ]
+
+
+def test_small_sizes_are_of_parameters_that_there_are():
+    declared = {path.stem: parameters.defaults(path) for path in LESSONS}
+    assert SIZES
+    for stem, values in SIZES.items():
+        assert values.keys() <= declared[stem].keys()
+        assert all(value < declared[stem][name] for name, value in values.items())
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("stem", SIZES)
+def test_lesson_compares_at_its_full_sizes(stem):
+    command = [*MODULE, "-q", "-p", "no:cacheprovider", f"notebooks/{stem}.ipynb"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

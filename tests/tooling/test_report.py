@@ -498,6 +498,7 @@ def test_saved_lesson_carries_none():
     assert handover.MIME not in nbformat.writes(notebook)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("watched", [True, False])
 def test_nbval_passes_over_what_is_not_saved(watched, desk):
     """Without the plugin it does not, which shows that the plugin is what does it."""

@@ -7,45 +7,28 @@ import sys
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import student
+from helpers.tooling.checks import answers
 from helpers.tooling.lesson import copies, files
-from tests.tooling.samples import ANSWER, LESSONS, ROOT, cell, good_lesson, quick, save
+from helpers.tooling.lesson.execution import Execution
+from tests.tooling.samples import ANSWER, LESSONS, ROOT, cell, good_lesson, save, small
 
-WRONG = ROOT / "tests" / "exercises"
-
-
-def solutions(notebook):
-    """List the solutions of a lesson, each with its check."""
-    pairs = zip(notebook.cells, notebook.cells[1:], strict=False)
-    return [(each, check) for each, check in pairs if "solution" in files.tags(each)]
-
-
-def wrong_answers(stem):
-    """Read the wrong answers to a lesson's exercises: id of the solution, verdict, source."""
-    file = WRONG / f"{stem}.py"
-    parts = re.split(r"(?m)^# %% ([\w-]+): (.*)$", file.read_text() if file.exists() else "")[1:]
-    return list(zip(parts[::3], parts[1::3], map(str.strip, parts[2::3]), strict=True))
-
-
-def printed(each):
-    """Return what a cell printed, errors included."""
-    return "".join(o.get("text", o.get("evalue", "")) for o in each.outputs)
+ANSWERS = ROOT / "tests" / "exercises"
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_every_exercise_has_a_wrong_answer(path):
-    ids = {each.id for each, _ in solutions(files.read(path))}
-    assert ids
-    assert {name for name, _, _ in wrong_answers(path.stem)} == ids
+    lesson = files.read(path)
+    assert answers.exercises(lesson)
+    assert answers.missing(lesson, answers.read(ANSWERS / f"{path.stem}.py")) == []
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_stubs_are_empty_of_the_answer(path):
     derived = student.student(path)
-    for solution, check in solutions(files.read(path)):
+    for solution, check in answers.exercises(files.read(path)):
         stub = ast.parse(cell(derived, solution.id).source)
         for each in ast.walk(stub):
             if isinstance(each, ast.FunctionDef):
@@ -63,38 +46,24 @@ def test_stubs_are_empty_of_the_answer(path):
         assert "hidden cell with a solution" not in each.source
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_student_runs_and_checks_judge(path, tmp_path):
-    """One execution: the student's notebook as it is, then each answer before its check."""
+def test_student_runs_to_the_end_in_an_empty_folder(path, tmp_path):
     student.build([path], tmp_path)
-    notebook = nbformat.read(tmp_path / path.name, 4)
-    lesson = files.read(path)
-    untouched = len(notebook.cells)
-    trials = []
-    for solution, check in solutions(lesson):
-        given = [(v, source) for name, v, source in wrong_answers(path.stem) if name == solution.id]
-        for verdict, source in [*given, (None, solution.source)]:
-            notebook.cells += [new_code_cell(source), new_code_cell(check.source)]
-            trials.append((check, verdict, notebook.cells[-1]))
+    lesson = tmp_path / path.name
+    notebook = nbformat.read(lesson, 4)
     notebook.cells.append(new_code_cell("import helpers\nprint(helpers.__file__)"))
-    client = NotebookClient(
-        quick(notebook), timeout=600, kernel_name="python3", coalesce_streams=True
-    )
-    client.execute(cwd=str(tmp_path))
+    copies.save(notebook, lesson)
 
-    assert printed(notebook.cells[-1]).strip() == str(tmp_path / "helpers" / "__init__.py")
-    for solution, check in solutions(lesson):
-        said = printed(cell(notebook, check.id))
-        assert re.search(r"^Exercise \d: still to do: write \w", said, re.M), said
-        assert ast.parse(solution.source).body[0].name in said
-    assert untouched == len(student.student(path).cells)
-    for check, verdict, trial in trials:
-        said = printed(trial)
-        if verdict is None:
-            assert said == printed(check), check.id
-        else:
-            assert re.search(rf"^Exercise \d: {re.escape(verdict)}", said, re.M), (check.id, said)
-            assert ": correct" not in said
+    executed = Execution(lesson).run(small(path))
+
+    *cells, last = files.code_cells(executed)
+    assert last.outputs[0].text.strip() == str(tmp_path / "helpers" / "__init__.py")
+    by_id = {each.id: each for each in cells}
+    for solution, check in answers.exercises(files.read(path)):
+        said = "".join(output.get("text", "") for output in by_id[check.id].outputs)
+        name = ast.parse(solution.source).body[0].name
+        assert re.search(rf"^Exercise \d+: still to do: write {name}", said, re.M), said
 
 
 def test_stub_says_what_to_write():

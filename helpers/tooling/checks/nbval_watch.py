@@ -39,8 +39,14 @@ def get_message(kernel: RunningKernel, stream: str, timeout: float | None = None
 
 
 def repr_failure(item: IPyNbCell, excinfo: Any) -> str:
-    """Say in which cell of the lesson something failed: `cell 48 (port-check)`."""
-    return f"{files.place(item.parent.nb, item.cell)}\n{_report(item, excinfo)}"
+    """Say in which cell of the lesson something failed, `cell 48 (port-check)`, and any warning.
+
+    nbval says that there is an output on stderr, and not which.
+    """
+    outputs = item.test_outputs or []
+    warned = "".join(each.text for each in outputs if each.get("name") == "stderr")
+    place = files.place(item.parent.nb, item.cell)
+    return f"{place}\n{_report(item, excinfo)}" + (f"\nstderr: {warned}" if warned else "")
 
 
 def setup(file: IPyNbFile) -> None:

@@ -1,0 +1,118 @@
+"""Answers to the exercises of a lesson: which must be judged how, and whether they were.
+
+A file of answers, `NN_name.py`, holds blocks: a line `# %% solution-1: wrong shape` that names the
+solution in whose place the answer stands and says how its verdict begins, then the answer.
+"""
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from helpers.exercises import STILL_TO_DO
+from helpers.tooling.lesson import copies, files
+
+HEADING = re.compile(r"(?m)^# %% ([\w-]+): (.*)$")
+CORRECT = "correct"
+"""How the verdict on a right answer begins."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a file of answers."""
+
+    solution: str
+    verdict: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, to be run in its lesson in place of the solution.
+
+    Attributes:
+        name: What it is, for example `solution-1 answer 2`.
+        source: The answer.
+        check: The cell that judges it.
+        verdict: How the verdict must begin.
+        printed: All that the check must print, if that is known.
+    """
+
+    name: str
+    source: str
+    check: NotebookNode
+    verdict: str
+    printed: str | None = None
+
+
+def exercises(notebook: NotebookNode) -> list[tuple[NotebookNode, NotebookNode]]:
+    """List the solutions of a lesson, each with the cell that checks it."""
+    pairs = zip(notebook.cells, notebook.cells[1:], strict=False)
+    return [(each, check) for each, check in pairs if "solution" in files.tags(each)]
+
+
+def read(file: Path) -> list[Block]:
+    """Read a file of answers; one that is not there holds none."""
+    parts = HEADING.split(file.read_text("utf-8") if file.exists() else "")[1:]
+    return [Block(*map(str.strip, parts[n : n + 3])) for n in range(0, len(parts), 3)]
+
+
+def missing(notebook: NotebookNode, blocks: Sequence[Block]) -> list[str]:
+    """List the exercises without a wrong answer, and the answers without an exercise."""
+    ids = [solution.id for solution, _ in exercises(notebook)]
+    wrong = {each.solution for each in blocks if not each.verdict.startswith(CORRECT)}
+    found = [f"{each} has no wrong answer" for each in ids if each not in wrong]
+    unknown = dict.fromkeys(each.solution for each in blocks if each.solution not in ids)
+    return found + [f"the lesson has no solution {each}" for each in unknown]
+
+
+def answers(notebook: NotebookNode, blocks: Sequence[Block]) -> list[Answer]:
+    """List all answers to the exercises of a lesson, in the order in which they shall be run.
+
+    Args:
+        notebook: The lesson, with its saved outputs.
+        blocks: What stands in its file of answers.
+
+    Returns:
+        For each exercise the student's stub, its answers, and then the solution again, of which
+        the check must print what is saved: no answer before it has left anything behind.
+
+    Raises:
+        ValueError: A solution is not one function or class with docstrings.
+    """
+    found = []
+    for solution, check in exercises(notebook):
+        stub, name = copies.stub(solution.source), ast.parse(solution.source).body[0].name
+        found.append(Answer(f"{solution.id} stub", stub, check, f"{STILL_TO_DO}{name}"))
+        given = [each for each in blocks if each.solution == solution.id]
+        for number, each in enumerate(given, 1):
+            label = f"{solution.id} answer {number}"
+            found.append(Answer(label, each.source, check, each.verdict))
+        last = Answer(f"{solution.id} again", solution.source, check, CORRECT, _saved(check))
+        found.append(last)
+    return found
+
+
+def complaint(answer: Answer, printed: str) -> str | None:
+    """Say what is wrong with the verdict on an answer, if something is.
+
+    Args:
+        answer: The answer that was judged.
+        printed: What it and its check printed.
+    """
+    begins = re.search(rf"^Exercise \d+: {re.escape(answer.verdict)}", printed, re.M)
+    called_correct = re.search(rf"^Exercise \d+: {CORRECT}", printed, re.M)
+    if not begins or (called_correct and not answer.verdict.startswith(CORRECT)):
+        expected = f"a verdict that begins `{answer.verdict}`"
+    elif answer.printed is not None and printed != answer.printed:
+        expected = f"what is saved:\n{answer.printed}"
+    else:
+        return None
+    return f"{answer.name}: expected {expected}\ngot:\n{printed}\nfor:\n{answer.source}"
+
+
+def _saved(check: NotebookNode) -> str:
+    return "".join(each.get("text", "") for each in check.outputs)
