@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,7 +75,10 @@ def measure(
         raise ValueError(
             f"needs a candidate and a round at least, got {len(candidates)} and {rounds}"
         )
-    timers = {name: _timer(candidate) for name, candidate in candidates.items()}
+    timers = {
+        name: candidate if hasattr(candidate, "timeit") else timer(candidate)
+        for name, candidate in candidates.items()
+    }
     numbers: dict[str, int] = {}
     finished: dict[str, list[Measurement]] = {name: [] for name in timers}
     failed: dict[str, str] = {}
@@ -121,7 +123,7 @@ def measure(
     )
 
 
-def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
+def table(measurements: Mapping[str, Measurement], *, reference: str) -> handover.Table:
     """Set out times, their spread, and each as a multiple of one of them.
 
     Args:
@@ -131,31 +133,18 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
     Returns:
         A row for each candidate: median and interquartile range in milliseconds, and how many
         times the reference it takes: 2.0 takes twice as long, 0.5 half as long. What failed has a
-        row with its reason.
+        row with its reason. One round has no spread.
 
     Raises:
         ValueError: No candidate that was measured has the reference's name.
     """
-    if reference not in measurements:
-        raise ValueError(f"reference must be one of {', '.join(measurements)}, got {reference!r}")
-    unit = measurements[reference].median
-    rows = {
-        name: handover.TimingRow(each.median * 1e3, each.iqr * 1e3, each.median / unit)
+    times = {
+        name: handover.Time(each.median, each.iqr if len(each.times) > 1 else None)
         for name, each in measurements.items()
     }
     failed = getattr(measurements, "failed", {})
-    rendered = {
-        name: {
-            "median (ms)": round(row.median_ms, 2),
-            "spread (ms)": round(row.spread_ms, 2),
-            f"times {reference}": round(row.ratio, 2),
-        }
-        for name, row in rows.items()
-    }
-    rendered |= {name: {"failed": why} for name, why in failed.items()}
-    frame = pd.DataFrame.from_dict(rendered, orient="index").rename_axis("method")
-    rows |= dict.fromkeys(failed, handover.TimingRow(missing="failed"))
-    return handover.Table.of(rows, frame.fillna({"failed": ""}) if failed else frame, reference)
+    times |= {name: handover.Time(missing="failed", why=why) for name, why in failed.items()}
+    return handover.timings(times, reference)
 
 
 def reason(error: Exception) -> str:
@@ -164,9 +153,8 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line}"
 
 
-def _timer(candidate: Callable[[], Any] | Timed) -> Timed:
-    if hasattr(candidate, "timeit"):
-        return candidate
+def timer(candidate: Callable[[], Any]) -> Timer:
+    """Make torch's timer of a function, with the threads that torch uses: it has one by itself."""
     threads = torch.get_num_threads()
     return Timer("candidate()", globals={"candidate": candidate}, num_threads=threads)
 

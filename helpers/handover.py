@@ -97,3 +97,63 @@ class Table(pd.DataFrame):
         kind = {"kind": "timing", "reference": self.reference}
         kind = kind if self.reference is not None else {"kind": "comparison"}
         return {MIME: {**kind, "rows": rows}} if rows else {}
+
+
+@dataclass(frozen=True)
+class Time:
+    """How long something took, in seconds, or why that is not known.
+
+    Attributes:
+        median: The median of all rounds.
+        spread: The distance of the quartiles; `None` for a single round, which has none.
+        missing: Why it was not measured, in a word.
+        why: The same in a sentence, for those who see the table.
+    """
+
+    median: float | None = None
+    spread: float | None = None
+    missing: str | None = None
+    why: str | None = None
+
+
+def timings(times: Mapping[str, Time], reference: str) -> Table:
+    """Set out times, their spread, and each as a multiple of one of them.
+
+    Args:
+        times: `{name: time}`.
+        reference: The name of the one that the others are multiples of.
+
+    Returns:
+        A row for each name: median and spread in milliseconds, and how many times the reference
+        it takes: 2.0 takes twice as long, 0.5 half as long. If something was not measured, one
+        more column says why.
+
+    Raises:
+        ValueError: Nothing that was measured has the reference's name.
+    """
+    measured = {name: time for name, time in times.items() if time.median is not None}
+    if reference not in measured:
+        raise ValueError(f"reference must be one of {', '.join(measured)}, got {reference!r}")
+    unit = measured[reference].median
+    rows = {
+        name: TimingRow(
+            time.median * 1e3,
+            None if time.spread is None else time.spread * 1e3,
+            time.median / unit,
+        )
+        for name, time in measured.items()
+    }
+    missing = {name: time for name, time in times.items() if time.median is None}
+    rows |= {name: TimingRow(missing=time.missing) for name, time in missing.items()}
+    rendered = pd.DataFrame(
+        {
+            "median (ms)": {name: row.median_ms for name, row in rows.items()},
+            "spread (ms)": {name: row.spread_ms for name, row in rows.items()},
+            f"times {reference}": {name: row.ratio for name, row in rows.items()},
+        },
+        dtype=float,
+    ).round(2)
+    if missing:
+        said = {name: time.why or time.missing for name, time in missing.items()}
+        rendered["not measured"] = pd.Series(said).reindex(rendered.index).fillna("")
+    return Table.of(rows, rendered.rename_axis("method"), reference)

@@ -110,7 +110,7 @@ def test_a_candidate_that_raises_is_left_out_with_its_reason():
     assert list(times) == ["a"]
     assert len(times["a"].times) == 2
     assert times.failed == {"b": "KeyError: 'mine'"}
-    assert benchmark.table(times, reference="a").loc["b", "failed"] == "KeyError: 'mine'"
+    assert benchmark.table(times, reference="a").loc["b", "not measured"] == "KeyError: 'mine'"
     with pytest.raises(KeyError, match="mine"):
         benchmark.measure({"b": broken}, rounds=2, min_run_time=0.0)
 
@@ -157,8 +157,14 @@ def test_the_table_of_times():
     assert table["times loop"].tolist() == [1.0, 0.24, 2.0]
     # Quartiles between 40.75 and 51.5 of the first, none of the second, 83.05 and 83.15.
     assert table["spread (ms)"].tolist() == [10.75, 0.0, 0.1]
+    assert table.data.rows["vmap"].ratio == pytest.approx(10 / 41.5, rel=1e-9)
     other = benchmark.table(measurements, reference="vmap")
     assert other["times vmap"].tolist() == [4.15, 1.0, 8.31]
+
+
+def test_one_round_has_no_spread():
+    table = benchmark.table({"once": measured(1.0)}, reference="once")
+    assert table["spread (ms)"].isna().all()
 
 
 def test_an_unknown_reference_is_refused():

@@ -7,35 +7,33 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import benchmark, compare, gradients, jacobians
-from helpers.study import candidates, comparison, processes
-from helpers.study.candidates import Candidate, Task
+from helpers import benchmark, compare, gradients, jacobians, memory
+from helpers.study import candidates, comparison, processes, tables
+from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Task
 
 CNN, SMALL = Task("SimpleCNN", 3, "random"), Task("MLP", 5, "random")
-MATERIALISED = [
-    name
-    for name in candidates.GRADIENTS
-    if not name.startswith(("batch", "fill", "JAX")) and "compiled" not in name
+METHODS = [
+    name for name in candidates.GRADIENTS.methods if not name.startswith(("batch", "fill", "JAX"))
 ]
 
 
 @pytest.mark.parametrize("task", [CNN, SMALL, Task("transformer", 3, "random")], ids=str)
-@pytest.mark.parametrize("name", MATERIALISED)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_way_is_equal_to_the_loop_by_name(name, task):
-    candidate = candidates.GRADIENTS[name]
-    if why := candidate.absent():
+    candidate = Candidate(name)
+    if why := candidates.GRADIENTS.absent(candidate):
         pytest.skip(why)
-    if task.model == "transformer" and name.startswith("BackPACK"):
+    if task.model == "transformer" and name == "BackPACK":
         pytest.skip("BackPACK has no BatchGrad for LayerNorm")
-    model, images, labels = task.load()
+    model, images, labels = candidates.load(task)
     expected = gradients.loop_gradients(model, F.cross_entropy, images, labels)
-    compare.check(candidate.build(model, images, labels)(), expected)
+    compare.check(candidates.GRADIENTS.build(candidate, model, images, labels)(), expected)
 
 
 @pytest.mark.parametrize("name", ["vmap(jacrev)", "func_jacobians, buffer reused"])
 def test_jacobians_are_equal_to_the_double_loop(name):
-    model, images, labels = SMALL.load()
-    got = candidates.JACOBIANS[name].build(model, images, labels)()
+    model, images, labels = candidates.load(SMALL)
+    got = candidates.JACOBIANS.build(Candidate(name), model, images, labels)()
     if isinstance(got, torch.Tensor):
         got = jacobians.unflatten_jacobians(got, model)
     loop = jacobians.unflatten_jacobians(jacobians.loop_jacobians(model, images), model)
@@ -43,63 +41,102 @@ def test_jacobians_are_equal_to_the_double_loop(name):
 
 
 def test_jax_computes_the_same_gradients_in_its_process():
-    name = "JAX jit(vmap(grad))"
-    if why := candidates.GRADIENTS[name].absent():
+    jax = Candidate("JAX jit(vmap(grad))")
+    if why := candidates.GRADIENTS.absent(jax):
         pytest.skip(why)
-    with processes.started("gradients", [name]) as running:
+    with processes.started("gradients", [jax]) as running:
         for task in (CNN, SMALL, Task("transformer", 3, "random")):
             running.build(task)
-            assert running.failed == {}
-            expected = gradients.loop_gradients(task.load()[0], F.cross_entropy, *task.load()[1:])
-            compare.check(running[name].result(), expected)
+            assert running.missing == []
+            model, images, labels = candidates.load(task)
+            expected = gradients.loop_gradients(model, F.cross_entropy, images, labels)
+            compare.check(running[jax].result(), expected)
 
 
 def test_a_study_has_numbers_reasons_and_the_failed(monkeypatch):
-    missing = Candidate(candidates.composition, absent=lambda: "it is not installed")
-    monkeypatch.setitem(candidates.GRADIENTS, "missing", missing)
-    monkeypatch.setitem(candidates.GRADIENTS, "unknown there", Candidate(candidates.composition))
+    missing = candidates.Method(candidates.composition, lambda: "it is not installed")
+    monkeypatch.setitem(candidates.GRADIENT_METHODS, "missing", missing)
+    unknown = candidates.Method(candidates.composition)
+    monkeypatch.setitem(candidates.GRADIENT_METHODS, "unknown there", unknown)
     names = ["batch gradient", "vmap(grad)", "missing", "unknown there"]
-    done = comparison.run("gradients", SMALL, names, rounds=2, min_run_time=0.0)
-    assert list(done["candidates"]) == ["batch gradient", "vmap(grad)"]
-    assert done["absent"] == {"missing": "it is not installed"}
+    chosen = list(map(Candidate, names))
+    done = comparison.run("gradients", SMALL, chosen, rounds=2, min_run_time=0.0)
+    assert [row.candidate for row in done.rows] == chosen[:2]
     # The process does not know what this one was told.
-    assert done["failed"] == {"unknown there": "KeyError: 'unknown there'"}
-    for row in done["candidates"].values():
-        assert row["rounds"] == 2
-        assert row["median"] > 0
-    table = comparison.table(done)
+    assert [(each.candidate.method, each.absent, each.why) for each in done.missing] == [
+        ("missing", True, "it is not installed"),
+        ("unknown there", False, "KeyError: 'unknown there'"),
+    ]
+    for row in done.rows:
+        assert row.rounds == 2
+        assert row.median > 0
+    table = tables.times(done)
     assert table.index.tolist() == names
     assert table["not measured"].tolist() == ["", "", "absent", "failed"]
     assert table["times batch gradient"].iloc[0] == 1.0
 
 
 def test_the_peak_holds_the_result_and_a_process_gives_it_back():
-    with processes.started("gradients", ["fill fresh memory", "fill owned memory"]) as running:
+    fresh, owned = (Candidate(f"fill {kind} memory") for kind in ("fresh", "owned"))
+    kept = Candidate("fill fresh memory", allocator=KEEP_FREED)
+    with processes.started("gradients", [fresh, owned, kept]) as running:
         running.build(Task("SimpleCNN", 32, "random"))
         result = 32 * 1_199_882 * 4
-        peak = running["fill fresh memory"].weight["peak"]
+        peak = running[fresh].weight["peak"]
         if peak is None:
             pytest.skip("this system does not tell a process its high-water mark")
         assert 0.8 * result < peak < 1.5 * result
-        assert running["fill owned memory"].weight["peak"] < 0.2 * result
+        assert running[owned].weight["peak"] < 0.2 * result
         pages = result // resource.getpagesize()
-        assert running["fill fresh memory"].faults() == pytest.approx(pages, rel=0.1)
-        assert running["fill owned memory"].faults() < pages / 100
+        assert running[fresh].faults() == pytest.approx(pages, rel=0.1)
+        assert running[owned].faults() < pages / 100
+        with memory.keep_freed() as can_keep:
+            pass
+        if can_keep:
+            assert running[kept].faults() < pages / 100
+            assert running[kept].weight["held"] > 0.8 * result > running[fresh].weight["held"]
+
+
+def test_settings_of_a_candidate_reach_its_process(monkeypatch):
+    started = []
+
+    def popen(command, *, env, **_):
+        started.append(env.get("THP_MEM_ALLOC_ENABLE"))
+        raise InterruptedError
+
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    monkeypatch.setattr(processes.subprocess, "Popen", popen)
+    monkeypatch.setattr(candidates, "huge_pages_absent", lambda: None)
+    for allocator in (HUGE_PAGES, KEEP_FREED):
+        chosen = [Candidate("vmap(grad)", allocator=allocator)]
+        with pytest.raises(InterruptedError), processes.started("gradients", chosen):
+            pass
+    assert started == ["1", None]
+
+
+def test_a_compiled_candidate_is_compiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda run, dynamic: ("compiled", run()))
+    built = candidates.GRADIENTS.build(
+        Candidate("vmap(grad)", compiled=True), *candidates.load(SMALL)
+    )
+    assert built[0] == "compiled"
 
 
 def test_a_process_that_dies_says_so_and_the_others_stay():
-    with processes.started("gradients", ["batch gradient", "vmap(grad)"]) as running:
+    good, dying = Candidate("batch gradient"), Candidate("vmap(grad)")
+    with processes.started("gradients", [good, dying]) as running:
         running.build(SMALL)
-        running["vmap(grad)"]._process.kill()
+        running[dying]._process.kill()
         times = benchmark.measure(running, rounds=1, min_run_time=0.0)
-        assert list(times) == ["batch gradient"]
-        assert re.match("RuntimeError: the process of 'vmap", times.failed["vmap(grad)"])
+        assert list(times) == [good]
+        assert times.failed[dying].startswith("RuntimeError: the process of vmap(grad) ended with")
 
 
 def test_an_answer_to_an_interrupted_question_is_not_taken_for_the_next():
-    with processes.started("gradients", ["batch gradient"]) as running:
+    candidate = Candidate("batch gradient")
+    with processes.started("gradients", [candidate]) as running:
         running.build(SMALL)
-        process = running["batch gradient"]
+        process = running[candidate]
         process._requests += 1
         asked = f'{{"number": {process._requests}, "name": "save", "path": "/nowhere/at/all"}}'
         print(asked, file=process._process.stdin, flush=True)  # and nobody waits for the answer
@@ -109,11 +146,14 @@ def test_an_answer_to_an_interrupted_question_is_not_taken_for_the_next():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: Task("CNN").load(), "model must be one of SimpleCNN, MLP, transformer, got 'CNN'"),
+        (
+            lambda: candidates.load(Task("CNN")),
+            "model must be one of SimpleCNN, MLP, transformer, got 'CNN'",
+        ),
         (lambda: processes.started("x").__enter__(), "group must be one of gradients, jacobians"),
         (
-            lambda: processes.started("forward", ["loop"]).__enter__(),
-            "candidate must be one of vmap(jacrev), vmap(jacfwd), got 'loop'",
+            lambda: processes.started("reductions", [Candidate("loop")]).__enter__(),
+            "method must be one of batch gradient, gradient norms, clipped sum, got 'loop'",
         ),
     ],
 )

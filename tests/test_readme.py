@@ -55,16 +55,13 @@ def test_make_variables_exist():
 def test_measured_times_are_those_of_the_record():
     section = README.split("\n## Measured\n")[1].split("\n## ")[0]
     record = records.read(ROOT / re.search(r"`(notebooks/measurements/\S+)`", section)[1])
-    measured = records.find(record, "gradients", "SimpleCNN", 64)["candidates"]
-    unit = measured["batch gradient"]["median"]
+    study = record.find("gradients", "SimpleCNN", 64)
+    measured = {str(row.candidate): row.median for row in study.rows}
+    unit = study.row("batch gradient").median
     rows = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]*) ?\|$", section, re.MULTILINE)
     assert len(rows) > 5
-    kept_names = {"vmap(grad), compiled": "compiled"}
     for way, plain, kept in rows:
         name = way.replace("`", "")
-        names = (name, f"{kept_names.get(name, name)}, freed memory kept")
-        if name == "writing the result":
-            names = ("fill fresh memory", "fill owned memory")
-        for each, said in zip(names, (plain, kept), strict=True):
+        for each, said in ((name, plain), (f"{name}, freed memory kept", kept)):
             if said:
-                assert said == f"{measured[each]['median'] / unit:.1f}", each
+                assert said == f"{measured[each] / unit:.1f}", each

@@ -1,28 +1,34 @@
 """Records of measurements: read back as written, and refused when something is missing."""
 
-import copy
+import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.figure
 import pytest
 import torch
+from bs4 import BeautifulSoup
 
-from helpers.plots import timings
-from helpers.study import comparison, records
+from helpers import plots
+from helpers.study import records, tables
+from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
+
+ROOT = Path(__file__).parents[1]
 
 
-def row(median):
-    return dict(median=median, iqr=0.001, rounds=3, peak=2**20, held=0, faults=7, first=1.0)
+def row(method, median, iqr=0.001, rounds=3, **settings):
+    candidate = Candidate(method, **settings)
+    return Row(candidate, median, iqr, rounds, peak=2**20, held=None, faults=7000, first=1.0)
 
 
-STUDY = {
-    "group": "gradients",
-    "task": {"model": "MLP", "batch_size": 4},
-    "candidates": {"batch gradient": row(0.01), "loop": row(0.05)},
-    "absent": {"JAX": "JAX is not installed: make peers"},
-    "failed": {},
-    "cut_short": None,
-}
+KEPT = row("loop", 0.02, allocator=KEEP_FREED)
+STUDY = Study(
+    "gradients",
+    Task("MLP", 4),
+    (row("batch gradient", 0.01), row("loop", 0.05), KEPT),
+    (Missing(Candidate("JAX"), absent=True, why="JAX is not installed: make peers"),),
+)
 
 
 def test_a_record_is_read_back_as_it_was_written(tmp_path):
@@ -30,9 +36,13 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
     records.write(record, tmp_path / "new" / "machine.json")
     assert records.read_all(tmp_path / "new") == {"machine": record}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["machine.json"]
-    assert record["versions"]["torch"] == torch.__version__
-    assert records.find(record, "gradients", "MLP", 4) == STUDY
-    assert records.find(record, "gradients", "MLP", 5) is None
+    assert record.versions["torch"] == torch.__version__
+    assert record.find("gradients", "MLP", 4) == STUDY
+    assert record.find("gradients", "MLP", 5) is None
+
+
+def first(record):
+    return record["studies"][0]
 
 
 @pytest.mark.parametrize(
@@ -40,20 +50,32 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
     [
         (lambda r: r.pop("date"), "a.json: it lacks date"),
         (lambda r: r["machine"].pop("device"), "a.json, machine: it lacks device"),
-        (lambda r: r["studies"][0].pop("task"), "a.json, study 0: it lacks task"),
+        (lambda r: first(r).pop("task"), "a.json, studies 0: it lacks task"),
         (
-            lambda r: r["studies"][0]["candidates"]["loop"].pop("iqr"),
-            "a.json, study 0, loop: it lacks iqr",
+            lambda r: first(r)["rows"][1].pop("iqr"),
+            "a.json, studies 0, rows 1: it lacks iqr",
         ),
-        (lambda r: r.update(machine=None), "a.json, machine: expected fields device, processor"),
+        (lambda r: first(r)["rows"][1].update(iqr="1"), "iqr: expected float, got '1'"),
+        (lambda r: first(r)["rows"][1].update(held="1"), "held: expected int or NoneType"),
+        (lambda r: first(r)["missing"][0].update(absent=1), "absent: expected bool, got 1"),
+        (
+            lambda r: first(r)["rows"][0].update(rounds=True),
+            "rounds: expected int, got True",
+        ),
+        (lambda r: first(r).update(rows={}), "a.json, studies 0, rows: expected tuple"),
+        (lambda r: r["versions"].update(torch=2), "a.json, versions, torch: expected str, got 2"),
+        (lambda r: r.update(machine=None), "a.json, machine: expected device, processor"),
+        (lambda r: r.update(more=1), "a.json: it has also more"),
     ],
 )
 def test_a_record_that_lacks_something_is_refused(damage, sentence, tmp_path):
-    record = copy.deepcopy(records.make(torch.device("cpu"), [STUDY]))
-    damage(record)
+    path = tmp_path / "a.json"
+    records.write(records.make(torch.device("cpu"), [STUDY]), path)
+    content = json.loads(path.read_text())
+    damage(content)
+    path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        records.write(record, tmp_path / "a.json")
-    assert list(tmp_path.iterdir()) == []
+        records.read(path)
 
 
 def test_what_is_no_json_is_refused(tmp_path):
@@ -62,42 +84,111 @@ def test_what_is_no_json_is_refused(tmp_path):
         records.read(tmp_path / "a.json")
 
 
-def test_ratios_and_table():
-    assert comparison.ratio(STUDY, "loop", "batch gradient") == pytest.approx(5)
-    assert comparison.ratio(STUDY, "JAX", "loop") is None
-    table = comparison.table(STUDY)
-    assert table.loc["loop"].tolist() == [50.0, 1.0, 5.0, "1", "0", "7", ""]
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(TypeError):
+        records.write(replace(records.make(torch.device("cpu"), []), date=b""), tmp_path / "a.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_is_found_by_its_facts():
+    assert STUDY.row("loop", allocator=KEEP_FREED) == KEPT
+    assert STUDY.row("loop").median == 0.05
+    with pytest.raises(KeyError, match="loop, compiled was not measured"):
+        STUDY.row("loop", compiled=True)
+    with pytest.raises(KeyError, match="JAX was not measured: JAX is not installed: make peers"):
+        STUDY.row("JAX")
+
+
+def test_names_say_the_facts():
+    assert str(Candidate("a")) == "a"
+    assert str(Candidate("a", True, HUGE_PAGES)) == "a, compiled, huge pages"
+
+
+def test_tables():
+    table = tables.times(STUDY)
+    assert table.index.tolist() == ["batch gradient", "loop", "loop, freed memory kept", "JAX"]
+    assert table.loc["loop"].tolist() == pytest.approx([50.0, 1.0, 5.0, ""])
     assert table.loc["JAX", "not measured"] == "absent"
-    with pytest.raises(ValueError, match="reference must be one of batch gradient, loop, got 'x'"):
-        comparison.table(STUDY, reference="x")
+    assert tables.memory(STUDY).loc["loop"].tolist() == ["1", "", "7,000"]
+    with pytest.raises(ValueError, match=r"reference must be one of .*, got 'x'"):
+        tables.times(STUDY, reference="x")
 
 
 def test_one_round_has_no_spread_and_what_is_missing_is_said():
-    once = {**STUDY["candidates"], "loop": {**row(0.05), "rounds": 1}}
-    cut = {**STUDY, "candidates": once, "cut_short": "1 of 5 rounds: the budget was spent"}
-    assert comparison.table(cut)["spread (ms)"].isna().tolist() == [False, True, True]
-    assert comparison.remarks(STUDY) == ["JAX: JAX is not installed: make peers"]
-    assert comparison.remarks(cut)[1:] == ["1 of 5 rounds: the budget was spent"]
+    rows = (STUDY.rows[0], replace(STUDY.rows[1], rounds=1))
+    cut = replace(STUDY, rows=rows, cut_short="1 of 5 rounds: the budget was spent")
+    assert tables.times(cut)["spread (ms)"].isna().tolist() == [False, True, True]
+    assert tables.remarks(STUDY) == ["JAX: JAX is not installed: make peers"]
+    assert tables.remarks(cut)[1:] == ["1 of 5 rounds: the budget was spent"]
+
+
+def test_a_disturbed_row_is_named_unless_nothing_is_said_of_its_time():
+    wild = (row("vmap(grad)", 0.01, iqr=0.0041), row("loop", 0.01, 0.05, allocator=HUGE_PAGES))
+    assert records.disturbed([STUDY, replace(STUDY, rows=wild)]) == [
+        "gradients, MLP, B = 4: vmap(grad)"
+    ]
+
+
+def test_no_record_that_is_kept_was_disturbed():
+    kept = records.read_all(ROOT / "notebooks" / "measurements")
+    assert kept
+    assert {
+        name: found for name, r in kept.items() if (found := records.disturbed(r.studies))
+    } == {}
+
+
+def test_no_saved_timing_of_the_lesson_was_disturbed():
+    """Times that are not compared must at least not be those of a machine that did other things."""
+    lesson = json.loads((ROOT / "notebooks" / "07_speed_and_memory.ipynb").read_text())
+    outputs = [output for each in lesson["cells"] for output in each.get("outputs", [])]
+    pages = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
+    shares = {}
+    for table in BeautifulSoup("".join(pages), "html.parser").find_all("table"):
+        columns = [each.text for each in table.find("tr").find_all("th")]
+        if "spread (ms)" not in columns:
+            continue
+        for line in table.tbody.find_all("tr"):
+            cells = dict(
+                zip(columns, [each.text for each in line.find_all(["th", "td"])], strict=True)
+            )
+            median = float(cells["median (ms)"])
+            shares[cells[""], median] = float(cells["spread (ms)"]) / median
+    assert len(shares) > 10
+    assert {name: share for name, share in shares.items() if share > records.BOUND} == {}
+
+
+RUN = {"batch gradient": (0.01, 0.001), "loop": (0.05, 0.001)}
 
 
 def test_a_picture_without_its_reference_is_refused():
     with pytest.raises(ValueError, match=r"^other has no 'batch gradient', of which the others"):
-        timings.multiples({"one": STUDY, "other": {**STUDY, "candidates": {"loop": row(0.1)}}})
+        plots.multiples({"one": RUN, "other": {"loop": (0.1, 0.0)}}, reference="batch gradient")
 
 
 def test_a_large_spread_stands_beside_its_bar():
-    disturbed = {**row(0.05), "iqr": 0.04}
-    candidates = {**STUDY["candidates"], "loop": disturbed}
-    texts = timings.multiples({"one": {**STUDY, "candidates": candidates}}).axes[0].texts
+    disturbed = {**RUN, "loop": (0.05, 0.04)}
+    texts = plots.multiples({"one": disturbed}, reference="batch gradient").axes[0].texts
     assert [text.get_text() for text in texts] == ["1", "5 (spread 4)"]
 
 
-def test_pictures_have_a_bar_for_each_candidate_of_each_run():
-    other = {**STUDY, "candidates": {**STUDY["candidates"], "vmap": row(0.02)}}
-    figure = timings.multiples({"one": STUDY, "other": other})
+def test_pictures_have_a_bar_for_each_candidate_of_each_run_sorted():
+    figure = plots.multiples(
+        {"one": RUN, "other": {**RUN, "vmap": (0.02, 0.001)}}, reference="batch gradient"
+    )
     assert isinstance(figure, matplotlib.figure.Figure)
-    bars = figure.axes[0].patches
-    assert {bar.get_x() for bar in bars} == {1}
-    assert sorted(round(1 + bar.get_width(), 6) for bar in bars) == [1, 1, 2, 5, 5]
-    curve = timings.growth([STUDY, {**STUDY, "task": {"model": "MLP", "batch_size": 8}}])
-    assert [list(line.get_xdata()) for line in curve.axes[0].lines] == [[4, 8], [4, 8]]
+    (axis,) = figure.axes
+    assert {bar.get_x() for bar in axis.patches} == {1}
+    assert sorted(round(1 + bar.get_width(), 6) for bar in axis.patches) == [1, 1, 2, 5, 5]
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == ["batch gradient", "vmap", "loop"]
+
+
+def test_nothing_of_the_picture_crosses_its_frame():
+    run = {"batch gradient": (1.0, 0.0), "slow": (900.0, 800.0), "fast": (0.01, 0.009)}
+    figure = plots.multiples({"one": run}, reference="batch gradient")
+    figure.canvas.draw()
+    frame = figure.axes[0].get_window_extent()
+    for text in figure.axes[0].texts:
+        box = text.get_window_extent()
+        assert frame.x0 < box.x0
+        assert box.x1 < frame.x1

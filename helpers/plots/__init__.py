@@ -3,6 +3,7 @@
 from helpers.plots.diagrams import in_dims
 from helpers.plots.graphs import agreement, curves, effects, shares, similarities
 from helpers.plots.images import attributions, digits, kernel_gradients, norms, weight_jacobian
+from helpers.plots.timings import multiples
 
 __all__ = [
     "agreement",
@@ -12,6 +13,7 @@ __all__ = [
     "effects",
     "in_dims",
     "kernel_gradients",
+    "multiples",
     "norms",
     "shares",
     "similarities",

@@ -52,7 +52,7 @@ def curves(
         ylabel: What the series are, with their unit.
         level: Where to draw a horizontal line to compare with, if anywhere.
     """
-    figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
     for (name, y), marker in zip(series.items(), "osD^v*PX", strict=False):
         axis.plot(x, y, marker=marker, label=name)
     axis.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
@@ -60,10 +60,11 @@ def curves(
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
+    axis.margins(y=0.15)
     axis.grid(alpha=0.3)
     if level is not None:
         axis.axhline(level, color="gray", linestyle="--")
-    axis.legend()
+    figure.legend(fontsize=9, loc="outside upper center", ncols=2)  # beside the curves, not on them
     return finish(figure)
 
 

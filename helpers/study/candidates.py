@@ -5,70 +5,77 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacfwd, jacrev, vmap
+from torch.func import functional_call, grad, jacrev, vmap
 
 from helpers import data, gradients, jacobians, models, norms
 from helpers.study import peers
+from helpers.study.facts import HUGE_PAGES, KEEP_FREED, REFERENCE, Candidate, Task
 
 Run = Callable[[], Any]
 MODELS = {"SimpleCNN": models.SimpleCNN, "MLP": models.MLP, "transformer": models.SmallTransformer}
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is to be differentiated: a model, with weights from a seed, on a batch."""
-
-    model: str = "SimpleCNN"
-    batch_size: int = 64
-    dataset: str = "digits"
-    seed: int = 0
-    device: str = "cpu"
-
-    def load(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """Make the model, and load the images and labels.
-
-        Raises:
-            ValueError: There is no such model or data set, or it has fewer samples.
-        """
-        return self.model_of_seed(), *data.load_batch(self.dataset, self.batch_size, self.device)
-
-    def model_of_seed(self) -> nn.Module:
-        """Make the model.
-
-        Raises:
-            ValueError: There is no such model.
-        """
-        if self.model not in MODELS:
-            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
-        torch.manual_seed(self.seed)
-        return MODELS[self.model]().to(self.device)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Candidate:
+class Method:
     """One way to compute something.
 
     Attributes:
-        build: `build(model, images, labels)` returns the function that is timed.
-        environment: Set before its process starts.
-        keep_freed: Whether its process keeps freed memory, see `helpers.memory`.
+        build: `build(model, images, labels)` returns the function that is timed; `None` for what
+            runs in a process that is not ours.
         absent: Returns a sentence if it cannot run here, else None.
     """
 
     build: Callable[[nn.Module, Tensor, Tensor], Run] | None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    keep_freed: bool = False
     absent: Callable[[], str | None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Methods that compute the same thing, and the candidates that are measured of them."""
+
+    methods: Mapping[str, Method]
+    candidates: tuple[Candidate, ...]
+
+    def absent(self, candidate: Candidate) -> str | None:
+        """Say why a candidate cannot run here, if it cannot."""
+        why = self.methods[candidate.method].absent()
+        if candidate.compiled:
+            why = why or compiler_absent()
+        if candidate.allocator == HUGE_PAGES:
+            why = why or huge_pages_absent()
+        return why
+
+    def build(self, candidate: Candidate, model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+        """Make the function that is timed; compilation happens in its first call."""
+        run = self.methods[candidate.method].build(model, images, labels)
+        return torch.compile(run, dynamic=False) if candidate.compiled else run
+
+
+def load(task: Task) -> tuple[nn.Module, Tensor, Tensor]:
+    """Make the model of a task, and load its images and labels.
+
+    Raises:
+        ValueError: There is no such model or data set, or it has fewer samples.
+    """
+    return make_model(task), *data.load_batch(task.dataset, task.batch_size, task.device)
+
+
+def make_model(task: Task) -> nn.Module:
+    """Make the model of a task, with the weights of its seed.
+
+    Raises:
+        ValueError: There is no such model.
+    """
+    if task.model not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {task.model!r}")
+    torch.manual_seed(task.seed)
+    return MODELS[task.model]().to(task.device)
 
 
 def _detached(model: nn.Module) -> dict[str, Tensor]:
@@ -115,15 +122,6 @@ def composition(model: nn.Module, images: Tensor, labels: Tensor, **options: Any
     return lambda: compute(parameters, images, labels)
 
 
-def compiled(build: Callable[..., Run]) -> Callable[..., Run]:
-    """Compile what `build` makes; compilation happens in the first call."""
-
-    def build_compiled(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-        return torch.compile(build(model, images, labels), dynamic=False)
-
-    return build_compiled
-
-
 def _with_buffers(model: nn.Module, images: Tensor, labels: Tensor, **options: Any) -> Run:
     options["out"] = _gradient_buffers(model, images)
     return lambda: gradients.func_gradients(model, F.cross_entropy, images, labels, **options)
@@ -160,46 +158,48 @@ def huge_pages_absent() -> str | None:
     return "transparent huge pages belong to Linux"
 
 
-HUGE = {"THP_MEM_ALLOC_ENABLE": "1"}
-REFERENCE = "batch gradient"
-GRADIENTS = {
-    REFERENCE: Candidate(batch_gradient),
-    "batch gradient, freed memory kept": Candidate(batch_gradient, keep_freed=True),
-    "fill fresh memory": Candidate(fill_fresh),
-    "fill owned memory": Candidate(fill_owned),
-    "loop": Candidate(_helper(gradients.loop_gradients)),
-    "legacy functorch": Candidate(_helper(gradients.functorch_gradients)),
-    "vmap(grad)": Candidate(composition),
-    "vmap(grad), chunks of 16": Candidate(lambda *given: composition(*given, chunk_size=16)),
-    "vmap(grad), compiled": Candidate(compiled(composition), absent=compiler_absent),
-    "vmap(grad), huge pages": Candidate(composition, HUGE, absent=huge_pages_absent),
-    "vmap(grad), buffers reused": Candidate(_with_buffers),
-    "buffers reused, small chunks": Candidate(_with_buffers_in_small_chunks),
-    "vmap(grad), freed memory kept": Candidate(composition, keep_freed=True),
-    "compiled, freed memory kept": Candidate(
-        compiled(composition), keep_freed=True, absent=compiler_absent
-    ),
-    **{name: Candidate(peer.build, absent=peer.absent) for name, peer in peers.IN_PROCESS.items()},
-    **{
-        f"{name}, freed memory kept": Candidate(peer.build, keep_freed=True, absent=peer.absent)
-        for name, peer in peers.IN_PROCESS.items()
-    },
-    **{name: Candidate(None, absent=peers.jax.absent) for name in peers.jax.NAMES},
+def _as_it_comes(methods: Mapping[str, Method]) -> tuple[Candidate, ...]:
+    return tuple(map(Candidate, methods))
+
+
+GRADIENT_METHODS = {
+    REFERENCE: Method(batch_gradient),
+    "fill fresh memory": Method(fill_fresh),
+    "fill owned memory": Method(fill_owned),
+    "loop": Method(_helper(gradients.loop_gradients)),
+    "legacy functorch": Method(_helper(gradients.functorch_gradients)),
+    "vmap(grad)": Method(composition),
+    "vmap(grad), chunks of 16": Method(lambda *given: composition(*given, chunk_size=16)),
+    "vmap(grad), buffers reused": Method(_with_buffers),
+    "buffers reused, small chunks": Method(_with_buffers_in_small_chunks),
+    **{name: Method(peer.build, peer.absent) for name, peer in peers.IN_PROCESS.items()},
+    **{name: Method(None, peers.jax.absent) for name in peers.jax.NAMES},
 }
+GRADIENTS = Group(
+    GRADIENT_METHODS,
+    (
+        *_as_it_comes(GRADIENT_METHODS),
+        Candidate("vmap(grad)", compiled=True),
+        Candidate("vmap(grad)", allocator=HUGE_PAGES),
+        Candidate("vmap(grad)", allocator=KEEP_FREED),
+        Candidate("vmap(grad)", compiled=True, allocator=KEEP_FREED),
+        Candidate("buffers reused, small chunks", allocator=KEEP_FREED),
+        Candidate(REFERENCE, allocator=KEEP_FREED),
+        *(Candidate(name, allocator=KEEP_FREED) for name in peers.IN_PROCESS),
+    ),
+)
 """Everything that computes per-sample gradients, and what it is measured against."""
 
 
-def _jacobian_composition(mode: Callable[..., Any]) -> Callable[..., Run]:
-    def build(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-        parameters = _detached(model)
+def jacobian_composition(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    """`vmap` over `jacrev` over `functional_call`, as lesson 4 writes it."""
+    parameters = _detached(model)
 
-        def outputs(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
-            return functional_call(model, parameters, (sample.unsqueeze(0),)).squeeze(0)
+    def outputs(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return functional_call(model, parameters, (sample.unsqueeze(0),)).squeeze(0)
 
-        compute = vmap(mode(outputs), in_dims=(None, 0))
-        return lambda: compute(parameters, images)
-
-    return build
+    compute = vmap(jacrev(outputs), in_dims=(None, 0))
+    return lambda: compute(parameters, images)
 
 
 def _jacobian_shape(model: nn.Module, images: Tensor) -> tuple[int, int, int]:
@@ -225,46 +225,39 @@ def _jacobian_helper(compute: Callable[..., Any]) -> Callable[..., Run]:
     return lambda model, images, labels: lambda: compute(model, images)
 
 
-_reverse = _jacobian_composition(jacrev)
-JACOBIANS = {
-    REFERENCE: Candidate(batch_gradient),
-    "fill fresh memory": Candidate(_jacobian_fill_fresh),
-    "fill owned memory": Candidate(_jacobian_fill_owned),
-    "double loop": Candidate(_jacobian_helper(jacobians.loop_jacobians)),
-    "vmap(jacrev)": Candidate(_reverse),
-    "func_jacobians": Candidate(_jacobian_helper(jacobians.func_jacobians)),
-    "vmap(jacrev), compiled": Candidate(compiled(_reverse), absent=compiler_absent),
-    "vmap(jacrev), freed memory kept": Candidate(_reverse, keep_freed=True),
-    "compiled, freed memory kept": Candidate(
-        compiled(_reverse), keep_freed=True, absent=compiler_absent
-    ),
-    "compiled, huge pages": Candidate(
-        compiled(_reverse), HUGE, absent=lambda: compiler_absent() or huge_pages_absent()
-    ),
-    "func_jacobians, buffer reused": Candidate(_jacobian_with_buffer),
+JACOBIAN_METHODS = {
+    REFERENCE: Method(batch_gradient),
+    "fill fresh memory": Method(_jacobian_fill_fresh),
+    "fill owned memory": Method(_jacobian_fill_owned),
+    "double loop": Method(_jacobian_helper(jacobians.loop_jacobians)),
+    "vmap(jacrev)": Method(jacobian_composition),
+    "func_jacobians": Method(_jacobian_helper(jacobians.func_jacobians)),
+    "func_jacobians, buffer reused": Method(_jacobian_with_buffer),
 }
+JACOBIANS = Group(
+    JACOBIAN_METHODS,
+    (
+        *_as_it_comes(JACOBIAN_METHODS),
+        Candidate("vmap(jacrev)", compiled=True),
+        Candidate("vmap(jacrev)", allocator=KEEP_FREED),
+        Candidate("vmap(jacrev)", compiled=True, allocator=KEEP_FREED),
+        Candidate("vmap(jacrev)", compiled=True, allocator=HUGE_PAGES),
+    ),
+)
 """Everything that computes Jacobians, and what it is measured against."""
 
-FORWARD = {
-    "vmap(jacrev)": Candidate(_reverse),
-    "vmap(jacfwd)": Candidate(_jacobian_composition(jacfwd)),
+REDUCTION_METHODS = {
+    REFERENCE: Method(batch_gradient),
+    "gradient norms": Method(_helper(norms.gradient_norms)),
+    "clipped sum": Method(_helper(norms.clipped_sum, limit=1.0)),
 }
-"""The two modes against each other, for a batch of a few: forward mode holds P x P numbers."""
-
-_norms, _clipped = _helper(norms.gradient_norms), _helper(norms.clipped_sum, limit=1.0)
-REDUCTIONS = {
-    REFERENCE: Candidate(batch_gradient),
-    "gradient norms": Candidate(_norms),
-    "clipped sum": Candidate(_clipped),
-    "batch gradient, freed memory kept": Candidate(batch_gradient, keep_freed=True),
-    "gradient norms, freed memory kept": Candidate(_norms, keep_freed=True),
-    "clipped sum, freed memory kept": Candidate(_clipped, keep_freed=True),
-}
+REDUCTIONS = Group(
+    REDUCTION_METHODS,
+    (
+        *_as_it_comes(REDUCTION_METHODS),
+        *(Candidate(name, allocator=KEEP_FREED) for name in REDUCTION_METHODS),
+    ),
+)
 """What needs no per-sample gradient to be written down."""
 
-GROUPS = {
-    "gradients": GRADIENTS,
-    "jacobians": JACOBIANS,
-    "forward": FORWARD,
-    "reductions": REDUCTIONS,
-}
+GROUPS = {"gradients": GRADIENTS, "jacobians": JACOBIANS, "reductions": REDUCTIONS}

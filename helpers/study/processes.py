@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from tqdm import tqdm
 
 from helpers import data
 from helpers.study import candidates, peers, worker
-from helpers.study.candidates import Task
+from helpers.study.facts import HUGE_PAGES, Candidate, Missing, Task
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {HUGE_PAGES: {"THP_MEM_ALLOC_ENABLE": "1"}}
+"""What an allocator wants to be set before a process starts."""
 
 
 class Process:
@@ -32,10 +35,10 @@ class Process:
             still `held` when the result is gone.
     """
 
-    def __init__(self, group: str, name: str, folder: Path) -> None:
-        self.group, self.name, self.folder = group, name, folder
-        self.is_jax = name in peers.jax.NAMES
-        chosen = candidates.GROUPS[group][name]
+    def __init__(self, group: str, candidate: Candidate, folder: Path) -> None:
+        self.group, self.candidate, self.folder = group, candidate, folder
+        self.is_jax = candidate.method in peers.jax.NAMES
+        environment = ENVIRONMENT.get(candidate.allocator, {})
         command = [sys.executable, "-m", worker.__name__]
         if self.is_jax:
             command = [peers.jax.python(), str(peers.jax.WORKER)]
@@ -46,7 +49,7 @@ class Process:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, **cache, **chosen.environment, "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, **cache, **environment, "JAX_PLATFORMS": "cpu"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -60,23 +63,24 @@ class Process:
             RuntimeError: It failed there, with the reason.
         """
         if self.is_jax:
-            model, images, labels = task.load()
+            model, images, labels = candidates.load(task)
             inputs = self.folder / "inputs.npz"
             arrays = {**model.state_dict(), "images": images, "labels": labels}
             np.savez(inputs, **{name: array.cpu().numpy() for name, array in arrays.items()})
-            self._ask("build", candidate=self.name, model=task.model, inputs=str(inputs))
+            given = {"method": self.candidate.method, "model": task.model}
+            self._ask("build", inputs=str(inputs), **given)
         else:
             threads = torch.get_num_threads()
             batch = self.folder / "batch.pt"
             torch.save(data.load_batch(task.dataset, task.batch_size), batch)
-            given = {"group": self.group, "candidate": self.name, "threads": threads}
-            self._ask("build", task=task.as_dict(), batch=str(batch), **given)
+            given = {"candidate": asdict(self.candidate), "task": asdict(task)}
+            self._ask("build", group=self.group, batch=str(batch), threads=threads, **given)
         self.weight = self._ask("weigh")
 
     def timeit(self, number: int) -> Measurement:
         """Time it there, as `torch.utils.benchmark.Timer.timeit` does here."""
         seconds = self._ask("time", runs=number)
-        return Measurement(number, seconds, TaskSpec(stmt=self.name, setup=""))
+        return Measurement(number, seconds, TaskSpec(stmt=str(self.candidate), setup=""))
 
     def faults(self) -> int | None:
         """Run it there once more, and count the page faults; `None` where nothing counts them."""
@@ -114,67 +118,67 @@ class Process:
             self._log.seek(0)
             last = self._log.read().strip().splitlines()[-1:] or ["it said nothing"]
             code = self._process.wait()
-            raise RuntimeError(f"the process of {self.name!r} ended with status {code}: {last[0]}")
+            raise RuntimeError(
+                f"the process of {self.candidate} ended with status {code}: {last[0]}"
+            )
         if "error" in reply:
             raise RuntimeError(reply["error"])
         return reply["answer"]
 
 
-class Running(dict[str, Process]):
-    """`{name: process}` of the candidates that run, and a reason for each of the others.
+class Running(dict[Candidate, Process]):
+    """`{candidate: process}` of those that run, and a reason for each of the others.
 
     Attributes:
-        absent: `{name: sentence}` of what is not installed here.
-        failed: `{name: reason}` of what could not be built.
+        missing: What is not installed here, or could not be built.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.absent: dict[str, str] = {}
-        self.failed: dict[str, str] = {}
+        self.missing: list[Missing] = []
 
     def build(self, task: Task) -> None:
         """Build all for a task, one after the other; what fails is left out, with its reason."""
         progress = tqdm(list(self.items()), leave=False)
-        for name, process in progress:
-            progress.set_description(f"first runs: {name}")
+        for candidate, process in progress:
+            progress.set_description(f"first runs: {candidate}")
             try:
                 process.build(task)
             except RuntimeError as error:
-                self.failed[name] = str(error)
-                self.pop(name).end()
+                self.missing.append(Missing(candidate, absent=False, why=str(error)))
+                self.pop(candidate).end()
 
 
 @contextmanager
-def started(group: str, names: Iterable[str] | None = None) -> Iterator[Running]:
+def started(group: str, chosen: Iterable[Candidate] | None = None) -> Iterator[Running]:
     """Start a process for each candidate, and end them all.
 
     Args:
         group: One of `helpers.study.candidates.GROUPS`.
-        names: Which of its candidates; `None` means all.
+        chosen: Which candidates, of the methods of the group; `None` means those of the group.
 
     Yields:
         The processes. Build a task before timing them.
 
     Raises:
-        ValueError: There is no such group or candidate.
+        ValueError: There is no such group or method.
     """
     if group not in candidates.GROUPS:
         raise ValueError(f"group must be one of {', '.join(candidates.GROUPS)}, got {group!r}")
     known = candidates.GROUPS[group]
-    names = list(known if names is None else names)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"candidate must be one of {', '.join(known)}, got {name!r}")
+    chosen = known.candidates if chosen is None else tuple(chosen)
+    for candidate in chosen:
+        if candidate.method not in known.methods:
+            methods = ", ".join(known.methods)
+            raise ValueError(f"method must be one of {methods}, got {candidate.method!r}")
     running = Running()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        for number, name in enumerate(names):
-            sentence = known[name].absent()
-            if sentence:
-                running.absent[name] = sentence
+        for number, candidate in enumerate(chosen):
+            if sentence := known.absent(candidate):
+                running.missing.append(Missing(candidate, absent=True, why=sentence))
                 continue
             own = Path(folder) / str(number)
             own.mkdir()
-            running[name] = Process(group, name, own)
-            stack.callback(running[name].end)
+            running[candidate] = Process(group, candidate, own)
+            stack.callback(running[candidate].end)
         yield running

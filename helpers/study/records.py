@@ -1,43 +1,41 @@
-"""Records of measurements: what was measured, on which machine, with which versions, when."""
+"""Records of measurements as files: what was measured, on which machine, with what, and when."""
 
 import json
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
-from helpers.study.comparison import Study
+from helpers.study.facts import HUGE_PAGES, Machine, Record, Study
 
 PACKAGES = ("torch", "numpy", "opacus", "backpack-for-pytorch", "jax")
-FIELDS = {
-    "record": ("machine", "versions", "date", "studies"),
-    "machine": ("device", "processor", "cores", "threads", "system"),
-    "study": ("group", "task", "candidates", "absent", "failed", "cut_short"),
-    "candidate": ("median", "iqr", "rounds", "peak", "held", "faults", "first"),
-}
-"""What each part of a record must have."""
+BOUND = 0.4
+"""The spread, as a share of the median, above which a row is no measurement: half of the rounds
+then lie further apart than that, and the ratios of two such rows say nothing."""
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> Machine:
     """Describe the machine: name of the device, processor, its cores, threads in use, system."""
     processor = _processor()
     on_gpu = device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(device) if on_gpu else processor,
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": platform.system(),
-    }
+    return Machine(
+        device=torch.cuda.get_device_name(device) if on_gpu else processor,
+        processor=processor,
+        cores=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        system=platform.system(),
+    )
 
 
-def make(device: torch.device, studies: Sequence[Study]) -> dict[str, Any]:
+def make(device: torch.device, studies: Iterable[Study]) -> Record:
     """Put studies together with what they were measured on, with what and when."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -45,78 +43,85 @@ def make(device: torch.device, studies: Sequence[Study]) -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {
-        "machine": machine(device),
-        "versions": versions,
-        "date": datetime.now(UTC).date().isoformat(),
-        "studies": list(studies),
-    }
+    return Record(machine(device), versions, datetime.now(UTC).date().isoformat(), tuple(studies))
 
 
-def write(record: dict[str, Any], path: Path) -> None:
-    """Check a record and write it, under its name only when it is whole.
+def disturbed(studies: Iterable[Study]) -> list[str]:
+    """Name what was disturbed while it was measured, as far as anything is said of its time.
 
-    Raises:
-        ValueError: A field is missing, with its name.
+    Nothing is said of the time of huge pages: on a virtual machine whose host takes back what is
+    freed, they are slow in some rounds whatever else runs.
     """
-    check(record, str(path))
+    return [
+        f"{study.group}, {study.task.model}, B = {study.task.batch_size}: {candidate}"
+        for study in studies
+        for candidate in study.disturbed(BOUND)
+        if candidate.allocator != HUGE_PAGES
+    ]
+
+
+def write(record: Record, path: Path) -> None:
+    """Write a record, under its name only when it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(json.dumps(record, indent=1) + "\n")
+        draft.write_text(json.dumps(asdict(record), indent=1) + "\n")
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Record:
     """Read a record.
 
     Raises:
-        ValueError: It is no JSON, or a field is missing, with its name.
+        ValueError: It is no JSON; or something is missing, or of another type, or not known, with
+            its name and its place.
     """
     try:
-        record = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error
-    check(record, path.name)
-    return record
+    return parse(Record, content, path.name)
 
 
-def read_all(folder: Path) -> dict[str, dict[str, Any]]:
+def read_all(folder: Path) -> dict[str, Record]:
     """Read the records of a folder: `{name of the file without .json: record}`."""
     return {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
 
 
-def check(record: Any, name: str) -> None:
-    """Refuse a record in which something is missing.
+def parse(kind: Any, content: Any, where: str) -> Any:
+    """Make of JSON what `asdict` made JSON of.
+
+    Args:
+        kind: A dataclass, or the type of one of its fields.
+        content: What JSON holds.
+        where: Its place, for the message.
 
     Raises:
-        ValueError: With the field, and where it is missing.
+        ValueError: As in `read`.
     """
-    _require(record, "record", name)
-    _require(record["machine"], "machine", f"{name}, machine")
-    for number, study in enumerate(record["studies"]):
-        _require(study, "study", f"{name}, study {number}")
-        for candidate, row in study["candidates"].items():
-            _require(row, "candidate", f"{name}, study {number}, {candidate}")
-
-
-def find(record: dict[str, Any], group: str, model: str, batch_size: int) -> Study | None:
-    """Find the study of a group, model and batch size; `None` if the record has none."""
-    for study in record["studies"]:
-        task = study["task"]
-        if (study["group"], task["model"], task["batch_size"]) == (group, model, batch_size):
-            return study
-    return None
-
-
-def _require(part: Any, kind: str, where: str) -> None:
-    if not isinstance(part, dict):
-        raise ValueError(f"{where}: expected fields {', '.join(FIELDS[kind])}, got {part!r:.40}")
-    missing = [field for field in FIELDS[kind] if field not in part]
-    if missing:
-        raise ValueError(f"{where}: it lacks {', '.join(missing)}")
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        names = [field.name for field in fields(kind)]
+        if not isinstance(content, dict):
+            raise ValueError(f"{where}: expected {', '.join(names)}, got {content!r:.40}")
+        for problem, first, second in (("lacks", names, content), ("has also", content, names)):
+            wrong = [name for name in first if name not in second]
+            if wrong:
+                raise ValueError(f"{where}: it {problem} {', '.join(wrong)}")
+        return kind(**{n: parse(types[n], content[n], f"{where}, {n}") for n in names})
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is tuple and isinstance(content, list):
+        return tuple(parse(inside[0], each, f"{where} {i}") for i, each in enumerate(content))
+    if origin is dict and isinstance(content, dict):
+        return {name: parse(inside[1], each, f"{where}, {name}") for name, each in content.items()}
+    choices = inside if origin is UnionType else (origin or kind,)
+    allowed = (*choices, int) if float in choices else choices
+    if not isinstance(content, allowed) or (isinstance(content, bool) and bool not in choices):
+        expected = " or ".join(choice.__name__ for choice in choices)
+        raise ValueError(f"{where}: expected {expected}, got {content!r:.40}")
+    return content
 
 
 def _processor() -> str:

@@ -12,24 +12,30 @@ class Worker:
     run: Any = None
 
     def build(
-        self, group: str, candidate: str, task: dict[str, Any], batch: str, threads: int
+        self,
+        group: str,
+        candidate: dict[str, Any],
+        task: dict[str, Any],
+        batch: str,
+        threads: int,
     ) -> None:
         """Make the function that is timed, and free the one before."""
         import torch
 
         from helpers import memory
         from helpers.study import candidates
+        from helpers.study.facts import Candidate, Task
 
         self.run = None
         torch.set_num_threads(threads)
-        self.chosen = candidates.GROUPS[group][candidate]
-        self.task = candidates.Task(**task)
-        if self.chosen.keep_freed and not hasattr(self, "kept"):
+        chosen, self.task = Candidate(**candidate), Task(**task)
+        if chosen.keep_freed and not hasattr(self, "kept"):
             self.kept = memory.keep_freed()
             self.kept.__enter__()  # until the process ends
         # Read from a file, since scikit-learn takes longer to import than a batch to compute.
         images, labels = torch.load(batch, map_location=self.task.device)
-        self.run = self.chosen.build(self.task.model_of_seed(), images, labels)
+        model = candidates.make_model(self.task)
+        self.run = candidates.GROUPS[group].build(chosen, model, images, labels)
 
     def weigh(self) -> dict[str, Any]:
         """Run twice: how long the first takes, the peak of memory above what was there."""

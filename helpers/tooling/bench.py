@@ -1,4 +1,4 @@
-"""Measure everything that lesson 7 measures, and more of it: `make bench`.
+"""Measure what lesson 7 speaks of on this machine, each candidate in its own process: `make bench`.
 
 Prints tables and writes `build/<device>/bench.json`, after each comparison what there is so far.
 """
@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers import devices
-from helpers.study import comparison, records
-from helpers.study.candidates import Task
+from helpers.study import comparison, records, tables
+from helpers.study.facts import KEEP_FREED, REFERENCE, Candidate, Study, Task
 
 SIZES = (1, 4, 16, 64, 256, 512)
-GROWING = ("batch gradient", "loop", "vmap(grad)", "vmap(grad), freed memory kept")
+GROWING = (
+    Candidate(REFERENCE),
+    Candidate(REFERENCE, allocator=KEEP_FREED),
+    Candidate("loop"),
+    Candidate("vmap(grad)"),
+    Candidate("vmap(grad)", allocator=KEEP_FREED),
+)
 PLAN = (
     ("gradients", "SimpleCNN", 64),
     ("jacobians", "MLP", 256),
@@ -28,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 0, 2 when the device will not do, 130 when it was interrupted.
+        The exit status: 0, 1 when something disturbed the measurement, 2 when the device will not
+        do, 130 when it was interrupted.
     """
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.bench", description=__doc__)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
@@ -39,17 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     path = Path("build") / str(device).replace(":", "-") / "bench.json"
-    done: list[comparison.Study] = []
+    done: list[Study] = []
     interrupted = False
     try:
         for group, model, size in PLAN:
             task = Task(model, size, device=str(device))
             done.append(comparison.run(group, task, rounds=5, budget=60))
             records.write(records.make(device, done), path)
-            print(f"\n{group}, {model}, B = {size}\n{comparison.table(done[-1]).to_string()}")
-            for name, why in (done[-1]["absent"] | done[-1]["failed"]).items():
-                print(f"  {name}: {why}")
-            interrupted = "interrupted" in (done[-1]["cut_short"] or "")
+            table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
+            print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")
+            for remark in tables.remarks(done[-1]):
+                print(f"  {remark}")
+            interrupted = "interrupted" in (done[-1].cut_short or "")
             if interrupted:
                 break
         else:
@@ -62,7 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"\n{'Interrupted; what was finished' if interrupted else 'The record'} is in {path}. "
             "To keep it: copy it to notebooks/measurements/, named after this machine."
         )
-    return 130 if interrupted else 0
+    disturbed = records.disturbed(done)
+    if disturbed:
+        print(
+            f"Not to be kept: with a spread above {records.BOUND:.0%} of the median, these say "
+            "nothing of this machine. Measure again when nothing else runs:",
+            *disturbed,
+            sep="\n  ",
+            file=sys.stderr,
+        )
+    return 130 if interrupted else int(bool(disturbed))
 
 
 if __name__ == "__main__":

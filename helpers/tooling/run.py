@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def execute(
 def _note(notebook: Path, about: Mapping[str, Any]) -> None:
     """Write into an executed notebook how it went, with what values, on what and when."""
     executed = nbformat.read(notebook, nbformat.NO_CONVERT)
-    record = records.make(devices.resolve(about["parameters"]["device"]), [])
+    record = asdict(records.make(devices.resolve(about["parameters"]["device"]), []))
     del record["studies"]
     executed.metadata[METADATA] = nbformat.from_dict({**about, **record})
     nbformat.write(executed, notebook)

@@ -21,7 +21,8 @@ from torch.utils.benchmark import Measurement
 from torch.utils.benchmark.utils.common import TaskSpec
 
 from helpers import benchmark, compare, handover
-from helpers.study import comparison
+from helpers.study import tables as study_tables
+from helpers.study.facts import Candidate, Missing, Row, Study, Task
 from helpers.tooling import outputs, run
 from helpers.tooling.lesson import form
 from helpers.tooling.report import __main__ as report
@@ -431,9 +432,9 @@ def test_comparison_without_an_error_says_why(got, instead):
 
 
 def timed(reference, **medians):
-    """Set out times of one run each, in seconds."""
+    """Set out times of two equal rounds each, in seconds: a single one has no spread."""
     spec = TaskSpec("", "")
-    times = {name: Measurement(1, [median], spec) for name, median in medians.items()}
+    times = {name: Measurement(1, [median] * 2, spec) for name, median in medians.items()}
     return benchmark.table(times, reference=reference)
 
 
@@ -472,12 +473,15 @@ def test_what_is_joined_from_unlike_tables_hands_nothing_over():
 
 
 @pytest.mark.parametrize(("rounds", "spread"), [(5, 1.0), (1, None)])
-@pytest.mark.parametrize("absent", [{"JAX": "it is not there"}, {}])
+@pytest.mark.parametrize("absent", [["JAX"], []])
 def test_study_carries_its_times(rounds, spread, absent):
-    rows = {"iqr": 0.001, "rounds": rounds, "peak": None, "held": None, "faults": None}
-    measured = {"batch gradient": {**rows, "median": 0.01}, "loop": {**rows, "median": 0.05}}
-    done = {"candidates": measured, "absent": absent, "failed": {}}
-    shown, _ = InteractiveShell.instance().display_formatter.format(comparison.table(done))
+    rows = [
+        Row(Candidate(name), median, 0.001, rounds, None, None, None, 1.0)
+        for name, median in (("batch gradient", 0.01), ("loop", 0.05))
+    ]
+    missing = [Missing(Candidate(name), absent=True, why="it is not there") for name in absent]
+    done = Study("gradients", Task(), tuple(rows), tuple(missing))
+    shown, _ = InteractiveShell.instance().display_formatter.format(study_tables.times(done))
     content = shown[handover.MIME]
     assert (content["kind"], content["reference"]) == ("timing", "batch gradient")
     spreads = [row["spread_ms"] for row in content["rows"]]

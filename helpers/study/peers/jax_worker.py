@@ -67,7 +67,7 @@ NETWORKS = {"SimpleCNN": cnn, "MLP": mlp, "transformer": transformer}
 class Worker:
     """Builds the function that is timed, and runs it."""
 
-    def build(self, candidate: str, model: str, inputs: str) -> None:
+    def build(self, method: str, model: str, inputs: str) -> None:
         """Read weights, images and labels from a file of numpy arrays, and set up the function."""
         arrays = np.load(inputs)
         given = {name: jnp.asarray(arrays[name]) for name in arrays.files}
@@ -81,7 +81,7 @@ class Worker:
             chosen = jax.nn.log_softmax(network(w, images))
             return -jnp.take_along_axis(chosen, labels[:, None], axis=1).mean()
 
-        if candidate == "JAX batch gradient":
+        if method == "JAX batch gradient":
             compute = jax.jit(jax.grad(batch_loss))
             self.run = lambda: jax.block_until_ready(compute(given))
         else:

@@ -1,0 +1,149 @@
+"""What a measurement is about, and what it found: plain facts, which a record keeps as JSON."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+DEFAULT, KEEP_FREED, HUGE_PAGES = "default", "freed memory kept", "huge pages"
+"""The allocators: glibc as it comes, with `helpers.memory.keep_freed`, with pages of 2 MiB."""
+REFERENCE = "batch gradient"
+"""The method that the others are multiples of."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be differentiated: a model, with weights from a seed, on a batch."""
+
+    model: str = "SimpleCNN"
+    batch_size: int = 64
+    dataset: str = "digits"
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute something, and the settings under which it runs.
+
+    Attributes:
+        method: One of the methods of its group, see `helpers.study.candidates`.
+        compiled: Whether it goes through `torch.compile`.
+        allocator: What becomes of freed memory in its process.
+    """
+
+    method: str
+    compiled: bool = False
+    allocator: str = DEFAULT
+
+    @property
+    def keep_freed(self) -> bool:
+        """Whether freed memory is kept."""
+        return self.allocator == KEEP_FREED
+
+    def __str__(self) -> str:
+        parts = [self.method, "compiled" * self.compiled]
+        parts.append("" if self.allocator == DEFAULT else self.allocator)
+        return ", ".join(filter(None, parts))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of a candidate.
+
+    Attributes:
+        candidate: Of which.
+        median: Seconds of a run, the median of the rounds.
+        iqr: The distance of the quartiles, in seconds.
+        rounds: How many there were.
+        peak: Bytes at the worst moment above those before; `None` where the system does not tell.
+        held: Bytes that are still held when the result is gone.
+        faults: Page faults of one more run.
+        first: Seconds of the first run, compilation included.
+    """
+
+    candidate: Candidate
+    median: float
+    iqr: float
+    rounds: int
+    peak: int | None
+    held: int | None
+    faults: int | None
+    first: float
+
+    @property
+    def spread(self) -> float | None:
+        """The distance of the quartiles; `None` for a single round, which has none."""
+        return self.iqr if self.rounds > 1 else None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A candidate that was not measured: it is not installed here (`absent`), or it failed."""
+
+    candidate: Candidate
+    absent: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """The candidates of a group on one task, measured against each other.
+
+    Attributes:
+        group: One of `helpers.study.candidates.GROUPS`.
+        task: What they computed.
+        rows: What was measured.
+        missing: What was not.
+        cut_short: A sentence if there were fewer rounds than asked for, else `None`.
+    """
+
+    group: str
+    task: Task
+    rows: tuple[Row, ...]
+    missing: tuple[Missing, ...] = ()
+    cut_short: str | None = None
+
+    def row(self, method: str, *, compiled: bool = False, allocator: str = DEFAULT) -> Row:
+        """Return what was measured of a candidate.
+
+        Raises:
+            KeyError: It was not measured, with the reason if there is one.
+        """
+        wanted = Candidate(method, compiled, allocator)
+        for row in self.rows:
+            if row.candidate == wanted:
+                return row
+        reasons = [missing.why for missing in self.missing if missing.candidate == wanted]
+        raise KeyError(f"{wanted} was not measured" + "".join(f": {why}" for why in reasons))
+
+    def disturbed(self, bound: float) -> Collection[Candidate]:
+        """List the candidates whose spread is above a share of their median."""
+        return [row.candidate for row in self.rows if (row.spread or 0) > bound * row.median]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a record was made."""
+
+    device: str
+    processor: str
+    cores: int | None
+    threads: int
+    system: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """Studies, with what they were measured on, with which versions, and when."""
+
+    machine: Machine
+    versions: dict[str, str]
+    date: str
+    studies: tuple[Study, ...]
+
+    def find(self, group: str, model: str, batch_size: int) -> Study | None:
+        """Find the first study of a group, model and batch size; `None` if there is none."""
+        for study in self.studies:
+            task = study.task
+            if (study.group, task.model, task.batch_size) == (group, model, batch_size):
+                return study
+        return None

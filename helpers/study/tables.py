@@ -1,0 +1,46 @@
+"""A study set out in tables: times, memory, and what they leave out."""
+
+import pandas as pd
+
+from helpers import handover
+from helpers.study.facts import REFERENCE, Study
+
+
+def times(study: Study, *, reference: str = REFERENCE) -> handover.Table:
+    """Set out times, their spread, multiples of the reference, and what was not measured.
+
+    Args:
+        study: What `helpers.study.comparison.run` returned, or a record holds.
+        reference: The method, as it comes, that the others are multiples of.
+
+    Raises:
+        ValueError: It was not measured.
+    """
+    found = {str(row.candidate): handover.Time(row.median, row.spread) for row in study.rows}
+    for missing in study.missing:
+        why = "absent" if missing.absent else "failed"
+        found[str(missing.candidate)] = handover.Time(missing=why)
+    return handover.timings(found, reference)
+
+
+def memory(study: Study) -> pd.DataFrame:
+    """Set out memory: the peak, what is held after, in MiB, and the page faults of a run."""
+    rows = {
+        str(row.candidate): {
+            "peak (MiB)": _mebibytes(row.peak),
+            "held after (MiB)": _mebibytes(row.held),
+            "page faults": "" if row.faults is None else f"{row.faults:,}",
+        }
+        for row in study.rows
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method")
+
+
+def remarks(study: Study) -> list[str]:
+    """Say what the tables do not: why candidates were not measured, and why rounds are missing."""
+    said = [f"{missing.candidate}: {missing.why}" for missing in study.missing]
+    return said + ([study.cut_short] if study.cut_short else [])
+
+
+def _mebibytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 2**20:,.0f}"

@@ -1,0 +1,45 @@
+"""The command line of the measurement: what it writes, and what it does not let pass as one."""
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.study import comparison, records
+from helpers.study.facts import Candidate, Row, Study
+from helpers.tooling import bench
+
+CALM = Row(Candidate("batch gradient"), 0.01, 0.001, 5, 0, 0, 0, 0.1)
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """Measure nothing: every comparison has this row."""
+    monkeypatch.chdir(tmp_path)
+    rows = [CALM]
+
+    def run(group, task, **_):
+        return Study(group, task, tuple(rows))
+
+    monkeypatch.setattr(comparison, "run", run)
+    monkeypatch.setattr(comparison, "grow", lambda group, task, *_: [run(group, task)])
+    return rows
+
+
+def test_the_record_holds_the_plan(measured, tmp_path, capsys):
+    assert bench.main(["--device", "cpu"]) == 0
+    record = records.read(tmp_path / "build" / "cpu" / "bench.json")
+    planned = [(study.group, study.task.model, study.task.batch_size) for study in record.studies]
+    assert planned[:-1] == list(bench.PLAN)
+    assert "gradients, SimpleCNN, B = 64" in capsys.readouterr().out
+
+
+def test_a_disturbed_measurement_is_refused(measured, capsys):
+    measured.append(replace(CALM, candidate=Candidate("loop"), iqr=0.005))
+    assert bench.main(["--device", "cpu"]) == 1
+    assert "Not to be kept" in (said := capsys.readouterr().err)
+    assert "gradients, SimpleCNN, B = 64: loop" in said
+
+
+def test_no_such_device(capsys):
+    assert bench.main(["--device", "abacus"]) == 2
+    assert "abacus" in capsys.readouterr().err
