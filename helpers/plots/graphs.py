@@ -100,7 +100,14 @@ def effects(groups: dict[str, Tensor], *, xlabel: str) -> Figure:
         lanes = row + 0.12 + 0.12 * (torch.arange(len(values)) % 2)
         axis.scatter(values, lanes, color="gray", s=14, alpha=0.6, linewidths=0)
         axis.vlines(mean, row - 0.18, row + 0.36, color="tab:blue", linewidth=3)
-        axis.text(mean, row - 0.24, f"{mean:.1f}", ha="center", va="bottom", color="tab:blue")
+        axis.annotate(
+            f"{round(mean, 1) + 0:.1f}",  # no "-0.0"
+            (mean, row - 0.24),
+            ha="center",
+            va="bottom",
+            color="tab:blue",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )
     axis.axvline(0, color="black", linewidth=0.8, zorder=0)
     axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
     axis.set(xlabel=xlabel, ylim=(len(ordered) - 0.4, -0.75))
