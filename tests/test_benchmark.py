@@ -240,3 +240,24 @@ def test_memory_lets_errors_through_and_stops_counting():
     with pytest.raises(ZeroDivisionError):
         benchmark.memory(lambda: 1 / 0)
     assert _get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
+def test_flops_are_those_of_the_matrix_products(transform):
+    weight, rows = torch.ones(3, 5), torch.ones(8, 5)
+    assert benchmark.flops(lambda: rows @ weight.T) == 2 * 8 * 5 * 3
+    assert benchmark.flops(lambda: rows + 1) == 0
+    outputs = {
+        torch.func.grad: lambda x: (weight @ x).sum(),
+        torch.func.jacrev: lambda x: weight @ x,
+    }
+    passes = {torch.func.grad: 1, torch.func.jacrev: 3}[transform]
+    counted = benchmark.flops(lambda: torch.func.vmap(transform(outputs[transform]))(rows))
+    assert counted == 2 * 8 * 5 * 3 * (1 + passes)
+
+
+def test_flops_of_a_gradient_by_the_input_of_a_module():
+    layer = torch.nn.Linear(5, 3)
+    rows = torch.ones(8, 5, requires_grad=True)  # at this, FlopCounterMode raises
+    run = lambda: torch.autograd.grad(layer(rows).sum(), rows)  # noqa: E731
+    assert benchmark.flops(run) == 2 * (2 * 8 * 5 * 3)

@@ -78,29 +78,41 @@ def agreement(predicted: Tensor, exact: Tensor, *, xlabel: str, ylabel: str) -> 
         ylabel: What `exact` is, with its unit.
     """
     figure, axis = plt.subplots(figsize=(4.2, 4), layout="constrained")
-    axis.axline((0, 0), slope=1, color="gray", linewidth=0.8)
+    axis.axline((0, 0), slope=1, color="gray", linewidth=0.8, label="exact as predicted")
     axis.scatter(predicted.cpu(), exact.cpu(), s=5, alpha=0.4)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.grid(alpha=0.3)
+    axis.legend(loc="upper left")
     return finish(figure)
 
 
-def effects(groups: dict[str, Tensor], *, ylabel: str) -> Figure:
-    """Draw groups of numbers as points, with a bar at the mean of each group.
+def effects(groups: dict[str, Tensor], *, xlabel: str) -> Figure:
+    """Draw groups of numbers as rows of points, sorted by their means, each mean as a bar.
 
     Args:
-        groups: `{name: (T,)}`; the same T things in every group, joined by lines.
-        ylabel: What the numbers are, with their unit.
+        groups: `{name: (T,)}`.
+        xlabel: What the numbers are, with their unit.
     """
-    figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
-    values = torch.stack([group.cpu() for group in groups.values()])
-    axis.plot(values, color="gray", marker="o", markersize=4, linewidth=0.5, alpha=0.7)
-    places = range(len(groups))
-    axis.hlines(values.mean(1), [p - 0.2 for p in places], [p + 0.2 for p in places], linewidth=3)
-    axis.axhline(0, color="black", linewidth=0.8)
-    axis.set_xticks(places, list(groups))
-    axis.set(ylabel=ylabel)
-    axis.grid(axis="y", alpha=0.3)
+    ordered = sorted(groups.items(), key=lambda item: item[1].mean().item(), reverse=True)
+    figure, axis = plt.subplots(figsize=(5.5, 0.6 * len(groups) + 0.9), layout="constrained")
+    for row, (_, group) in enumerate(ordered):
+        values, mean = group.cpu(), group.mean().item()
+        # Two lanes below the row's name, so that equal values do not hide each other.
+        lanes = row + 0.12 + 0.12 * (torch.arange(len(values)) % 2)
+        axis.scatter(values, lanes, color="gray", s=14, alpha=0.6, linewidths=0)
+        axis.vlines(mean, row - 0.18, row + 0.36, color="tab:blue", linewidth=3)
+        axis.annotate(
+            f"{round(mean, 1) + 0:.1f}",  # no "-0.0"
+            (mean, row - 0.24),
+            ha="center",
+            va="bottom",
+            color="tab:blue",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )
+    axis.axvline(0, color="black", linewidth=0.8, zorder=0)
+    axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
+    axis.set(xlabel=xlabel, ylim=(len(ordered) - 0.4, -0.75))
+    axis.grid(axis="x", alpha=0.3)
     return finish(figure)
 
 

@@ -1,6 +1,41 @@
-# Wrong answers: the id of the solution that each stands for, and the verdict it gets.
+# Answers, right and wrong: the id of the solution that each stands for, and the verdict it gets.
 
-# %% solution-1: right shape, wrong values
+# %% solution-1: not so yet: error 0.03, cosine 0.0: it is enough
+def numbers_needed(error, cosine):
+    return int((1 + cosine**2) / error**2)  # rounded down
+
+
+# %% solution-1: not so yet: error 0.03, cosine 1.0: it is enough
+def numbers_needed(error, cosine):
+    return int(-(-1 // error**2))  # forgets the cosine
+
+
+# %% solution-1: not so yet: one less is not
+def numbers_needed(error, cosine):
+    return int((1 + abs(cosine)) / error**2) + 1  # not its square
+
+
+# %% solution-1: not so yet: it is an int
+def numbers_needed(error, cosine):
+    return -(-(1 + cosine**2) / error**2 // 1)
+
+
+# %% solution-1: correct
+def numbers_needed(error, cosine):
+    import math
+
+    return math.ceil((1 + cosine**2) / error**2)
+
+
+# %% solution-1: correct
+def numbers_needed(error, cosine):
+    k = 1
+    while ((1 + cosine**2) / k) ** 0.5 > error:
+        k += 1
+    return k
+
+
+# %% solution-2: right shape, wrong values: minus the derivative
 class Regression:
     def get_output(self, model, weights, buffers, image, target):
         return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
@@ -11,27 +46,7 @@ class Regression:
         return (predictions - targets[:, None]).detach()
 
 
-# %% solution-2: right shape, wrong values
-def leverages(matrix):
-    return (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
-
-
-# %% solution-2: wrong shape
-def leverages(matrix):
-    return q * (1 - q) * (g @ torch.linalg.solve(matrix, g.T))
-
-
-# %% solution-3: wrong shape
-def cosine_scores(params):
-    return torch.zeros(targets, len(train_images))
-
-
-# %% solution-3: right shape, wrong values
-def cosine_scores(params):
-    return torch.zeros(len(train_images), targets).to(device)
-
-
-# %% solution-1: not so yet: it is detached
+# %% solution-2: not so yet: it is detached
 class Regression:
     def get_output(self, model, weights, buffers, image, target):
         return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
@@ -42,7 +57,7 @@ class Regression:
         return targets[:, None] - predictions
 
 
-# %% solution-1: wrong shape: minus the derivative, of a batch: expected (64, 1), got (64,)
+# %% solution-2: wrong shape: minus the derivative: expected
 class Regression:
     def get_output(self, model, weights, buffers, image, target):
         return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
@@ -53,10 +68,10 @@ class Regression:
         return (targets - predictions.squeeze(1)).detach()
 
 
-# %% solution-1: your answer raised
+# %% solution-2: wrong shape: the prediction: expected (), got (1, 1)
 class Regression:
     def get_output(self, model, weights, buffers, image, target):
-        pass
+        return functional_call(model, (weights, buffers), (image.unsqueeze(0),))
 
     def get_out_to_loss_grad(self, model, weights, buffers, batch):
         images, targets = batch
@@ -64,27 +79,124 @@ class Regression:
         return (targets[:, None] - predictions).detach()
 
 
-# %% solution-2: not so yet: it changed g
+# %% solution-2: right shape, wrong values: the prediction
+class Regression:
+    def get_output(self, model, weights, buffers, image, target):
+        prediction = functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
+        return 0.5 * (prediction - target) ** 2  # the loss, not the output
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch):
+        images, targets = batch
+        predictions = functional_call(model, (weights, buffers), (images,))
+        return (targets[:, None] - predictions).detach()
+
+
+# %% solution-2: correct
+class Regression:
+    def get_output(self, model, weights, buffers, image, target):
+        return functional_call(model, {**weights, **buffers}, image[None])[0, 0]
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch):
+        with torch.no_grad():
+            f = functional_call(model, {**weights, **buffers}, batch[0])
+        return batch[1].unsqueeze(1) - f
+
+
+# %% solution-2: correct
+class Regression:
+    def get_output(self, model, weights, buffers, image, target):
+        return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).sum()
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch):
+        f = functional_call(model, (weights, buffers), (batch[0],)).detach()
+        slope = grad(lambda f: 0.5 * ((f - batch[1][:, None]) ** 2).sum())(f)
+        return -slope
+
+
+# %% solution-3: right shape, wrong values
+def leverages(matrix):
+    return (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
+
+
+# %% solution-3: wrong shape
+def leverages(matrix):
+    return q * (1 - q) * (g @ torch.linalg.solve(matrix, g.T))
+
+
+# %% solution-3: not so yet: it changed g
 def leverages(matrix):
     return q * (1 - q) * g.mul_(torch.linalg.solve(matrix, g.T).T).sum(dim=1)
 
 
-# %% solution-3: right shape, wrong values
+# %% solution-3: not so yet: that error is below a third
+def leverages(matrix):
+    h = q * (1 - q) * (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
+    return h.mean().expand(len(h))  # the right sum, spread evenly
+
+
+# %% solution-3: correct
+def leverages(matrix):
+    return q * (1 - q) * torch.einsum("ip,pr,ir->i", g, torch.linalg.inv(matrix), g)
+
+
+# %% solution-3: correct
+def leverages(matrix):
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(matrix), g.T, upper=False)
+    return (q - q.square()) * half.square().sum(dim=0)
+
+
+# %% solution-4: wrong shape
+def cosine_scores(params):
+    return torch.zeros(targets, len(train_images))
+
+
+# %% solution-4: right shape, wrong values
+def cosine_scores(params):
+    return torch.zeros(len(train_images), targets).to(device)
+
+
+# %% solution-4: right shape, wrong values
+def cosine_scores(params):
+    network.load_state_dict(params)
+    computer, _ = computers(network, images_task)
+
+    def flat(batch):
+        grads = computer.compute_per_sample_grad(batch)
+        return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
+
+    target_gradients = flat((test_images[:targets], test_labels[:targets]))
+    train_batches = batches((train_images, train_labels), 100)
+    return torch.cat([flat(batch) @ target_gradients.T for batch in train_batches])  # no lengths
+
+
+# %% solution-4: right shape, wrong values
 def cosine_scores(params):
     network.load_state_dict(params)
     computer, _ = computers(network, images_task)
 
     def directions(batch):
+        features = projection.project(computer.compute_per_sample_grad(batch), 512)
+        return F.normalize(features, dim=1)
+
+    target_directions = directions((test_images[:targets], test_labels[:targets]))
+    train_batches = batches((train_images, train_labels), 100)
+    return torch.cat([directions(batch) @ target_directions.T for batch in train_batches])
+
+
+# %% solution-4: right shape, wrong values
+def cosine_scores(params):
+    computer, _ = computers(build(99), images_task)  # another network
+
+    def directions(batch):
         grads = computer.compute_per_sample_grad(batch)
         return F.normalize(torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
 
-    one_target = directions((test_images[:1], test_labels[:1]))
+    target_directions = directions((test_images[:targets], test_labels[:targets]))
     train_batches = batches((train_images, train_labels), 100)
-    one_column = torch.cat([directions(batch) @ one_target.T for batch in train_batches])
-    return one_column.repeat(1, targets)
+    return torch.cat([directions(batch) @ target_directions.T for batch in train_batches])
 
 
-# %% solution-3: not so yet: the peak is below 500 gradients
+# %% solution-4: not so yet: the peak is below 500 gradients
 def cosine_scores(params):
     network.load_state_dict(params)
     computer, _ = computers(network, images_task)
@@ -96,3 +208,84 @@ def cosine_scores(params):
     target_directions = directions((test_images[:targets], test_labels[:targets]))
     train_batches = batches((train_images, train_labels), 333)
     return torch.cat([directions(batch) @ target_directions.T for batch in train_batches])
+
+
+# %% solution-4: correct
+def cosine_scores(params):
+    network.load_state_dict(params)
+    computer, _ = computers(network, images_task)
+    wanted = computer.compute_per_sample_grad((test_images[:targets], test_labels[:targets]))
+    rows = []
+    for batch in batches((train_images, train_labels), 50):
+        grads = computer.compute_per_sample_grad(batch)
+        products = sum(grads[name].flatten(1) @ wanted[name].flatten(1).T for name in wanted)
+        length, other = (
+            sum(each[name].flatten(1).square().sum(dim=1) for name in wanted).sqrt()
+            for each in (grads, wanted)
+        )
+        rows.append(products / length[:, None] / other)
+    return torch.cat(rows)
+
+
+# %% solution-4: correct
+def cosine_scores(params):
+    network.load_state_dict(params)
+    _, computer = computers(network, images_task)
+
+    def flat(images, labels):
+        grads = computer.compute_per_sample_grad((images, labels))
+        return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
+
+    wanted = flat(test_images[:targets], test_labels[:targets])
+    scores = torch.empty(len(train_images), targets, device=device)
+    for at in range(0, len(train_images), 100):
+        some = flat(train_images[at : at + 100], train_labels[at : at + 100])
+        for column, target in enumerate(wanted):
+            scores[at : at + 100, column] = F.cosine_similarity(some, target[None])
+    return scores
+
+
+# %% solution-5: not so yet: 8 of 10 are found
+def find_mislabelled(params, images, labels, count):
+    return torch.arange(count, device=labels.device)
+
+
+# %% solution-5: not so yet: 8 of 10 are found
+def find_mislabelled(params, images, labels, count):
+    network.load_state_dict(params)
+    computer, _ = computers(network, images_task)
+    pulls = computer.compute_loss_grad((images, labels)).squeeze(1)
+    return pulls.topk(count, largest=False).indices  # the surest
+
+
+# %% solution-5: not so yet: each sample is named once
+def find_mislabelled(params, images, labels, count):
+    network.load_state_dict(params)
+    computer, _ = computers(network, images_task)
+    suspects = computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
+    return torch.cat([suspects[:-1], suspects[:1]])
+
+
+# %% solution-5: wrong shape
+def find_mislabelled(params, images, labels, count):
+    network.load_state_dict(params)
+    computer, _ = computers(network, images_task)
+    return computer.compute_loss_grad((images, labels)).squeeze(1).topk(2 * count).indices
+
+
+# %% solution-5: correct
+def find_mislabelled(params, images, labels, count):
+    losses = F.cross_entropy(functional_call(network, params, (images,)), labels, reduction="none")
+    return losses.argsort(descending=True)[:count]
+
+
+# %% solution-5: correct
+def find_mislabelled(params, images, labels, count):
+    network.load_state_dict(params)
+    computer, _ = computers(network, images_task)
+    norms = []
+    for batch in batches((images, labels), 100):
+        grads = computer.compute_per_sample_grad(batch)
+        squares = sum(g.flatten(1).square().sum(dim=1) for g in grads.values())
+        norms.append(squares.sqrt() * computer.compute_loss_grad(batch).squeeze(1))
+    return torch.cat(norms).topk(count).indices
