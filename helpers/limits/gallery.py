@@ -14,6 +14,7 @@ from helpers.limits.entries import (
     loud_wrappers,
     loud_writes,
     silent_calls,
+    silent_held,
     silent_losses,
     silent_models,
     silent_state,
@@ -34,6 +35,7 @@ ENTRIES: dict[str, Entry] = {
         loud_wrappers,
         silent_losses,
         silent_state,
+        silent_held,
         silent_models,
         silent_calls,
         slow,
@@ -42,8 +44,7 @@ ENTRIES: dict[str, Entry] = {
 }
 """Every entry by name: loud ones, silent ones, slow ones."""
 
-_LASTING = "It holds for every version of torch."
-_OF_TORCH = f"Seen on torch {SEEN_ON}; another version may do something else."
+_LASTING = " This holds for every version of torch."
 
 
 class Markdown(str):
@@ -51,8 +52,9 @@ class Markdown(str):
 
     __slots__ = ()
 
-    def _repr_markdown_(self) -> str:
-        return str(self)
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        # The second form is for displays without Markdown; a notebook would hold the text twice.
+        return {"text/markdown": str(self), "text/plain": "print(_) shows this as text"}
 
     def __repr__(self) -> str:
         return str(self)
@@ -80,13 +82,15 @@ def show(name: str, images: Tensor, labels: Tensor) -> Markdown:
     verdict = entry.check(images, labels)
     broken, fixed = entry.code
     equal = verdict.fixed[0].upper() + verdict.fixed[1:]
+    also = [f"- {says}: {held}" for says, held in verdict.also]
     lines = [
         f"```python\n{broken}\n```",
         _outcome(entry, verdict),
         f"**Cause.** {entry.cause}",
+        *(["**Run too.**\n" + "\n".join(also)] if also else []),
         f"**Way out.** {entry.fix}",
         f"```python\n{fixed}\n```",
-        f"{equal}. {_LASTING if entry.lasting else _OF_TORCH}",
+        f"{equal}.{_LASTING if entry.lasting else ''}",
     ]
     if verdict.changed:
         lines.append(f"**Changed.** {_changed(name)}")
@@ -99,12 +103,23 @@ def index(part: str | None = None) -> Markdown:
     Args:
         part: `"loud"`, `"silent"` or `"slow"`; `None` means all of them.
     """
-    rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]
-    for entry in ENTRIES.values():
-        if part in (None, entry.part):
-            cells = [f"[{entry.name}](#{entry.name})", seen(entry), entry.cause, entry.fix]
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return Markdown("\n".join(rows))
+    return _table(entry for entry in ENTRIES.values() if part in (None, entry.part))
+
+
+def find(text: str) -> Markdown:
+    """Write the rows of the index that a message leads to, or a word.
+
+    Args:
+        text: The message of an error or of a warning, whole or in part; or any word of the index.
+    """
+    said = " ".join(text.split())
+    found = [
+        entry
+        for entry in ENTRIES.values()
+        if entry.symptom in said
+        or said.lower() in " ".join((entry.name, seen(entry), entry.cause, entry.fix)).lower()
+    ]
+    return _table(found) if found else Markdown(f"No entry of this page holds {_code(said)}.")
 
 
 def seen(entry: Entry) -> str:
@@ -144,13 +159,22 @@ def _changed(name: str) -> str:
     )
 
 
+def _table(entries: Iterable[Entry]) -> Markdown:
+    rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]
+    for entry in entries:
+        cells = [f"[{entry.name}](#{entry.name})", seen(entry), entry.cause, entry.fix]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return Markdown("\n".join(rows))
+
+
 def _outcome(entry: Entry, verdict: Verdict) -> str:
     """Say what the broken side did."""
     if entry.part == "loud":
         return f"**It raises.** {_code(verdict.broken)}"
     if entry.part == "slow":
         return f"**It runs.** {verdict.broken[0].upper()}{verdict.broken[1:]}."
-    return f"**It says nothing.** {entry.symptom[0].upper()}{entry.symptom[1:]}: {verdict.broken}."
+    says = f"It warns of something else: ...{entry.warns}..." if entry.warns else "It says nothing."
+    return f"**{says}** {entry.symptom[0].upper()}{entry.symptom[1:]}: {verdict.broken}."
 
 
 def _code(text: str) -> str:

@@ -7,7 +7,7 @@ from torch.func import functional_call, grad, vmap
 
 from helpers.gradients import loop_gradients
 from helpers.limits.bare import Case, Classifier, bare_gradients, sequences, tokens
-from helpers.limits.entry import Loud
+from helpers.limits.entry import Loud, raises
 
 _BROADCAST = "doesn't match the broadcast shape"
 
@@ -94,6 +94,21 @@ def recurrent(images: Tensor, labels: Tensor) -> Case:
     return Case(model, F.cross_entropy, sequences(images), labels)
 
 
+def _called_without_state(kind: type[nn.Module], images: Tensor, labels: Tensor) -> Case:
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.fc = kind(28, 6), nn.Linear(6, 10)
+
+        def forward(self, rows):
+            steps = rows[:, 0] if isinstance(self.layer, nn.RNNCellBase) else rows.transpose(0, 1)
+            result = self.layer(steps)
+            state = result[0] if isinstance(result, tuple) else result
+            return self.fc(state if state.dim() == 2 else state[-1])
+
+    return Case(Model().to(images), F.cross_entropy, sequences(images), labels)
+
+
 def recurrent_fixed(images: Tensor, labels: Tensor) -> Case:
     class Model(_Recurrent):
         def forward(self, rows):
@@ -171,9 +186,17 @@ ENTRIES = [
     Loud(
         name="recurrent-layer",
         symptom=_BROADCAST,
-        cause="RNN, GRU, their cells, and LSTM in float64 make their first state with "
-        "`torch.zeros`: one for all samples.",
-        fix="Hand in a state made with `new_zeros`. `func_gradients` does.",
+        cause="A recurrent layer makes its first state with `torch.zeros`: one for all samples.",
+        also={
+            f"`{kind.__name__}` raises the same": (
+                lambda *few, kind=kind: raises(
+                    _BROADCAST, lambda: bare_gradients(*_called_without_state(kind, *few))
+                )
+            )
+            for kind in (nn.RNN, nn.LSTM, nn.RNNCell, nn.GRUCell, nn.LSTMCell)
+        },
+        fix="Hand in a state made with `new_zeros`. `func_gradients` does. An LSTM in float32 on "
+        "a CPU is another matter: `lstm-fallback`.",
         broken=recurrent,
         fixed=recurrent_fixed,
         at=lambda module: isinstance(module, nn.RNNBase | nn.RNNCellBase),
