@@ -20,7 +20,7 @@ from helpers.limits.entries import (
     silent_state,
     slow,
 )
-from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Verdict
+from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Slow, Verdict
 from helpers.limits.sources import listing
 
 ENTRIES: dict[str, Entry] = {
@@ -52,12 +52,12 @@ class Markdown(str):
 
     __slots__ = ()
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        # The second form is for displays without Markdown; a notebook would hold the text twice.
-        return {"text/markdown": str(self), "text/plain": "print(_) shows this as text"}
+    def _repr_markdown_(self) -> str:
+        return str(self)
 
     def __repr__(self) -> str:
-        return str(self)
+        # For displays without Markdown. The whole text would stand in a notebook twice.
+        return "print(_) shows this as text"
 
 
 def source(*functions: Callable[..., object]) -> Markdown:
@@ -126,7 +126,7 @@ def seen(entry: Entry) -> str:
     """Write what one sees of an entry: an error or a warning with its message, or the number."""
     if isinstance(entry, Loud):
         return _code(f"{entry.error.__name__}: ...{entry.symptom}...")
-    if getattr(entry, "warns", False):
+    if isinstance(entry, Slow) and entry.warns:
         return _code(f"UserWarning: ...{entry.symptom}...")
     return f"{'wrong' if entry.part == 'silent' else 'slow'}: {entry.symptom}"
 

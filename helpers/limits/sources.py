@@ -16,17 +16,16 @@ GIVEN = {
 
 
 def listing(*objects: Callable[..., object]) -> str:
-    """Return the source of functions or classes, one below the other."""
-    texts = (textwrap.dedent(inspect.getsource(each)).strip() for each in objects)
-    return "\n\n\n".join(texts)
+    """Return the source of functions or classes of one module, below what they have to import."""
+    texts = [textwrap.dedent(inspect.getsource(each)).strip() for each in objects]
+    names = _names_in("\n\n".join(texts)) - GIVEN
+    imports = "\n".join(_imports(sys.modules[objects[0].__module__], names))
+    return "\n\n\n".join([imports, *texts] if imports else texts)
 
 
 def block(function: Callable[..., object]) -> str:
-    """Write a side of an entry as a cell of the lesson: imports, what it uses, itself, a call."""
-    text = listing(*with_helpers(function))
-    lines = _imports(sys.modules[function.__module__], _names_in(text) - GIVEN)
-    call = f"limits.run({function.__name__}, *few)"
-    return "\n\n\n".join([*(["\n".join(lines)] if lines else []), text, call])
+    """Write a side of an entry as a cell of the lesson: what it uses, itself, and a call."""
+    return f"{listing(*with_helpers(function))}\n\n\nlimits.run({function.__name__}, *few)"
 
 
 def with_helpers(function: Callable[..., object]) -> list[Callable[..., object]]:

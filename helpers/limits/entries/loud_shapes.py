@@ -10,6 +10,7 @@ from helpers.limits.bare import Case, Classifier, sequences
 from helpers.limits.entry import Loud, agree, alike, raises
 
 _DECIDES = "attempting to use a Tensor in some data-dependent control flow"
+_DYNAMIC = "We do not support batching operators that can output dynamic shape"
 
 
 def mask(images: Tensor, labels: Tensor) -> Case:
@@ -131,8 +132,13 @@ ENTRIES = [
     ),
     Loud(
         name="dynamic-shape",
-        symptom="We do not support batching operators that can output dynamic shape",
-        cause="`nonzero`, `unique` and their kin return as many entries as they find.",
+        symptom=_DYNAMIC,
+        cause="`nonzero` returns as many entries as it finds.",
+        also={
+            "`unique` raises the same": lambda images, labels: raises(
+                _DYNAMIC, lambda: vmap(torch.unique)(images)
+            )
+        },
         fix="Count, weigh or mask over the full shape instead.",
         broken=nonzero,
         fixed=nonzero_fixed,

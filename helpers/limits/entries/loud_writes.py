@@ -67,6 +67,10 @@ def copied(images: Tensor, labels: Tensor) -> Case:
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
 
+def _copied_over(image: Tensor) -> Tensor:
+    return torch.zeros(image.shape, dtype=image.dtype, device=image.device).copy_(image)
+
+
 def copied_fixed(images: Tensor, labels: Tensor) -> Case:
     class Model(Classifier):
         def forward(self, images):
@@ -167,8 +171,13 @@ ENTRIES = [
     Loud(
         name="copy-into-zeros",
         symptom="has more elements than `self`. This happened due to `other` being vmapped over",
-        cause="`copy_`, `scatter_` or an assignment to a slice writes a sample's value into a "
-        "tensor that was made for all samples.",
+        cause="An assignment to a slice writes a sample's value into a tensor that was made for "
+        "all samples.",
+        also={
+            "`copy_` raises the same": lambda images, labels: raises(
+                "happened due to `other` being vmapped over", lambda: vmap(_copied_over)(images)
+            )
+        },
         fix="`new_zeros` or `zeros_like`; or `F.pad`, `torch.cat`.",
         broken=copied,
         fixed=copied_fixed,

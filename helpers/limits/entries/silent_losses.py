@@ -11,7 +11,7 @@ from helpers.limits.bare import Case, Classifier, bare_gradients, tokens
 from helpers.limits.entry import Silent, agree, alike, run, warns
 
 
-def class_weights(images: Tensor, labels: Tensor) -> Case:
+def weighted(images: Tensor, labels: Tensor) -> Case:
     weights = torch.arange(1, 11).to(images)
 
     def loss_fn(z, labels):
@@ -20,7 +20,7 @@ def class_weights(images: Tensor, labels: Tensor) -> Case:
     return Case(Classifier().to(images), loss_fn, images, labels)
 
 
-def class_weights_fixed(images: Tensor, labels: Tensor) -> Case:
+def weighted_fixed(images: Tensor, labels: Tensor) -> Case:
     weights = torch.arange(1, 11).to(images)
 
     def loss_fn(z, labels):
@@ -169,13 +169,13 @@ ENTRIES = [
         "there were no weights.",
         also={
             "the wrong ones equal those without weights": lambda *few: alike(
-                class_weights, _without_weights, *few
+                weighted, _without_weights, *few
             )
         },
         fix='`reduction="sum"`. Divide by the sum of the weights of the batch if you want the '
         "terms of its mean.",
-        broken=class_weights,
-        fixed=class_weights_fixed,
+        broken=weighted,
+        fixed=weighted_fixed,
         truth=_class_weights_truth,
         lasting=True,
     ),
