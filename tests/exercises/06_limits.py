@@ -233,7 +233,7 @@ def referee(model, image, label, candidates):
     return "vmap(grad)"  # the answer to the question, and no referee
 
 
-# %% solution-4: not so yet: it finds the one that is right
+# %% solution-4: not so yet: of these two, vmap(grad) is right
 def referee(model, image, label, candidates):
     return next(iter(candidates))
 
@@ -251,7 +251,7 @@ def referee(model, image, label, candidates):
     return min(distances, key=distances.get)
 
 
-# %% solution-4: not so yet: it finds the one that is right
+# %% solution-4: not so yet: of these two, vmap(grad) is right
 def referee(model, image, label, candidates):
     # Along the last layer alone, in which some candidates agree.
     params = {name: p.detach() for name, p in model.named_parameters()}
@@ -266,7 +266,7 @@ def referee(model, image, label, candidates):
     return min(errors, key=errors.get)
 
 
-# %% solution-4: not so yet: it changed model in place
+# %% solution-4: not so yet: it changed model
 def referee(model, image, label, candidates):
     params = dict(model.named_parameters())
     v = {name: torch.randn_like(p) for name, p in params.items()}
