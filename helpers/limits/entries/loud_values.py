@@ -64,7 +64,7 @@ def _number(images: Tensor, labels: Tensor) -> Case:
 def numpy(images: Tensor, labels: Tensor) -> Case:
     class Model(Classifier):
         def forward(self, images):
-            return super().forward(images) / float(images.cpu().numpy().mean())
+            return super().forward(images) / float(images.numpy(force=True).mean())
 
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
@@ -90,7 +90,7 @@ def numpy_computed(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     class Model(Classifier):
         def forward(self, images):
             z = super().forward(images)
-            return z / float(abs(z.cpu().numpy()).max())
+            return z / float(abs(z.numpy()).max())
 
     return bare_gradients(Model().to(images), F.cross_entropy, images, labels)
 
