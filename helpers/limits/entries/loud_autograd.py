@@ -293,7 +293,7 @@ ENTRIES = [
             "`vmap` of the forward runs": _autocast_for_each,
             "`grad` for one sample runs": _autocast_for_one,
         },
-        fix="No autocast, or `layer_norm` of `x.float()` with autocast switched off.",
+        fix="No autocast.",
         broken=autocast,
         fixed=autocast_fixed,
         at=lambda module: isinstance(module, nn.LayerNorm | nn.GroupNorm),

@@ -178,7 +178,7 @@ ENTRIES = [
                 "happened due to `other` being vmapped over", lambda: vmap(_copied_over)(images)
             )
         },
-        fix="`new_zeros` or `zeros_like`; or `F.pad`, `torch.cat`.",
+        fix="`new_zeros` of a tensor that belongs to the sample.",
         broken=copied,
         fixed=copied_fixed,
     ),

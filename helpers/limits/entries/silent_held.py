@@ -169,8 +169,7 @@ ENTRIES = [
             "forward registers a hook": _first_rows_differ,
             "under `vmap` both get that of a first call": _transform_calls_once,
         },
-        fix="Compute it in each forward, or register it as a buffer. Register hooks before the "
-        "first call.",
+        fix="Compute it in each forward. Register hooks before the first call.",
         broken=cached,
         fixed=cached_fixed,
     ),

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, replace_all_batch_norm_modules_
+from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
 from helpers.gradients import loop_gradients
 from helpers.limits.bare import Case, Classifier, bare_gradients, one_vector
@@ -353,6 +353,9 @@ ENTRIES = [
         also={
             "`torch.autograd.grad` raises": lambda *few: raises(
                 "to not have been used in the graph", lambda: _by_autograd(*few)
+            ),
+            "for what the loss does not use, `torch.func.grad` returns zeros too": (
+                lambda images, labels: not grad(lambda unused: images.sum())(images).any()
             ),
             "with `allow_unused=True` it returns `None`": lambda *few: (
                 _by_autograd(*few, allow_unused=True)[0] is None

@@ -228,7 +228,7 @@ ENTRIES = [
         warns=False,
         cause="The per-sample gradient of a convolution's weight is itself a convolution, with a "
         "group for each sample and each group of the layer ([Rochette et al., 2019]"
-        "(https://arxiv.org/abs/1912.06015)). Whether that is slow depends on the device.",
+        "(https://arxiv.org/abs/1912.06015)). The table below says whether that is slow here.",
         fix="A matrix product over `F.unfold`, if your measurement says so.",
         broken=convolution,
         fixed=convolution_fixed,
