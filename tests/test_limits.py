@@ -1,6 +1,7 @@
 """The gallery: every entry does what it says, or says that it does something else here."""
 
 import dataclasses
+import functools
 import warnings
 
 import pytest
@@ -9,10 +10,10 @@ import torch.nn.functional as F
 
 from helpers.data import load_batch
 from helpers.gradients import loop_gradients
-from helpers.limits import ENTRIES, Case, Classifier, changed, distances, index, show
+from helpers.limits import ENTRIES, Case, Classifier, changed, distances, find, index, show
 from helpers.limits.bare import one_vector
 from helpers.limits.entries import loud_values, silent_losses, slow
-from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Slow, agree, run
+from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Slow, Verdict, agree, run
 from helpers.limits.sources import with_helpers
 
 IMAGES, LABELS = load_batch("digits", 8)
@@ -30,34 +31,42 @@ def report_if_changed(entry: Entry) -> None:
         pytest.xfail(changed)
 
 
-@pytest.mark.parametrize("name", ENTRIES)
-def test_an_entry_does_what_it_says(name):
-    report_if_changed(ENTRIES[name])
-    verdict = ENTRIES[name].check(*BATCH)
-    assert not verdict.changed, f"{verdict.broken}; {verdict.fixed}"
-    assert verdict.fixed.endswith(": True")
-
-
-@pytest.mark.parametrize("name", ENTRIES)
-def test_an_entry_leaves_random_streams_and_warnings_alone(name):
+@functools.cache
+def checked(name: str) -> tuple[Verdict, list[str], bool]:
+    """Check an entry once for all tests: its verdict, what it warned, and if it drew numbers."""
     state = torch.get_rng_state()
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        ENTRIES[name].check(*BATCH)
+        verdict = ENTRIES[name].check(*BATCH)
+    drew = not torch.equal(torch.get_rng_state(), state)
+    return verdict, [str(each.message) for each in heard], drew
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_does_what_it_says(name):
+    verdict, heard, drew = checked(name)
+    if verdict.changed:
+        report_if_changed(ENTRIES[name])
+    assert not verdict.changed, verdict
+    assert verdict.fixed.endswith(": True")
+    assert not heard
+    assert not drew
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_case_leaves_random_streams_and_warnings_alone(name):
+    state = torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
         ENTRIES[name].find_case(*BATCH)
     assert heard == []
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_an_entry_says_the_same_twice():
-    for entry in ENTRIES.values():
-        assert entry.check(*BATCH) == entry.check(*BATCH)
-
-
 def test_distances_are_those_that_the_pages_tell():
     found = distances(*BATCH)
     assert list(found.values()) == sorted(found.values(), reverse=True)
-    said = {name: ENTRIES[name].check(*BATCH).broken for name in ENTRIES}
+    said = {name: checked(name)[0].broken for name in ENTRIES}
     told = {name: text for name, text in said.items() if ", apart by " in text}
     assert set(found) == set(told)
     for name, share in found.items():
@@ -122,9 +131,9 @@ FALLBACK = ENTRIES["operator-fallback"]
         (BRANCH, "broken", loud_values.branch_fixed, "nothing is raised"),
         (BRANCH, "broken", loud_values.numpy, "raises RuntimeError: Cannot access data pointer"),
         (BRANCH, "fixed", loud_values.branch, "the way out raises RuntimeError: vmap: It looks"),
-        (WEIGHTS, "broken", silent_losses.class_weights_fixed, "wrong norm"),
+        (WEIGHTS, "broken", silent_losses.weighted_fixed, "wrong norm"),
         (WEIGHTS, "broken", loud_values.branch, "raises RuntimeError: vmap: It looks"),
-        (WEIGHTS, "fixed", silent_losses.class_weights, "equal to the truth: False"),
+        (WEIGHTS, "fixed", silent_losses.weighted, "equal to the truth: False"),
         (FALLBACK, "broken", slow.operator_fixed, "no warning, the values are right: True"),
         (FALLBACK, "broken", loud_values.branch, "raises RuntimeError: vmap: It looks"),
         (FALLBACK, "fixed", slow.attention, "equal to the truth: False"),
@@ -139,6 +148,24 @@ def test_what_is_not_as_the_entry_says_is_reported_and_not_raised(entry, side, f
 def test_an_error_of_another_type_or_message_is_a_change():
     assert dataclasses.replace(BRANCH, error=ValueError).check(*BATCH).changed
     assert dataclasses.replace(BRANCH, symptom="another message").check(*BATCH).changed
+
+
+@pytest.mark.parametrize("so", [lambda *few: False, lambda *few: 1 / 0])
+def test_a_sentence_that_does_not_hold_is_a_change(so):
+    verdict = dataclasses.replace(BRANCH, also={"it rains": so}).check(*BATCH)
+    assert verdict.changed
+    assert verdict.also == (("it rains", False),)
+
+
+def test_a_silent_entry_that_warns_is_a_change():
+    warning = dataclasses.replace(
+        ENTRIES["loss-that-broadcasts"], broken=silent_losses._broadcast_by_torch
+    )
+    assert warning.check(*BATCH).changed
+    assert warning.check(*BATCH).broken.startswith("warns: Using a target size")
+    legacy = ENTRIES["stale-copies"]
+    assert dataclasses.replace(legacy, warns="").check(*BATCH).changed
+    assert dataclasses.replace(legacy, warns="something else").check(*BATCH).changed
 
 
 def test_a_slow_entry_with_wrong_values_is_a_change():
@@ -165,7 +192,7 @@ def test_another_torch_is_reported_by_name_and_fails_nothing(monkeypatch):
         pytest.raises(pytest.xfail.Exception, match="nothing is raised"),
     ):
         report_if_changed(other)
-    lasting = dataclasses.replace(WEIGHTS, broken=silent_losses.class_weights_fixed)
+    lasting = dataclasses.replace(WEIGHTS, broken=silent_losses.weighted_fixed)
     report_if_changed(lasting)  # mathematics has not changed: the test itself must fail
 
 
@@ -174,11 +201,15 @@ def test_a_page_shows_the_code_that_ran_and_what_it_did(name):
     entry, page = ENTRIES[name], show(name, *BATCH)
     assert f"def {entry.broken.__name__}(" in page
     assert f"def {entry.fixed.__name__}(" in page
-    verdict = entry.check(*BATCH)
+    verdict, *_ = checked(name)  # of another run, so an entry says the same twice
     assert verdict.broken in page.replace("Warns", "warns").replace("No warning", "no warning")
+    assert verdict.fixed in page.replace("Equal to", "equal to")
     assert entry.cause in page
     assert entry.fix in page
-    assert str(page) == page._repr_markdown_() == repr(page)
+    for sentence in entry.also:
+        assert f"- {sentence}: True" in page
+    assert str(page) == page._repr_markdown_()
+    assert len(repr(page)) < 40
 
 
 def test_code_brings_along_what_it_uses_of_its_module():
@@ -189,7 +220,14 @@ def test_code_brings_along_what_it_uses_of_its_module():
     ]
     broken, fixed = ENTRIES["means-of-unequal-units"].code
     assert "class _NextToken" in broken
-    assert "class _NextToken" not in fixed
+    assert "class _NextToken" in fixed
+
+
+def test_code_imports_what_the_lesson_does_not():
+    broken, fixed = ENTRIES["checkpointing"].code
+    assert broken.startswith("from torch.utils.checkpoint import checkpoint\n")
+    assert "import" not in fixed
+    assert broken.endswith("\nlimits.run(checkpointing, *few)")
 
 
 @pytest.mark.parametrize("part", [None, "loud", "silent", "slow"])
@@ -201,6 +239,19 @@ def test_the_index_has_a_row_for_each_entry_of_a_part(part):
         assert row.startswith(f"| [{entry.name}](#{entry.name}) | ")
         assert entry.symptom in row
         assert row.count(" | ") == 3
+
+
+def test_a_message_finds_its_entries():
+    def found(text):
+        return [row.split("]")[0][3:] for row in find(text).splitlines()[2:]]
+
+    for name, entry in ENTRIES.items():
+        assert name in found(entry.symptom), name
+        assert name in found(f"RuntimeError: before {entry.symptom}\n and after"), name
+    assert found("Tensor.item() was called: calling .item() on a Tensor, please") == ["item"]
+    assert found("SPARSE_") == []
+    assert "sparse-embedding" in found("Sparse=True")
+    assert find("no such words") == "No entry of this page holds `no such words`."
 
 
 def test_backticks_in_a_message_do_not_end_its_code():

@@ -2,8 +2,8 @@
 
 import textwrap
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from helpers.compare import TOLERANCES, largest_error
 from helpers.gradients import loop_gradients
 from helpers.limits.bare import Case, bare_gradients, one_vector
-from helpers.limits.sources import listing, with_helpers
+from helpers.limits.sources import block
 
 Run = Callable[[Tensor, Tensor], Any]
 """A function of digits `(B, 1, 28, 28)` in float64 and labels `(B,)`.
@@ -29,6 +29,8 @@ class Verdict:
 
     broken: str
     fixed: str
+    also: tuple[tuple[str, bool], ...]
+    """What else the entry says, sentence by sentence, and whether it held."""
     changed: bool
     """Whether that is anything else than the entry says."""
 
@@ -45,6 +47,8 @@ class Entry:
     fix: str
     broken: Run
     fixed: Run
+    also: Mapping[str, Callable[[Tensor, Tensor], bool]] = field(default_factory=dict)
+    """What else the entry says, each sentence with a run that returns whether it is so."""
     truth: Run | None = None
     """What the fix must equal; `None` means the loop, for a fix that returns a `Case`."""
     case: Run | None = None
@@ -60,10 +64,8 @@ class Entry:
 
     @property
     def code(self) -> tuple[str, str]:
-        """The source of what is broken, with what it uses, and that of the way out."""
-        broken = with_helpers(self.broken)
-        fixed = [each for each in with_helpers(self.fixed) if each not in broken]
-        return listing(*broken), listing(*fixed)
+        """What is broken and the way out, as blocks that run in the lesson when copied."""
+        return block(self.broken), block(self.fixed)
 
     def check(self, images: Tensor, labels: Tensor) -> Verdict:
         """Run both sides.
@@ -80,7 +82,10 @@ class Entry:
             warnings.simplefilter("ignore")
             broken, fails = self._check_broken(images, labels)
             fixed, works = self._check_fixed(images, labels)
-        return Verdict(broken, fixed, changed=not (fails and works))
+            few = images[:4], labels[:4]  # enough to say yes or no
+            also = tuple((says, _holds(so, *few)) for says, so in self.also.items())
+        changed = not (fails and works and all(held for _, held in also))
+        return Verdict(broken, fixed, also, changed)
 
     def find_case(self, images: Tensor, labels: Tensor) -> Case | None:
         """Return the case that `diagnose` names this entry at; `None` if the caller is at fault."""
@@ -129,13 +134,21 @@ class Loud(Entry):
 class Silent(Entry):
     """It returns a wrong number, or harms the model."""
 
+    warns: str = ""
+    """A fragment of a warning that is about something else; `""` means that nothing is said."""
     part = "silent"
 
     def _check_broken(self, images: Tensor, labels: Tensor) -> tuple[str, bool]:
         try:
-            wrong, right = run(self.broken, images, labels), run(self.fixed, images, labels)
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                wrong = run(self.broken, images, labels)
+            right = run(self.fixed, images, labels)
         except Exception as error:  # silent no more
             return f"raises {describe(error)}", False
+        said = [str(each.message) for each in heard]
+        if not all(self.warns and self.warns in each for each in said):
+            return f"warns: {textwrap.shorten(said[0], 100, placeholder=' ...')}", False
         says = f"wrong {show(wrong)}, right {show(right)}"
         if _are_vectors(wrong, right):
             says += f", apart by {_apart(wrong, right):.0%}"
@@ -182,7 +195,16 @@ class Slow(Entry):
 
 
 def run(function: Run, images: Tensor, labels: Tensor) -> Any:
-    """Run one side of an entry, and the bare composition over the case that it returns."""
+    """Run one side of an entry, and the bare composition over the case that it returns.
+
+    Args:
+        function: A side of an entry, as its page shows it.
+        images: `(B, 1, 28, 28)`, float64.
+        labels: `(B,)`.
+
+    Returns:
+        Gradients as one tensor `(B, P)`, sorted by name; or what the side measured.
+    """
     result = _seeded(function, images, labels, compute=True)
     return one_vector(result) if isinstance(result, dict) else result
 
@@ -211,6 +233,28 @@ def show(result: Any) -> str:
     return f"{result.item():.3g}" if result.dim() == 0 else f"norm {result.norm().item():.3g}"
 
 
+def alike(first: Run, second: Run, images: Tensor, labels: Tensor) -> bool:
+    """Say whether two sides of entries, each run from the same seed, agree."""
+    return agree(run(first, images, labels), run(second, images, labels))
+
+
+def raises(fragment: str, function: Callable[[], object]) -> bool:
+    """Say whether a function raises an error whose message holds a fragment."""
+    try:
+        function()
+    except Exception as error:  # of any type
+        return fragment in one_line(error)
+    return False
+
+
+def warns(fragment: str, function: Callable[[], object]) -> bool:
+    """Say whether a function that runs warns, in words that hold a fragment."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        function()
+    return any(fragment in str(each.message) for each in heard)
+
+
 def one_line(error: Exception) -> str:
     """Return the message of an error without line breaks."""
     return " ".join(str(error).split())
@@ -220,6 +264,14 @@ def describe(error: Exception) -> str:
     """Return the type of an error, and the beginning of its message."""
     message = textwrap.shorten(one_line(error), 100, placeholder=" ...")
     return f"{type(error).__name__}: {message}"
+
+
+def _holds(function: Callable[[Tensor, Tensor], bool], images: Tensor, labels: Tensor) -> bool:
+    """Say whether a sentence of an entry is true here; one that cannot be run is not."""
+    try:
+        return bool(_seeded(function, images, labels))
+    except Exception:  # another version of torch may raise anything
+        return False
 
 
 def _seeded(function: Run, images: Tensor, labels: Tensor, *, compute: bool = False) -> Any:

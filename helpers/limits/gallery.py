@@ -14,12 +14,13 @@ from helpers.limits.entries import (
     loud_wrappers,
     loud_writes,
     silent_calls,
+    silent_held,
     silent_losses,
     silent_models,
     silent_state,
     slow,
 )
-from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Verdict
+from helpers.limits.entry import SEEN_ON, Entry, Loud, Silent, Slow, Verdict
 from helpers.limits.sources import listing
 
 ENTRIES: dict[str, Entry] = {
@@ -34,6 +35,7 @@ ENTRIES: dict[str, Entry] = {
         loud_wrappers,
         silent_losses,
         silent_state,
+        silent_held,
         silent_models,
         silent_calls,
         slow,
@@ -42,8 +44,7 @@ ENTRIES: dict[str, Entry] = {
 }
 """Every entry by name: loud ones, silent ones, slow ones."""
 
-_LASTING = "It holds for every version of torch."
-_OF_TORCH = f"Seen on torch {SEEN_ON}; another version may do something else."
+_LASTING = " This holds for every version of torch."
 
 
 class Markdown(str):
@@ -55,7 +56,8 @@ class Markdown(str):
         return str(self)
 
     def __repr__(self) -> str:
-        return str(self)
+        # For displays without Markdown. The whole text would stand in a notebook twice.
+        return "print(_) shows this as text"
 
 
 def source(*functions: Callable[..., object]) -> Markdown:
@@ -80,13 +82,15 @@ def show(name: str, images: Tensor, labels: Tensor) -> Markdown:
     verdict = entry.check(images, labels)
     broken, fixed = entry.code
     equal = verdict.fixed[0].upper() + verdict.fixed[1:]
+    also = [f"- {says}: {held}" for says, held in verdict.also]
     lines = [
         f"```python\n{broken}\n```",
         _outcome(entry, verdict),
         f"**Cause.** {entry.cause}",
+        *(["**Run too.**\n" + "\n".join(also)] if also else []),
         f"**Way out.** {entry.fix}",
         f"```python\n{fixed}\n```",
-        f"{equal}. {_LASTING if entry.lasting else _OF_TORCH}",
+        f"{equal}.{_LASTING if entry.lasting else ''}",
     ]
     if verdict.changed:
         lines.append(f"**Changed.** {_changed(name)}")
@@ -99,19 +103,30 @@ def index(part: str | None = None) -> Markdown:
     Args:
         part: `"loud"`, `"silent"` or `"slow"`; `None` means all of them.
     """
-    rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]
-    for entry in ENTRIES.values():
-        if part in (None, entry.part):
-            cells = [f"[{entry.name}](#{entry.name})", seen(entry), entry.cause, entry.fix]
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return Markdown("\n".join(rows))
+    return _table(entry for entry in ENTRIES.values() if part in (None, entry.part))
+
+
+def find(text: str) -> Markdown:
+    """Write the rows of the index that a message leads to, or a word.
+
+    Args:
+        text: The message of an error or of a warning, whole or in part; or any word of the index.
+    """
+    said = " ".join(text.split())
+    found = [
+        entry
+        for entry in ENTRIES.values()
+        if entry.symptom in said
+        or said.lower() in " ".join((entry.name, seen(entry), entry.cause, entry.fix)).lower()
+    ]
+    return _table(found) if found else Markdown(f"No entry of this page holds {_code(said)}.")
 
 
 def seen(entry: Entry) -> str:
     """Write what one sees of an entry: an error or a warning with its message, or the number."""
     if isinstance(entry, Loud):
         return _code(f"{entry.error.__name__}: ...{entry.symptom}...")
-    if getattr(entry, "warns", False):
+    if isinstance(entry, Slow) and entry.warns:
         return _code(f"UserWarning: ...{entry.symptom}...")
     return f"{'wrong' if entry.part == 'silent' else 'slow'}: {entry.symptom}"
 
@@ -144,13 +159,22 @@ def _changed(name: str) -> str:
     )
 
 
+def _table(entries: Iterable[Entry]) -> Markdown:
+    rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]
+    for entry in entries:
+        cells = [f"[{entry.name}](#{entry.name})", seen(entry), entry.cause, entry.fix]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return Markdown("\n".join(rows))
+
+
 def _outcome(entry: Entry, verdict: Verdict) -> str:
     """Say what the broken side did."""
     if entry.part == "loud":
         return f"**It raises.** {_code(verdict.broken)}"
     if entry.part == "slow":
         return f"**It runs.** {verdict.broken[0].upper()}{verdict.broken[1:]}."
-    return f"**It says nothing.** {entry.symptom[0].upper()}{entry.symptom[1:]}: {verdict.broken}."
+    says = f"It warns of something else: ...{entry.warns}..." if entry.warns else "It says nothing."
+    return f"**{says}** {entry.symptom[0].upper()}{entry.symptom[1:]}: {verdict.broken}."
 
 
 def _code(text: str) -> str:

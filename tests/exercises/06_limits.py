@@ -1,4 +1,21 @@
-# Wrong answers: the id of the solution that each stands for, and the verdict it gets.
+# Answers to the exercises: the id of the solution that each stands for, and the verdict it gets.
+
+# %% solution-1: correct
+class MendedInk(limits.Classifier):
+    def forward(self, images):
+        pixels = images.flatten(1)
+        ink = (pixels > 0.5).to(pixels)
+        return super().forward(images) * ((pixels * ink).sum(1) / ink.sum(1)).unsqueeze(1)
+
+
+# %% solution-1: correct
+class MendedInk(Ink):
+    def forward(self, images):
+        light = images <= 0.5
+        total = images.masked_fill(light, 0.0).flatten(1).sum(dim=1, keepdim=True)
+        count = light.logical_not().flatten(1).sum(dim=1, keepdim=True)
+        return Classifier.forward(self, images) * total / count
+
 
 # %% solution-1: right shape, wrong values
 class MendedInk(limits.Classifier):
@@ -11,21 +28,16 @@ class MendedInk(Ink):
     pass
 
 
-# %% solution-2: right shape, wrong values
-def weighted_terms(model, images, labels, weights):
-    return gradients.func_gradients(model, F.cross_entropy, images, labels)
+# %% solution-1: your answer raised RuntimeError
+class MendedInk(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.classify = Classifier()  # other names for the parameters
 
-
-# %% solution-3: wrong shape
-def grads_and_logits(model, images, labels):
-    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
-    return grads, model(images)[:, None]
-
-
-# %% solution-3: right shape, wrong values
-def grads_and_logits(model, images, labels):
-    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
-    return grads, model(images).softmax(dim=1)
+    def forward(self, images):
+        ink = images > 0.5
+        total = torch.where(ink, images, 0.0).sum(dim=(1, 2, 3))
+        return self.classify(images) * (total / ink.sum(dim=(1, 2, 3)))[:, None]
 
 
 # %% solution-1: your answer raised RuntimeError
@@ -35,12 +47,66 @@ class MendedInk(limits.Classifier):
         return super().forward(images) * ink.mean(dim=1, keepdim=True)
 
 
-# %% solution-2: wrong type: gradients: expected a dict, got NoneType: the function returned nothing
+# %% solution-2: correct
+def weighted_terms(model, images, labels, weights):
+    share = weights[labels] / weights[labels].sum()
+    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels)
+    return {name: (g.flatten(1) * share[:, None]).view_as(g) for name, g in grads.items()}
+
+
+# %% solution-2: correct
+def weighted_terms(model, images, labels, weights):
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    total = weights[labels].sum()
+
+    def term(params, image, label):
+        log_p = functional_call(model, params, (image[None],)).log_softmax(dim=1)
+        picked = log_p.gather(1, label.view(1, 1)) * weights.gather(0, label.view(1))
+        return -picked.sum() / total
+
+    return vmap(grad(term), in_dims=(None, 0, 0))(params, images, labels)
+
+
+# %% solution-2: right shape, wrong values: rows
+def weighted_terms(model, images, labels, weights):
+    # The rows add up to the right sum, and each is the mean of all.
+    loss = F.cross_entropy(model(images), labels, weight=weights)
+    batch = torch.autograd.grad(loss, [*model.parameters()])
+    names = [name for name, _ in model.named_parameters()]
+    return {n: (g / len(images)).expand(len(images), *g.shape) for n, g in zip(names, batch)}
+
+
+# %% solution-2: right shape, wrong values
+def weighted_terms(model, images, labels, weights):
+    return gradients.func_gradients(model, F.cross_entropy, images, labels)
+
+
+# %% solution-2: right shape, wrong values
+def weighted_terms(model, images, labels, weights):
+    def loss_fn(predictions, targets):
+        return F.cross_entropy(predictions, targets, weight=weights, reduction="sum")
+
+    grads = gradients.func_gradients(model, loss_fn, images, labels)
+    return {name: g / len(images) for name, g in grads.items()}
+
+
+# %% solution-2: wrong shape
+def weighted_terms(model, images, labels, weights):
+    loss = F.cross_entropy(model(images), labels, weight=weights)
+    return dict(
+        zip(
+            [name for name, _ in model.named_parameters()],
+            torch.autograd.grad(loss, [*model.parameters()]),
+        )
+    )
+
+
+# %% solution-2: wrong type: rows: expected a dict, got NoneType: the function returned nothing
 def weighted_terms(model, images, labels, weights):
     gradients.func_gradients(model, F.cross_entropy, images, labels)
 
 
-# %% solution-2: wrong type: gradients: expected a dict, got list
+# %% solution-2: wrong type: rows: expected a dict, got list
 def weighted_terms(model, images, labels, weights):
     return [*gradients.func_gradients(model, F.cross_entropy, images, labels).values()]
 
@@ -55,7 +121,164 @@ def weighted_terms(model, images, labels, weights):
     return gradients.func_gradients(model, loss_fn, images, labels)
 
 
+# %% solution-3: correct
+def grads_and_logits(model, images, labels):
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def compute_loss(params, image, label):
+        logits = functional_call(model, params, (image[None],))[0]
+        return F.cross_entropy(logits, label), logits
+
+    compute = torch.func.grad_and_value(compute_loss, has_aux=True)
+    grads, (_, logits) = vmap(compute, in_dims=(None, 0, 0))(params, images, labels)
+    return grads, logits
+
+
+# %% solution-3: correct
+def grads_and_logits(model, images, labels):
+    logits = model(images)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    names, params = zip(*model.named_parameters())
+    each = torch.eye(len(images)).to(losses)
+    rows = torch.autograd.grad(losses, params, each, is_grads_batched=True)
+    return dict(zip(names, rows)), logits.detach()
+
+
+# %% solution-3: not so yet: the model is called once: measured 2 calls
+def grads_and_logits(model, images, labels):
+    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
+    return grads, model(images)
+
+
+# %% solution-3: wrong shape
+def grads_and_logits(model, images, labels):
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def compute_loss(params, image, label):
+        logits = functional_call(model, params, (image[None],))
+        return F.cross_entropy(logits, label[None]), logits
+
+    return vmap(grad(compute_loss, has_aux=True), in_dims=(None, 0, 0))(params, images, labels)
+
+
+# %% solution-3: right shape, wrong values
+def grads_and_logits(model, images, labels):
+    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
+    return grads, model(images).softmax(dim=1)
+
+
+# %% solution-3: right shape, wrong values
+def grads_and_logits(model, images, labels):
+    grads, logits = {}, model(images)
+    loss = F.cross_entropy(logits, labels)
+    for name, g in zip(
+        dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters())
+    ):
+        grads[name] = g.expand(len(images), *g.shape)
+    return grads, logits.detach()
+
+
 # %% solution-3: wrong dtype
 def grads_and_logits(model, images, labels):
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
     return grads, model(images).float()
+
+
+# %% solution-4: correct
+def referee(model, image, label, candidates):
+    # One entry of each parameter after the other, on a copy.
+    import copy
+
+    model = copy.deepcopy(model).requires_grad_(False)
+    errors = dict.fromkeys(candidates, 0.0)
+    for name, p in model.named_parameters():
+        for index in range(p.numel()):
+            losses = []
+            for step in (1e-5, -2e-5):
+                p.view(-1)[index] += step
+                losses.append(F.cross_entropy(model(image), label).item())
+            p.view(-1)[index] += 1e-5
+            slope = (losses[0] - losses[1]) / 2e-5
+            for candidate, grads in candidates.items():
+                errors[candidate] += (grads[name].flatten()[index].item() - slope) ** 2
+    return min(errors, key=errors.get)
+
+
+# %% solution-4: correct
+def referee(model, image, label, candidates):
+    # In place, several directions, and put back to the bit.
+    torch.manual_seed(3)
+    params = dict(model.named_parameters())
+    kept = {name: p.detach().clone() for name, p in params.items()}
+    votes = {candidate: 0.0 for candidate in candidates}
+    with torch.no_grad():
+        for _ in range(5):
+            v = {name: torch.randn_like(p) for name, p in params.items()}
+            loss = []
+            for sign in (1, -1):
+                for name, p in params.items():
+                    p.copy_(kept[name] + sign * 1e-5 * v[name])
+                loss.append(F.cross_entropy(model(image), label))
+            for name, p in params.items():
+                p.copy_(kept[name])
+            slope = (loss[0] - loss[1]) / 2e-5
+            for candidate, grads in candidates.items():
+                foretold = sum((grads[name] * v[name]).sum() for name in params)
+                votes[candidate] += (foretold - slope).square().item()
+    return sorted(votes, key=votes.get)[0]
+
+
+# %% solution-4: not so yet: it finds the one that is right
+def referee(model, image, label, candidates):
+    return "vmap(grad)"  # the answer to the question, and no referee
+
+
+# %% solution-4: not so yet: of these two, vmap(grad) is right
+def referee(model, image, label, candidates):
+    return next(iter(candidates))
+
+
+# %% solution-4: not so yet: of these two, vmap(grad) is right
+def referee(model, image, label, candidates):
+    # By autograd, which is one of the parties.
+    loss = F.cross_entropy(model(image), label)
+    grads = torch.autograd.grad(loss, [*model.parameters()])
+    right = dict(zip(dict(model.named_parameters()), grads))
+    distances = {
+        candidate: sum((mine[name] - right[name]).norm() for name in right)
+        for candidate, mine in candidates.items()
+    }
+    return min(distances, key=distances.get)
+
+
+# %% solution-4: not so yet: of these two, vmap(grad) is right
+def referee(model, image, label, candidates):
+    # Along the last layer alone, in which some candidates agree.
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    v = torch.randn_like(params["head.bias"])
+
+    def loss(step):
+        moved = {**params, "head.bias": params["head.bias"] + step * v}
+        return F.cross_entropy(functional_call(model, moved, (image,)), label)
+
+    slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+    errors = {c: ((g["head.bias"] * v).sum() - slope).abs() for c, g in candidates.items()}
+    return min(errors, key=errors.get)
+
+
+# %% solution-4: not so yet: it changed model
+def referee(model, image, label, candidates):
+    params = dict(model.named_parameters())
+    v = {name: torch.randn_like(p) for name, p in params.items()}
+    with torch.no_grad():
+        losses = []
+        for step in (1e-5, -2e-5):
+            for name, p in params.items():
+                p += step * v[name]
+            losses.append(F.cross_entropy(model(image), label))
+    slope = (losses[0] - losses[1]) / 2e-5
+    errors = {
+        candidate: (sum((grads[name] * v[name]).sum() for name in params) - slope).abs()
+        for candidate, grads in candidates.items()
+    }
+    return min(errors, key=errors.get)

@@ -3,12 +3,13 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import grad
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import checkpoint
 
 from helpers.gradients import loop_gradients
 from helpers.limits.bare import Case, Classifier, bare_gradients, tokens
-from helpers.limits.entry import Loud
+from helpers.limits.entry import Loud, raises
 
 _SETUP_CONTEXT = "it must override the setup_context staticmethod"
 
@@ -96,6 +97,23 @@ def checkpointing(images: Tensor, labels: Tensor) -> Case:
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
 
+def _reentrant(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            return checkpoint(super().forward, images, use_reentrant=True)
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
+def _saved_on_cpu(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            with torch.autograd.graph.save_on_cpu():
+                return super().forward(images)
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
 def checkpointing_fixed(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     model = Classifier().to(images)  # no checkpoint; fewer samples at a time instead
     return bare_gradients(model, F.cross_entropy, images, labels, chunk_size=4)
@@ -160,6 +178,22 @@ def autocast(images: Tensor, labels: Tensor) -> Case:
     return Case(model, F.cross_entropy, images.float(), labels)
 
 
+def _autocast_for_each(images: Tensor, labels: Tensor) -> bool:
+    """Run the forward under `vmap`, without a derivative."""
+    model, _, images, _ = autocast(images, labels)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    outputs = vmap(lambda image: functional_call(model, params, (image.unsqueeze(0),)))(images)
+    return bool(outputs.isfinite().all())
+
+
+def _autocast_for_one(images: Tensor, labels: Tensor) -> bool:
+    """Differentiate the loss of one sample, without `vmap`."""
+    model, loss_fn, images, labels = autocast(images[:1], labels[:1])
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    grads = grad(lambda params: loss_fn(functional_call(model, params, (images,)), labels))(params)
+    return bool(grads["0.weight"].isfinite().all())
+
+
 def autocast_fixed(images: Tensor, labels: Tensor) -> Case:
     model = nn.Sequential(Classifier(), nn.LayerNorm(10)).to(images.device)  # no autocast
     return Case(model, F.cross_entropy, images.float(), labels)
@@ -169,8 +203,12 @@ ENTRIES = [
     Loud(
         name="autograd-function",
         symptom=_SETUP_CONTEXT,
-        cause="A custom `autograd.Function` in the form of before 2023, with `ctx` in its "
-        "forward. Reentrant checkpointing is one too.",
+        cause="A custom `autograd.Function` in its older form, with `ctx` in its forward.",
+        also={
+            "reentrant checkpointing raises the same": lambda *few: raises(
+                _SETUP_CONTEXT, lambda: bare_gradients(*_reentrant(*few))
+            )
+        },
         fix="Part `forward(x)` from `setup_context(ctx, inputs, output)`. The next entry is what "
         "comes then.",
         broken=function_2022,
@@ -188,8 +226,13 @@ ENTRIES = [
     Loud(
         name="full-backward-hook",
         symptom=_SETUP_CONTEXT,
-        cause="`register_full_backward_hook` puts an `autograd.Function` of the old form around "
+        cause="`register_full_backward_hook` puts an `autograd.Function` of the older form around "
         "the module. No such function is in your code.",
+        also={
+            "torch's `BackwardHookFunction` sets up no context of its own": lambda *few: (
+                BackwardHookFunction.setup_context is torch.autograd.Function.setup_context
+            )
+        },
         fix="Remove the hook for the time of the transform. What it did, do to the per-sample "
         "gradients.",
         broken=backward_hook,
@@ -199,8 +242,15 @@ ENTRIES = [
     Loud(
         name="checkpointing",
         symptom="don't yet support saved tensor hooks",
-        cause="Activation checkpointing, and `save_on_cpu`, hook into what autograd saves.",
-        fix="No checkpoints. `chunk_size` bounds the memory of activations instead.",
+        cause="Activation checkpointing hooks into what autograd saves for the backward pass.",
+        also={
+            "`save_on_cpu` raises the same": lambda *few: raises(
+                "don't yet support saved tensor hooks",
+                lambda: bare_gradients(*_saved_on_cpu(*few)),
+            )
+        },
+        fix="No checkpoints. `chunk_size` runs fewer samples at a time, with the activations of "
+        "these alone.",
         broken=checkpointing,
         fixed=checkpointing_fixed,
         truth=lambda images, labels: loop_gradients(*backward_fixed(images, labels)),
@@ -208,7 +258,8 @@ ENTRIES = [
     Loud(
         name="backward-inside",
         symptom="backward() called inside a functorch transform",
-        cause="`.backward()` writes into `.grad`. A transform has no such place.",
+        cause="`.backward()` writes into `.grad` of the parameters. A transform returns gradients "
+        "instead, and refuses.",
         fix="Return the loss. `grad` is the backward.",
         broken=backward,
         fixed=backward_fixed,
@@ -236,9 +287,13 @@ ENTRIES = [
     Loud(
         name="layernorm-under-autocast",
         symptom="expected scalar type BFloat16 but found Float",
-        cause="Autocast hands LayerNorm an input in bfloat16 and a weight in float32. Under `vmap` "
-        "the two meet unconverted.",
-        fix="No autocast, or `layer_norm` of `x.float()` with autocast switched off.",
+        cause="Autocast hands LayerNorm an input in bfloat16 and a weight in float32. `vmap` "
+        "alone takes that, and `grad` alone; `vmap(grad)` does not.",
+        also={
+            "`vmap` of the forward runs": _autocast_for_each,
+            "`grad` for one sample runs": _autocast_for_one,
+        },
+        fix="No autocast.",
         broken=autocast,
         fixed=autocast_fixed,
         at=lambda module: isinstance(module, nn.LayerNorm | nn.GroupNorm),

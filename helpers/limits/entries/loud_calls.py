@@ -92,8 +92,8 @@ ENTRIES = [
     Loud(
         name="missing-batch-dimension",
         symptom="mat1 and mat2 shapes cannot be multiplied",
-        cause="The model expects a batch, and meets one sample. The error comes from a layer far "
-        "behind, and does not say so.",
+        cause="The model expects a batch, and meets one sample. The convolution takes it; the "
+        "error comes from the linear layer behind, and speaks of shapes alone.",
         fix="`unsqueeze(0)`, for the sample and for its target.",
         broken=no_batch,
         fixed=with_batch,

@@ -8,8 +8,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from helpers.limits.bare import Case, Classifier
-from helpers.limits.entry import Loud
+from helpers.limits.entry import Loud, raises
 
+_ONE = "Expected more than 1 value per channel when training"
 _NORM = "running_mean or running_var, which will be updated in place, were not batched"
 
 
@@ -32,6 +33,11 @@ def batch_norm_fixed(images: Tensor, labels: Tensor) -> Case:
 def batch_norm_of_one(images: Tensor, labels: Tensor) -> Case:
     model = nn.Sequential(Classifier(), nn.BatchNorm1d(10)).to(images)
     return Case(model, F.cross_entropy, images, labels)
+
+
+def _loop(images: Tensor, labels: Tensor) -> list[Tensor]:
+    model = batch_norm_of_one(images, labels).model
+    return [model(image[None]) for image in images]
 
 
 def batch_norm_of_one_fixed(images: Tensor, labels: Tensor) -> Case:
@@ -80,9 +86,9 @@ ENTRIES = [
     Loud(
         name="batchnorm-in-training",
         symptom=_NORM,
-        cause="BatchNorm in training mode normalises with the mean of the batch, so one sample's "
-        "gradient alone is not defined. The error is about its running statistics, which it "
-        "writes in place.",
+        cause="BatchNorm in training mode normalises with mean and variance of the batch, so one "
+        "sample's gradient alone is not defined. The error is about something else: its running "
+        "statistics, which it writes in place.",
         fix="`model.eval()`, which uses the stored statistics, or GroupNorm.",
         broken=batch_norm,
         fixed=batch_norm_fixed,
@@ -91,9 +97,12 @@ ENTRIES = [
     Loud(
         name="batchnorm-of-one-value",
         error=ValueError,
-        symptom="Expected more than 1 value per channel when training",
+        symptom=_ONE,
         cause="BatchNorm in training mode, on vectors: in a batch of one, a channel is one number, "
-        "and has no variance. A loop over samples fails in the same way.",
+        "and has no variance.",
+        also={
+            "a loop over samples raises the same": lambda *few: raises(_ONE, lambda: _loop(*few))
+        },
         fix="`model.eval()`, or GroupNorm or LayerNorm.",
         broken=batch_norm_of_one,
         fixed=batch_norm_of_one_fixed,

@@ -3,12 +3,14 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import jacrev, vmap
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from helpers.limits.bare import Case, Classifier, sequences
-from helpers.limits.entry import Loud
+from helpers.limits.entry import Loud, agree, alike, raises
 
 _DECIDES = "attempting to use a Tensor in some data-dependent control flow"
+_DYNAMIC = "We do not support batching operators that can output dynamic shape"
 
 
 def mask(images: Tensor, labels: Tensor) -> Case:
@@ -54,6 +56,25 @@ def index_fixed(images: Tensor, labels: Tensor) -> Case:
         return -z.log_softmax(dim=1).gather(1, labels[:, None]).sum()
 
     return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+def _index_by_arange(images: Tensor, labels: Tensor) -> Case:
+    def loss_fn(z, labels):
+        return -z.log_softmax(dim=1)[torch.arange(len(z), device=z.device), labels].sum()
+
+    return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+def _logits(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return images.flatten(1)[:, 300:310], labels
+
+
+def _pick(z: Tensor, label: Tensor) -> Tensor:
+    return z[label]
+
+
+def _pick_by_one_hot(z: Tensor, label: Tensor) -> Tensor:
+    return (z * F.one_hot(label, 10)).sum()
 
 
 def one_hot(images: Tensor, labels: Tensor) -> Case:
@@ -111,8 +132,13 @@ ENTRIES = [
     ),
     Loud(
         name="dynamic-shape",
-        symptom="We do not support batching operators that can output dynamic shape",
-        cause="`nonzero`, `unique` and their kin return as many entries as they find.",
+        symptom=_DYNAMIC,
+        cause="`nonzero` returns as many entries as it finds.",
+        also={
+            "`unique` raises the same": lambda images, labels: raises(
+                _DYNAMIC, lambda: vmap(torch.unique)(images)
+            )
+        },
         fix="Count, weigh or mask over the full shape instead.",
         broken=nonzero,
         fixed=nonzero_fixed,
@@ -120,8 +146,20 @@ ENTRIES = [
     Loud(
         name="index-by-target",
         symptom=_DECIDES,
-        cause="`z[i]` with a tensor `i` of shape `()` reads it as a number. Under plain `vmap` it "
-        "works, under `vmap(grad)` and `vmap(jacrev)` it raises.",
+        cause="`z[i]` with a tensor `i` of shape `()` reads it as a number, once there is a "
+        "derivative to take.",
+        also={
+            "under plain `vmap` it runs": lambda images, labels: agree(
+                vmap(_pick)(*_logits(images, labels)),
+                _logits(images, labels)[0].gather(1, labels[:, None])[:, 0],
+            ),
+            "under `vmap(jacrev)` it raises the same": lambda *few: raises(
+                _DECIDES, lambda: vmap(jacrev(_pick))(*_logits(*few))
+            ),
+            "`z[torch.arange(len(z)), labels]` is a way out too": lambda *few: alike(
+                _index_by_arange, index_fixed, *few
+            ),
+        },
         fix="`gather`, or indices with a dimension, `z[torch.arange(len(z)), labels]`.",
         broken=index,
         fixed=index_fixed,
@@ -130,8 +168,19 @@ ENTRIES = [
     Loud(
         name="one-hot",
         symptom=_DECIDES,
-        cause="`F.one_hot` checks the values of its labels. Under plain `vmap` that is skipped, "
-        "under `vmap(grad)` it raises.",
+        cause="`F.one_hot` looks at the values of its labels, to refuse negative ones. Under plain "
+        "`vmap` it does not look, under `vmap(grad)` it has to.",
+        also={
+            "without transforms, a label of -1 is refused": lambda images, labels: raises(
+                "must be non-negative", lambda: F.one_hot(-1 - labels, 10)
+            ),
+            "under plain `vmap`, it is not": lambda images, labels: (
+                vmap(lambda label: F.one_hot(label, 10))(-1 - labels).shape == (len(labels), 10)
+            ),
+            "under `vmap(jacrev)` it raises the same": lambda *few: raises(
+                _DECIDES, lambda: vmap(jacrev(_pick_by_one_hot))(*_logits(*few))
+            ),
+        },
         fix="Compare with all classes: `torch.arange(C) == labels[:, None]`.",
         broken=one_hot,
         fixed=one_hot_fixed,

@@ -4,10 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.limits.bare import Case, Classifier
-from helpers.limits.entry import Loud
+from helpers.limits.bare import Case, Classifier, bare_gradients
+from helpers.limits.entry import Loud, raises
 
 _DECIDES = "attempting to use a Tensor in some data-dependent control flow"
+_NO_MEMORY = "Cannot access data pointer of Tensor that doesn't have storage"
 
 
 def branch(images: Tensor, labels: Tensor) -> Case:
@@ -44,11 +45,26 @@ def item_fixed(images: Tensor, labels: Tensor) -> Case:
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
 
+def _integer(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            return super().forward(images) / (1 + int(images.max()))
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
+def _number(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            return super().forward(images) / float(images.max())
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
 def numpy(images: Tensor, labels: Tensor) -> Case:
     class Model(Classifier):
         def forward(self, images):
-            ink = images.flatten().tolist()
-            return super().forward(images) / (sum(ink) / len(ink))
+            return super().forward(images) / float(images.numpy(force=True).mean())
 
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
@@ -57,6 +73,46 @@ def numpy_fixed(images: Tensor, labels: Tensor) -> Case:
     class Model(Classifier):
         def forward(self, images):
             return super().forward(images) / images.mean(dim=(1, 2, 3))[:, None]
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
+def _listed(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            ink = images.flatten().tolist()
+            return super().forward(images) / (sum(ink) / len(ink))
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
+def numpy_computed(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    class Model(Classifier):
+        def forward(self, images):
+            z = super().forward(images)
+            return z / float(abs(z.numpy()).max())
+
+    return bare_gradients(Model().to(images), F.cross_entropy, images, labels)
+
+
+def _numpy_undetached(images: Tensor, labels: Tensor) -> object:
+    return Classifier().to(images)(images).cpu().numpy()
+
+
+def numpy_computed_fixed(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            z = super().forward(images)
+            return z / z.detach().abs().amax(dim=1, keepdim=True)  # detached: no gradient of it
+
+    return Case(Model().to(images), F.cross_entropy, images, labels)
+
+
+def _numpy_detached(images: Tensor, labels: Tensor) -> Case:
+    class Model(Classifier):
+        def forward(self, images):
+            z = super().forward(images)
+            return z / float(abs(z.detach().cpu().numpy()).max())
 
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
@@ -91,8 +147,15 @@ ENTRIES = [
     Loud(
         name="item",
         symptom="calling .item() on a Tensor",
-        cause="`.item()` makes one Python number, where B are needed. `float(x)` and `int(x)` do "
-        "the same.",
+        cause="`.item()` makes one Python number, where B are needed.",
+        also={
+            "`float(x)` raises the same": lambda *few: raises(
+                "calling .item() on a Tensor", lambda: bare_gradients(*_number(*few))
+            ),
+            "`int(x)` raises the same": lambda *few: raises(
+                "calling .item() on a Tensor", lambda: bare_gradients(*_integer(*few))
+            ),
+        },
         fix="Stay with the tensor: arithmetic takes a tensor of shape `()` as it takes a number.",
         broken=item,
         fixed=item_fixed,
@@ -100,12 +163,37 @@ ENTRIES = [
     ),
     Loud(
         name="numpy-or-list",
-        symptom="Cannot access data pointer of Tensor that doesn't have storage",
-        cause="`.numpy()` and `.tolist()` read memory. A tensor inside a transform has none of "
-        "its own.",
+        symptom=_NO_MEMORY,
+        cause="`.numpy()` reads memory. A tensor inside a transform has none of its own.",
+        also={
+            "`.tolist()` raises the same": lambda *few: raises(
+                _NO_MEMORY, lambda: bare_gradients(*_listed(*few))
+            )
+        },
         fix="Compute with torch, or before the transform.",
         broken=numpy,
         fixed=numpy_fixed,
+    ),
+    Loud(
+        name="numpy-of-a-result",
+        symptom="Can't call numpy() on Tensor that requires grad",
+        cause="`.numpy()` of what the parameters computed: autograd refuses it, with or without "
+        "transforms. The `.detach()` that the message asks for leads to `numpy-or-list`.",
+        also={
+            "a plain forward raises the same": lambda *few: raises(
+                "Can't call numpy() on Tensor that requires grad",
+                lambda: _numpy_undetached(*few),
+            ),
+            "a plain forward with `.detach()` runs": lambda *few: bool(
+                torch.isfinite(_numpy_detached(*few).model(few[0])).all()
+            ),
+            "with `.detach()`, under `vmap(grad)`, it is the message of `numpy-or-list`": (
+                lambda *few: raises(_NO_MEMORY, lambda: bare_gradients(*_numpy_detached(*few)))
+            ),
+        },
+        fix="Compute with torch; `.detach()` what shall be a constant.",
+        broken=numpy_computed,
+        fixed=numpy_computed_fixed,
     ),
     Loud(
         name="tensor-of-tensors",

@@ -83,8 +83,8 @@ ENTRIES = [
     Loud(
         name="mixed-modes",
         symptom="Expected all models to have the same training/eval mode",
-        cause="`stack_module_state` makes one function of several models. The mode is not a "
-        "tensor, and cannot be stacked.",
+        cause="`stack_module_state` stacks the parameters of several models, to run them as one. "
+        "It refuses models of which some are in training mode and some are not.",
         fix="One mode for all of them.",
         broken=mixed_modes,
         fixed=mixed_modes_fixed,
@@ -93,7 +93,7 @@ ENTRIES = [
     Loud(
         name="data-parallel",
         symptom="The stateless API can't be used with nn.DataParallel module",
-        cause="`DataParallel` copies the model to the devices, past the parameters handed in.",
+        cause="`functional_call` refuses the wrapper `nn.DataParallel`.",
         fix="The model inside: `model.module`.",
         broken=data_parallel,
         fixed=data_parallel_fixed,
@@ -102,7 +102,7 @@ ENTRIES = [
     Loud(
         name="scripted-module",
         symptom="The stateless API can't be used with Jitted modules",
-        cause="A `ScriptModule` holds its parameters where `functional_call` cannot reach them.",
+        cause="`functional_call` refuses a `ScriptModule`.",
         fix="The Python module that it was made from.",
         broken=scripted,
         fixed=scripted_fixed,

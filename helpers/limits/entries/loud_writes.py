@@ -7,7 +7,7 @@ from torch.func import functional_call, grad, vmap
 
 from helpers.gradients import loop_gradients
 from helpers.limits.bare import Case, Classifier, bare_gradients, sequences, tokens
-from helpers.limits.entry import Loud
+from helpers.limits.entry import Loud, raises
 
 _BROADCAST = "doesn't match the broadcast shape"
 
@@ -67,6 +67,10 @@ def copied(images: Tensor, labels: Tensor) -> Case:
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
 
+def _copied_over(image: Tensor) -> Tensor:
+    return torch.zeros(image.shape, dtype=image.dtype, device=image.device).copy_(image)
+
+
 def copied_fixed(images: Tensor, labels: Tensor) -> Case:
     class Model(Classifier):
         def forward(self, images):
@@ -92,6 +96,21 @@ class _Recurrent(nn.Module):
 def recurrent(images: Tensor, labels: Tensor) -> Case:
     model = _Recurrent().to(images)  # self.fc(self.gru(rows)[0][:, -1])
     return Case(model, F.cross_entropy, sequences(images), labels)
+
+
+def _called_without_state(kind: type[nn.Module], images: Tensor, labels: Tensor) -> Case:
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.fc = kind(28, 6), nn.Linear(6, 10)
+
+        def forward(self, rows):
+            steps = rows[:, 0] if isinstance(self.layer, nn.RNNCellBase) else rows.transpose(0, 1)
+            result = self.layer(steps)
+            state = result[0] if isinstance(result, tuple) else result
+            return self.fc(state if state.dim() == 2 else state[-1])
+
+    return Case(Model().to(images), F.cross_entropy, sequences(images), labels)
 
 
 def recurrent_fixed(images: Tensor, labels: Tensor) -> Case:
@@ -152,9 +171,14 @@ ENTRIES = [
     Loud(
         name="copy-into-zeros",
         symptom="has more elements than `self`. This happened due to `other` being vmapped over",
-        cause="`copy_`, `scatter_` or an assignment to a slice writes a sample's value into a "
-        "tensor that was made for all samples.",
-        fix="`new_zeros` or `zeros_like`; or `F.pad`, `torch.cat`.",
+        cause="An assignment to a slice writes a sample's value into a tensor that was made for "
+        "all samples.",
+        also={
+            "`copy_` raises the same": lambda images, labels: raises(
+                "happened due to `other` being vmapped over", lambda: vmap(_copied_over)(images)
+            )
+        },
+        fix="`new_zeros` of a tensor that belongs to the sample.",
         broken=copied,
         fixed=copied_fixed,
     ),
@@ -171,9 +195,17 @@ ENTRIES = [
     Loud(
         name="recurrent-layer",
         symptom=_BROADCAST,
-        cause="RNN, GRU, their cells, and LSTM in float64 make their first state with "
-        "`torch.zeros`: one for all samples.",
-        fix="Hand in a state made with `new_zeros`. `func_gradients` does.",
+        cause="A recurrent layer makes its first state with `torch.zeros`: one for all samples.",
+        also={
+            f"`{kind.__name__}` raises the same": (
+                lambda *few, kind=kind: raises(
+                    _BROADCAST, lambda: bare_gradients(*_called_without_state(kind, *few))
+                )
+            )
+            for kind in (nn.RNN, nn.LSTM, nn.RNNCell, nn.GRUCell, nn.LSTMCell)
+        },
+        fix="Hand in a state made with `new_zeros`. `func_gradients` does. An LSTM in float32 on "
+        "a CPU is another matter: `lstm-fallback`.",
         broken=recurrent,
         fixed=recurrent_fixed,
         at=lambda module: isinstance(module, nn.RNNBase | nn.RNNCellBase),

@@ -204,6 +204,7 @@ ENTRIES = [
     Silent(
         name="stale-copies",
         symptom="the norm of the logits after an update",
+        warns="is deprecated",
         cause="`make_functional` copies the parameters. An optimizer that updates the model does "
         "not reach the copies.",
         fix="`functional_call` with detached parameters: they share the model's storage.",
@@ -214,6 +215,7 @@ ENTRIES = [
     Silent(
         name="mode-that-does-not-arrive",
         symptom="the norm of the logits after model.eval()",
+        warns="is deprecated",
         cause="`make_functional` copies the model too. `model.eval()` does not reach the copy, "
         "and dropout goes on.",
         fix="`functional_call` runs the model itself, in the mode that it has.",

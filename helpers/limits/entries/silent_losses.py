@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from helpers.gradients import loop_gradients
 from helpers.limits.bare import Case, Classifier, bare_gradients, tokens
-from helpers.limits.entry import Silent
+from helpers.limits.entry import Silent, agree, alike, run, warns
 
 
-def class_weights(images: Tensor, labels: Tensor) -> Case:
+def weighted(images: Tensor, labels: Tensor) -> Case:
     weights = torch.arange(1, 11).to(images)
 
     def loss_fn(z, labels):
@@ -20,13 +20,17 @@ def class_weights(images: Tensor, labels: Tensor) -> Case:
     return Case(Classifier().to(images), loss_fn, images, labels)
 
 
-def class_weights_fixed(images: Tensor, labels: Tensor) -> Case:
+def weighted_fixed(images: Tensor, labels: Tensor) -> Case:
     weights = torch.arange(1, 11).to(images)
 
     def loss_fn(z, labels):
         return F.cross_entropy(z, labels, weight=weights, reduction="sum")
 
     return Case(Classifier().to(images), loss_fn, images, labels)
+
+
+def _without_weights(images: Tensor, labels: Tensor) -> Case:
+    return Case(Classifier().to(images), F.cross_entropy, images, labels)
 
 
 def _class_weights_truth(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -91,13 +95,19 @@ def _regression(images: Tensor) -> nn.Module:
 
 def broadcast(images: Tensor, labels: Tensor) -> Tensor:
     model = _regression(images)
-    loss = F.mse_loss(model(images), labels.to(images))  # (B, 1) and (B,)
+    loss = (model(images) - labels.to(images)).square().mean()  # (B, 1) and (B,)
     return torch.autograd.grad(loss, model[1].weight)[0]
 
 
 def broadcast_fixed(images: Tensor, labels: Tensor) -> Tensor:
     model = _regression(images)
-    loss = F.mse_loss(model(images), labels.to(images)[:, None])  # (B, 1) both
+    loss = (model(images) - labels.to(images)[:, None]).square().mean()  # (B, 1) both
+    return torch.autograd.grad(loss, model[1].weight)[0]
+
+
+def _broadcast_by_torch(images: Tensor, labels: Tensor) -> Tensor:
+    model = _regression(images)
+    loss = F.mse_loss(model(images), labels.to(images))
     return torch.autograd.grad(loss, model[1].weight)[0]
 
 
@@ -157,10 +167,15 @@ ENTRIES = [
         cause="The mean of `cross_entropy` with `weight` divides by the sum of the weights. In a "
         "batch of one that is the sample's own weight, and it cancels: every gradient is as if "
         "there were no weights.",
+        also={
+            "the wrong ones equal those without weights": lambda *few: alike(
+                weighted, _without_weights, *few
+            )
+        },
         fix='`reduction="sum"`. Divide by the sum of the weights of the batch if you want the '
         "terms of its mean.",
-        broken=class_weights,
-        fixed=class_weights_fixed,
+        broken=weighted,
+        fixed=weighted_fixed,
         truth=_class_weights_truth,
         lasting=True,
     ),
@@ -182,6 +197,14 @@ ENTRIES = [
         cause="Predictions `(B, 1)` against targets `(B,)` broadcast to `(B, B)`: each sample "
         "meets every target. Here the *batch* gradient is the wrong one; in a batch of one there "
         "is nothing to broadcast.",
+        also={
+            "`F.mse_loss` gives the same wrong gradient": lambda *few: alike(
+                broadcast, _broadcast_by_torch, *few
+            ),
+            "`F.mse_loss` warns of it": lambda *few: warns(
+                "different to the input size", lambda: _broadcast_by_torch(*few)
+            ),
+        },
         fix="One shape for both: `targets[:, None]`, or `predictions.squeeze(1)`.",
         broken=broadcast,
         fixed=broadcast_fixed,
@@ -192,8 +215,14 @@ ENTRIES = [
     Silent(
         name="wrong-loss-reduction",
         symptom="the gradients of all samples",
-        cause="Libraries of hooks (Opacus, ExpandedWeights) see the gradient of the batch's loss, "
-        "and must be told whether that was a sum or a mean. Told wrong, they are off by B.",
+        cause="Such a library sees the gradient of the batch's loss, and has to be told whether "
+        "that is a sum or a mean. Told wrong, it is off by the factor B.",
+        also={
+            "wrong times B is right": lambda images, labels: agree(
+                len(images) * run(loss_reduction, images, labels),
+                run(loss_reduction_fixed, images, labels),
+            )
+        },
         fix='`loss_reduction="mean"` for a mean.',
         broken=loss_reduction,
         fixed=loss_reduction_fixed,
@@ -204,7 +233,13 @@ ENTRIES = [
     Silent(
         name="low-precision",
         symptom="whether gradients are off by more than 0.1 %",
-        cause="bfloat16 keeps 8 bits: each number is off by up to 0.4 %, and sums collect that.",
+        cause="A number rounded to bfloat16 is off by up to 0.4 % of itself: it keeps 8 "
+        "significant bits.",
+        also={
+            "the largest such error is 1/256": lambda *few: (
+                torch.finfo(torch.bfloat16).eps / 2 == 1 / 256
+            )
+        },
         fix="Per-sample gradients in float32, of a model in float32.",
         broken=low_precision,
         fixed=low_precision_fixed,

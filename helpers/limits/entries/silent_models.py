@@ -1,21 +1,29 @@
 """Silent entries: models whose samples meet, or whose gradients stop, without a word."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import replace_all_batch_norm_modules_
+from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 
-from helpers.limits.bare import Case, Classifier, bare_gradients
-from helpers.limits.entry import Silent
+from helpers.gradients import loop_gradients
+from helpers.limits.bare import Case, Classifier, bare_gradients, one_vector
+from helpers.limits.entry import Silent, agree, alike, raises
 
 
-def _normed(images: Tensor) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(324, 10)
-    ).to(images)
+def _normed(images: Tensor, norm: nn.Module | None = None) -> nn.Module:
+    layers = nn.Conv2d(1, 4, 3, stride=3), norm or nn.BatchNorm2d(4), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(324, 10)).to(images)
+
+
+def _mean_is_right(model: nn.Module, images: Tensor, labels: Tensor) -> bool:
+    """Compare the mean of the loop's gradients with the gradient of the batch."""
+    mean = loop_gradients(model, F.cross_entropy, images, labels)["0.weight"].mean(dim=0)
+    loss = F.cross_entropy(model(images), labels)
+    return agree(mean, torch.autograd.grad(loss, model[0].weight)[0])
 
 
 def batch_of_one(images: Tensor, labels: Tensor) -> Tensor:
@@ -32,7 +40,7 @@ def batch_of_one_fixed(images: Tensor, labels: Tensor) -> Tensor:
     losses = F.cross_entropy(model(images), labels, reduction="none")
     (rows,) = torch.autograd.grad(
         losses, model[0].weight, torch.eye(len(losses)).to(losses), is_grads_batched=True
-    )  # each row also holds what this sample changed in the others' normalisation
+    )  # each row also holds what the others did to this sample's normalisation
     return rows.mean(dim=0)
 
 
@@ -88,6 +96,105 @@ def mixed_fixed(images: Tensor, labels: Tensor) -> Case:
     return Case(Model().to(images), F.cross_entropy, images, labels)
 
 
+class Stem(nn.Module):
+    """A convolution and a normalisation, read as a sequence of positions."""
+
+    def __init__(self, norm: nn.Module, behind: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 7, stride=7), norm
+        self.behind = behind
+        self.fc = nn.Linear(4, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.behind(self.norm(self.conv(images)))  # (B, 4, 4, 4)
+        positions = features.flatten(2).transpose(1, 2)  # (B, 16, 4)
+        return self.fc(positions.tanh().mean(dim=1))
+
+
+def gradients_in_a_loop(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    params = dict(model.named_parameters())
+    rows = [
+        torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(params.values()))
+        for x, y in zip(images, labels, strict=True)
+    ]
+    return dict(zip(params, map(torch.stack, zip(*rows, strict=True)), strict=True))
+
+
+def transposed(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    model = Stem(nn.BatchNorm2d(4)).to(images).eval()
+    return gradients_in_a_loop(model, images, labels)
+
+
+class Contiguous(torch.autograd.Function):
+    """The identity, whose gradient lies in memory in the order of its indices."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.contiguous()
+
+
+def transposed_fixed(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    model = Stem(nn.BatchNorm2d(4), Contiguous.apply).to(images).eval()
+    return gradients_in_a_loop(model, images, labels)
+
+
+def _transposed_case(images: Tensor, labels: Tensor) -> Case:
+    return Case(Stem(nn.BatchNorm2d(4)).to(images).eval(), F.cross_entropy, images, labels)
+
+
+def _transposed_truth(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Differentiate each sample in a batch of two copies of it, where nothing is misread."""
+    model = Stem(nn.BatchNorm2d(4)).to(images).eval()
+    return gradients_in_a_loop(_Doubled(model), images, labels)
+
+
+class _Doubled(nn.Module):
+    """A model that is run on two copies of its sample, for the first of which it answers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def named_parameters(self, *args, **options):
+        return self.model.named_parameters(*args, **options)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.model(image.repeat(2, 1, 1, 1))[:1]
+
+
+def _loop_is_right(model: nn.Module, images: Tensor, labels: Tensor) -> bool:
+    """Compare the loop with batches of two copies, for a variant of the model."""
+    model = model.to(images).eval()
+    got = gradients_in_a_loop(model, images, labels)
+    right = gradients_in_a_loop(_Doubled(model), images, labels)
+    return agree(one_vector(got), one_vector(right))
+
+
+def _slope_is_that_of_vmap(images: Tensor, labels: Tensor) -> bool:
+    """Compare the bare composition with a difference quotient, in a random direction."""
+    model, loss_fn, image, label = _transposed_case(images[:1], labels[:1])
+    grads = bare_gradients(model, loss_fn, image, label)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    direction = {name: torch.randn_like(p) for name, p in params.items()}
+
+    def loss(step):
+        moved = {name: p + step * direction[name] for name, p in params.items()}
+        return loss_fn(functional_call(model, moved, (image,)), label)
+
+    slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+    return agree(sum((g[0] * direction[name]).sum() for name, g in grads.items()), slope, 1e-6)
+
+
 def numpy_draw(images: Tensor, labels: Tensor) -> bool:
     class Model(Classifier):
         def forward(self, images):
@@ -131,18 +238,21 @@ def no_grad_inside(images: Tensor, labels: Tensor) -> Case:
     return Case(model, F.cross_entropy, images, labels)
 
 
+def _by_autograd(images: Tensor, labels: Tensor, **options: bool) -> tuple[Tensor | None, ...]:
+    model = no_grad_inside(images, labels).model
+    loss = F.cross_entropy(model(images), labels)
+    return torch.autograd.grad(loss, list(model.parameters()), **options)
+
+
 def no_grad_inside_fixed(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     model = nn.Sequential(Classifier(), nn.Linear(10, 10)).to(images)
     with torch.no_grad():  # outside of the transform it does nothing
         return bare_gradients(model, F.cross_entropy, images, labels)
 
 
-def _no_grad_inside_truth(images: Tensor, labels: Tensor) -> Tensor:
-    from helpers.gradients import loop_gradients
-    from helpers.limits.bare import one_vector
-
+def _no_grad_inside_truth(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     model = nn.Sequential(Classifier(), nn.Linear(10, 10)).to(images)
-    return one_vector(loop_gradients(model, F.cross_entropy, images, labels))
+    return loop_gradients(model, F.cross_entropy, images, labels)
 
 
 ENTRIES = [
@@ -151,9 +261,15 @@ ENTRIES = [
         symptom="the mean of the per-sample gradients",
         cause="In training mode, a loop normalises each sample by itself. The mean of such "
         "gradients is not the gradient of the batch.",
+        also={
+            "with `model.eval()` it is": lambda *few: _mean_is_right(_normed(few[0]).eval(), *few),
+            "with GroupNorm it is": lambda *few: _mean_is_right(
+                _normed(few[0], nn.GroupNorm(2, 4)), *few
+            ),
+        },
         fix="There is no one gradient of a sample here. `is_grads_batched` differentiates each "
-        "loss in the forward of the whole batch, so the mean is right, and each row mixes "
-        "samples. `model.eval()` and GroupNorm are ways out of the question.",
+        "loss in the forward of the whole batch: the mean is right, and each row mixes samples. "
+        "With `model.eval()`, or with GroupNorm, the question does not arise.",
         broken=batch_of_one,
         fixed=batch_of_one_fixed,
         truth=_batch_of_one_truth,
@@ -175,10 +291,47 @@ ENTRIES = [
         symptom="the gradients of all samples",
         cause="The forward computes something over the batch. In a batch of one, that is the "
         "sample itself: centring, for one, is then each image minus itself.",
+        also={
+            "so the gradient of the weight is zero": lambda *few: (
+                not bare_gradients(*mixed(*few))["weight"].any()
+            ),
+            "the loop over samples gives the same": lambda *few: alike(
+                mixed, lambda *few: loop_gradients(*mixed(*few)), *few
+            ),
+        },
         fix="Compute it outside and hand it in as a constant, or over another dimension.",
         broken=mixed,
         fixed=mixed_fixed,
         lasting=True,
+    ),
+    Silent(
+        name="normalisation-transposed",
+        symptom="the loop's gradients of the normalisation, and of all that comes before it",
+        cause="A fault of torch on a CPU, of the *loop*. In a batch of one, a BatchNorm2d that "
+        "`flatten(2).transpose(1, 2)` follows gets its gradient in the order (position, channel) "
+        "in memory, and reads it as (channel, position): right numbers at wrong places.",
+        also={
+            "`vmap(grad)` gives the right numbers": lambda *few: alike(
+                _transposed_case, _transposed_truth, *few
+            ),
+            "and agrees with a difference quotient, in a random direction": _slope_is_that_of_vmap,
+            "`InstanceNorm2d` has the same fault": lambda *few: (
+                not _loop_is_right(Stem(nn.InstanceNorm2d(4, affine=True)), *few)
+            ),
+            "`GroupNorm` has not": lambda *few: _loop_is_right(Stem(nn.GroupNorm(2, 4)), *few),
+            "`clone()` and `* 1` behind the normalisation do not help": lambda *few: (
+                not _loop_is_right(Stem(nn.BatchNorm2d(4), lambda x: x.clone() * 1), *few)
+            ),
+            "a ReLU there does": lambda *few: _loop_is_right(
+                Stem(nn.BatchNorm2d(4), torch.relu), *few
+            ),
+        },
+        fix="Take `vmap(grad)`; or put an identity behind the normalisation whose backward makes "
+        "the gradient contiguous.",
+        broken=transposed,
+        fixed=transposed_fixed,
+        truth=_transposed_truth,
+        case=_transposed_case,
     ),
     Silent(
         name="numpy-draws",
@@ -195,7 +348,19 @@ ENTRIES = [
         name="no-gradient",
         symptom="the gradients of all samples",
         cause="A part of the forward runs under `no_grad` or through `detach()`, or the loss does "
-        "not use it. `torch.func` returns zeros for it, where autograd would return `None`.",
+        "not use it. `torch.func` returns zeros for it. `torch.autograd.grad` raises, or returns "
+        "`None` if it is told `allow_unused=True`.",
+        also={
+            "`torch.autograd.grad` raises": lambda *few: raises(
+                "to not have been used in the graph", lambda: _by_autograd(*few)
+            ),
+            "for what the loss does not use, `torch.func.grad` returns zeros too": (
+                lambda images, labels: not grad(lambda unused: images.sum())(images).any()
+            ),
+            "with `allow_unused=True` it returns `None`": lambda *few: (
+                _by_autograd(*few, allow_unused=True)[0] is None
+            ),
+        },
         fix="Remove the inner `no_grad`. Around the transform it is harmless, and does nothing.",
         broken=no_grad_inside,
         fixed=no_grad_inside_fixed,

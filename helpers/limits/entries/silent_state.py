@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from helpers.gradients import func_gradients
+from helpers.gradients import func_gradients, loop_gradients
 from helpers.limits.bare import Case, Classifier, bare_gradients
-from helpers.limits.entry import Silent
+from helpers.limits.entry import Silent, alike, raises
 
 
 class Counting(Classifier):
@@ -68,21 +68,20 @@ class Twice(nn.Module):
         return self.second(self.first(images.mean(dim=(1, 2))).tanh())[:, :10]
 
 
-def moved_by_a_step(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Return how far one step of SGD moves the logits."""
-    with torch.no_grad():
-        before = model(images)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    F.cross_entropy(model(images), labels).backward()
-    optimizer.step()
-    with torch.no_grad():
-        return (model(images) - before).norm()
-
-
 def shared_layer(images: Tensor, labels: Tensor) -> bool:
     model = Twice().to(images)  # model.second is model.first
     bare_gradients(model, F.cross_entropy, images, labels)
     return isinstance(model.first.weight, nn.Parameter)
+
+
+def _twice(images: Tensor, labels: Tensor) -> Case:
+    return Case(Twice().to(images), F.cross_entropy, images, labels)
+
+
+def _used_twice(images: Tensor, labels: Tensor) -> nn.Module:
+    model = Twice().to(images)
+    bare_gradients(model, F.cross_entropy, images, labels)
+    return model
 
 
 def shared_layer_fixed(images: Tensor, labels: Tensor) -> bool:
@@ -200,15 +199,29 @@ ENTRIES = [
     Silent(
         name="shared-layer",
         symptom="whether the layer still has a parameter",
-        cause="`functional_call` swaps a layer that is registered under two names twice, and puts "
-        "back the wrong tensor the second time. The *original* model keeps a dead tracking "
-        "tensor: the forward still runs, no optimizer reaches the weight, `copy.deepcopy` fails.",
+        cause="`functional_call` swaps the parameters of a layer under each of its names. After "
+        "the transform, a layer with two names keeps a tensor of the transform in place of its "
+        "parameter.",
+        also={
+            "the gradients are right": lambda *few: alike(
+                _twice, lambda *few: loop_gradients(*_twice(*few)), *few
+            ),
+            "the forward still runs": lambda *few: (
+                _used_twice(*few)(few[0]).shape == (len(few[0]), 10)
+            ),
+            "its output requires no gradient any more": lambda *few: (
+                not _used_twice(*few)(few[0]).requires_grad
+            ),
+            "`copy.deepcopy` of the model raises": lambda *few: raises(
+                "Cannot access storage", lambda: copy.deepcopy(_used_twice(*few))
+            ),
+        },
         fix="Give transforms a copy of the model. `func_gradients` works on one that shares its "
         "memory.",
         broken=shared_layer,
         fixed=shared_layer_fixed,
         truth=lambda images, labels: True,
-        case=lambda images, labels: Case(Twice().to(images), F.cross_entropy, images, labels),
+        case=_twice,
     ),
     Silent(
         name="stashed-activation",

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers.gradients import loop_gradients
 from helpers.limits.bare import Case, bare_gradients, sequences
-from helpers.limits.entry import Slow
+from helpers.limits.entry import Slow, raises, warns
 
 _FALLBACK = "because we have not yet implemented the batching rule for aten::"
 
@@ -69,6 +69,39 @@ def operator(images: Tensor, labels: Tensor) -> Case:
     return Case(model, loss_fn, images.float(), labels)
 
 
+def _linear(loss_fn, images: Tensor, labels: Tensor) -> Case:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).to(images.device)
+    return Case(model, loss_fn, images.float(), labels)
+
+
+def _ctc(inputs, targets, images: Tensor, labels: Tensor) -> Case:
+    """Read ten logits as ten steps of five symbols, with lengths in the form that is given."""
+
+    def loss_fn(z, labels):
+        steps = z.reshape(10, 1, 1) * torch.arange(5, device=z.device)
+        symbols = torch.tensor([[1, 2]], device=z.device)
+        return F.ctc_loss(steps.log_softmax(dim=2), symbols, inputs, targets)
+
+    return _linear(loss_fn, images, labels)
+
+
+def _unpooling(images: Tensor, labels: Tensor) -> Case:
+    class Model(nn.Sequential):
+        def forward(self, images):
+            pooled, places = F.max_pool2d(images, 2, return_indices=True)
+            return super().forward(F.max_unpool2d(pooled, places, 2))
+
+    model = Model(nn.Flatten(), nn.Linear(784, 10)).to(images.device)
+    return Case(model, F.cross_entropy, images.float(), labels)
+
+
+def _encoder(images: Tensor, labels: Tensor) -> Case:
+    rows = sequences(images).float()
+    layer = nn.TransformerEncoderLayer(28, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(784, 10)).to(images.device)
+    return Case(model, F.cross_entropy, rows, labels)
+
+
 def operator_fixed(images: Tensor, labels: Tensor) -> Case:
     def loss_fn(z, labels):
         return -z.log_softmax(dim=1).gather(1, labels[:, None]).sum()
@@ -127,8 +160,8 @@ ENTRIES = [
     Slow(
         name="lstm-fallback",
         symptom=_FALLBACK + "mkldnn_rnn_layer",
-        cause="On a CPU in float32, LSTM is one fused operation, which `vmap` cannot batch, "
-        "and runs once for each sample.",
+        cause="On a CPU in float32, an LSTM is one fused operation, for which `vmap` has no "
+        "batching rule: it runs the operation once for each sample.",
         fix="Switch the fused operation off, and hand in a state made with `new_zeros`.",
         broken=lstm,
         fixed=lstm_fixed,
@@ -137,10 +170,15 @@ ENTRIES = [
     Slow(
         name="fused-attention",
         symptom=_FALLBACK + "_scaled_dot_product_flash_attention_for_cpu",
-        cause="Fused attention is one operation, which `vmap` runs once for each sample. So do "
-        "encoder layers of `nn.Transformer`, and models of Hugging Face.",
-        fix="`sdpa_kernel(SDPBackend.MATH)` around it; in Hugging Face, "
-        '`attn_implementation="eager"`.',
+        cause="On a CPU, fused attention is one operation without a batching rule.",
+        also={
+            "`nn.TransformerEncoderLayer` falls back too": lambda *few: warns(
+                _FALLBACK + "_scaled_dot_product_flash", lambda: bare_gradients(*_encoder(*few))
+            )
+        },
+        fix="`sdpa_kernel(SDPBackend.MATH)` around it. Models of Hugging Face take "
+        '`attn_implementation="eager"` ([its documentation]'
+        "(https://huggingface.co/docs/transformers/attention_interface)).",
         broken=attention,
         fixed=attention_fixed,
         truth=_truth(attention),
@@ -148,8 +186,26 @@ ENTRIES = [
     Slow(
         name="operator-fallback",
         symptom=_FALLBACK,
-        cause="Any operation without a batching rule runs once for each sample; the warning names "
-        "it. `scatter_`, `ctc_loss`, `max_unpool2d` and `multi_margin_loss` are among them.",
+        cause="An operation without a batching rule runs once for each sample, and the warning "
+        "names it; here, `scatter_`. Some raise instead: `embedding-max-norm`, `sparse-embedding`.",
+        also={
+            "`multi_margin_loss` falls back": lambda *few: warns(
+                _FALLBACK + "multi_margin_loss",
+                lambda: bare_gradients(*_linear(F.multi_margin_loss, *few)),
+            ),
+            "`max_unpool2d` falls back": lambda *few: warns(
+                _FALLBACK + "max_unpool2d", lambda: bare_gradients(*_unpooling(*few))
+            ),
+            "`ctc_loss` with lengths as tensors falls back": lambda *few: warns(
+                _FALLBACK + "_ctc_loss",
+                lambda: bare_gradients(*_ctc(torch.tensor([10]), torch.tensor([2]), *few)),
+            ),
+            "`ctc_loss` with lengths as Python numbers raises the message of `numpy-or-list`": (
+                lambda *few: raises(
+                    "Cannot access data pointer", lambda: bare_gradients(*_ctc((10,), (2,), *few))
+                )
+            ),
+        },
         fix="Write it with operations that have a rule: `gather` in place of `scatter_`.",
         broken=operator,
         fixed=operator_fixed,
@@ -171,8 +227,8 @@ ENTRIES = [
         symptom="a convolution with B times as many groups",
         warns=False,
         cause="The per-sample gradient of a convolution's weight is itself a convolution, with a "
-        "group for each sample and each group of the layer. Whether that is slow depends on the "
-        "device.",
+        "group for each sample and each group of the layer ([Rochette et al., 2019]"
+        "(https://arxiv.org/abs/1912.06015)). The table below says whether that is slow here.",
         fix="A matrix product over `F.unfold`, if your measurement says so.",
         broken=convolution,
         fixed=convolution_fixed,
