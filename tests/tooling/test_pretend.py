@@ -36,7 +36,7 @@ def run_pytest(folder, *arguments, **environment):
 
 
 def test_helpers_and_the_zoo():
-    done = run_pytest(ROOT, "--rootdir", str(ROOT), "tests/pretend_cases.py")
+    done = run_pytest(ROOT, "--rootdir", str(ROOT), "tests/device_cases.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 

@@ -1,7 +1,11 @@
-"""Everything on the pretended accelerator, compared with the CPU; `test_pretend.py` runs it.
+"""The helpers and the zoo on another device than the CPU, compared with the CPU.
 
-Not collected by itself: what it imports changes the process that it is in.
+`TEST_DEVICE=cuda pytest tests/device_cases.py` is for a machine that has one. Without `TEST_DEVICE`
+it is the pretended accelerator, which changes the process that it is in; so this file is not
+collected by itself, and `tests/tooling/test_pretend.py` runs it in a process of its own.
 """
+
+import os
 
 import pytest
 import torch
@@ -12,22 +16,28 @@ from helpers import devices, gradients, jacobians, norms, projection
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
-from tests import pretend, zoo
+from tests import zoo
+
+PRETENDED = "TEST_DEVICE" not in os.environ
+if PRETENDED:
+    import tests.pretend  # noqa: F401  (makes the device)
+DEVICE = devices.resolve(os.environ.get("TEST_DEVICE", "pretend"))
+on_pretended = pytest.mark.skipif(not PRETENDED, reason="about the pretended accelerator")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def moved(case: zoo.Case) -> zoo.Case:
     """Put a case on the device."""
-    data, targets = (tensor.to(pretend.DEVICE) for tensor in case.batch)
-    return zoo.Case(case.model.to(pretend.DEVICE), data, targets, case.loss_fn)
+    data, targets = (tensor.to(DEVICE) for tensor in case.batch)
+    return zoo.Case(case.model.to(DEVICE), data, targets, case.loss_fn)
 
 
 def on_cpu(result):
     """Bring results back, and say so if they were not on the device."""
     if isinstance(result, dict):
         return {name: on_cpu(tensor) for name, tensor in result.items()}
-    assert result.device == pretend.DEVICE
+    assert result.device == DEVICE
     return result.cpu()
 
 
@@ -65,7 +75,7 @@ def test_the_zoo_is_as_on_the_cpu(name, way):
 @pytest.mark.parametrize("computer", [FunctionalGradientComputer, IterativeGradientComputer])
 def test_computers_and_projection_are_as_on_the_cpu(computer):
     def features(device):
-        torch.manual_seed(0)
+        devices.make_repeatable(0)
         model = MLP()
         count = sum(parameter.numel() for parameter in model.parameters())
         data, targets = torch.rand(6, 1, 28, 28), torch.arange(6)
@@ -75,12 +85,13 @@ def test_computers_and_projection_are_as_on_the_cpu(computer):
         return projection.project_batches(made, [batch], 16, seed=3)
 
     torch.testing.assert_close(
-        features(pretend.DEVICE).cpu(), features(torch.device("cpu")), rtol=1e-5, atol=1e-6
+        features(DEVICE).cpu(), features(torch.device("cpu")), rtol=1e-5, atol=1e-6
     )
 
 
+@on_pretended
 def test_it_is_what_auto_means():
-    assert devices.resolve("auto") == devices.resolve("pretend") == pretend.DEVICE
+    assert devices.resolve("auto") == devices.resolve("pretend") == DEVICE
 
 
 # Planted faults: a tensor on the CPU where the device's is wanted.
@@ -126,7 +137,7 @@ def test_a_fault_in_a_model_is_caught(fault, way):
 
     WAYS[way](case("cpu"))  # nothing is wrong there
     with pytest.raises(RuntimeError, match="same device"):
-        WAYS[way](case(pretend.DEVICE))
+        WAYS[way](case(DEVICE))
 
 
 def test_a_fault_in_a_loss_is_caught():
@@ -142,20 +153,20 @@ def test_targets_left_on_the_cpu_are_caught():
     case = zoo.make("linear")
     with pytest.raises((RuntimeError, ValueError), match="device"):
         gradients.func_gradients(
-            case.model.to(pretend.DEVICE), F.mse_loss, case.data.to(pretend.DEVICE), case.targets
+            case.model.to(DEVICE), F.mse_loss, case.data.to(DEVICE), case.targets
         )
 
 
 def test_numpy_without_cpu_is_caught():
-    with pytest.raises(TypeError, match=r"Use Tensor.cpu\(\)"):
-        torch.ones(3, device=pretend.DEVICE).numpy()
+    with pytest.raises(TypeError, match=r"Tensor.cpu\(\)"):
+        torch.ones(3, device=DEVICE).numpy()
 
 
 def test_a_generator_of_the_cpu_is_caught():
     with pytest.raises(RuntimeError, match="device type for generator"):
-        torch.rand(3, device=pretend.DEVICE, generator=torch.Generator())
-    ours = torch.Generator(device=pretend.DEVICE).manual_seed(1)
-    assert torch.rand(3, device=pretend.DEVICE, generator=ours).device == pretend.DEVICE
+        torch.rand(3, device=DEVICE, generator=torch.Generator())
+    ours = torch.Generator(device=DEVICE).manual_seed(1)
+    assert torch.rand(3, device=DEVICE, generator=ours).device == DEVICE
 
 
 # Random streams.
@@ -164,9 +175,9 @@ def test_a_generator_of_the_cpu_is_caught():
 def dropout(randomness, chunk_size, batch=6):
     """Gradients of one sample, `batch` times, under dropout."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1)).to(pretend.DEVICE)
-    data = torch.ones(batch, 40, device=pretend.DEVICE)
-    targets = torch.zeros(batch, 1, device=pretend.DEVICE)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1)).to(DEVICE)
+    data = torch.ones(batch, 40, device=DEVICE)
+    targets = torch.zeros(batch, 1, device=DEVICE)
     options = {"randomness": randomness, "chunk_size": chunk_size}
     return on_cpu(gradients.func_gradients(model, zoo.squared, data, targets, **options))
 
@@ -187,17 +198,17 @@ def test_the_streams_do_not_touch_each_other():
     torch.manual_seed(0)
     first = torch.rand(3)
     torch.manual_seed(0)
-    own = torch.rand(3, device=pretend.DEVICE)
+    own = torch.rand(3, device=DEVICE)
     assert torch.equal(torch.rand(3), first)
     torch.manual_seed(0)
     torch.rand(5)
-    assert torch.equal(torch.rand(3, device=pretend.DEVICE).cpu(), own.cpu())
+    assert torch.equal(torch.rand(3, device=DEVICE).cpu(), own.cpu())
 
 
 def test_a_forward_that_draws_is_refused():
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)).to(pretend.DEVICE)
-    data = torch.ones(2, 3, device=pretend.DEVICE)
-    targets = torch.zeros(2, 1, device=pretend.DEVICE)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)).to(DEVICE)
+    data = torch.ones(2, 3, device=DEVICE)
+    targets = torch.zeros(2, 1, device=DEVICE)
     for compute in (gradients.loop_gradients, gradients.func_gradients):
         with pytest.raises(ValueError, match="draws random numbers"):
             compute(model, zoo.squared, data, targets)
