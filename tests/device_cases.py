@@ -1,0 +1,214 @@
+"""The helpers and the zoo on another device than the CPU, compared with the CPU.
+
+`TEST_DEVICE=cuda pytest tests/device_cases.py` is for a machine that has one. Without `TEST_DEVICE`
+it is the pretended accelerator, which changes the process that it is in; so this file is not
+collected by itself, and `tests/tooling/test_pretend.py` runs it in a process of its own.
+"""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from helpers import devices, gradients, jacobians, norms, projection
+from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.model_outputs import ImageClassificationModelOutput
+from helpers.models import MLP
+from tests import zoo
+
+PRETENDED = "TEST_DEVICE" not in os.environ
+if PRETENDED:
+    import tests.pretend  # noqa: F401  (makes the device)
+DEVICE = devices.resolve(os.environ.get("TEST_DEVICE", "pretend"))
+on_pretended = pytest.mark.skipif(not PRETENDED, reason="about the pretended accelerator")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def moved(case: zoo.Case) -> zoo.Case:
+    """Put a case on the device."""
+    data, targets = (tensor.to(DEVICE) for tensor in case.batch)
+    return zoo.Case(case.model.to(DEVICE), data, targets, case.loss_fn)
+
+
+def on_cpu(result):
+    """Bring results back, and say so if they were not on the device."""
+    if isinstance(result, dict):
+        return {name: on_cpu(tensor) for name, tensor in result.items()}
+    assert result.device == DEVICE
+    return result.cpu()
+
+
+def total_outputs(case):
+    """Let the Jacobian be of outputs (B, Y), whatever the case returns."""
+    return zoo.Apply(lambda m, x: m.inner(x).flatten(1), inner=case.model)
+
+
+WAYS = {
+    "loop": lambda case: gradients.loop_gradients(*case.args),
+    "functorch": lambda case: gradients.functorch_gradients(*case.args),
+    "func": lambda case: gradients.func_gradients(*case.args),
+    "func in chunks": lambda case: gradients.func_gradients(*case.args, chunk_size=2),
+    "Jacobian": lambda case: jacobians.func_jacobians(total_outputs(case), case.data),
+    "norms": lambda case: norms.gradient_norms(*case.args),
+    "clipped sum": lambda case: norms.clipped_sum(*case.args, limit=0.5),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_the_zoo_is_as_on_the_cpu(name, way):
+    compute = WAYS[way]
+    try:
+        expected = compute(zoo.make(name))
+    except (ValueError, NotImplementedError) as refusal:
+        with pytest.raises(type(refusal)):
+            compute(moved(zoo.make(name)))
+        return
+    torch.testing.assert_close(
+        on_cpu(compute(moved(zoo.make(name)))), expected, rtol=1e-9, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("computer", [FunctionalGradientComputer, IterativeGradientComputer])
+def test_computers_and_projection_are_as_on_the_cpu(computer):
+    def features(device):
+        devices.make_repeatable(0)
+        model = MLP()
+        count = sum(parameter.numel() for parameter in model.parameters())
+        data, targets = torch.rand(6, 1, 28, 28), torch.arange(6)
+        task = ImageClassificationModelOutput()
+        made = computer(model.to(device), task, count, torch.float32, device)
+        batch = (data.to(device), targets.to(device))
+        return projection.project_batches(made, [batch], 16, seed=3)
+
+    torch.testing.assert_close(
+        features(DEVICE).cpu(), features(torch.device("cpu")), rtol=1e-5, atol=1e-6
+    )
+
+
+@on_pretended
+def test_it_is_what_auto_means():
+    assert devices.resolve("auto") == devices.resolve("pretend") == DEVICE
+
+
+# Planted faults: a tensor on the CPU where the device's is wanted.
+
+
+def made_on_the_cpu_in_the_forward(m, x):
+    return m.fc(x + torch.zeros(3, dtype=x.dtype))
+
+
+class OnTheCpuInBackward(torch.autograd.Function):
+    """The identity, with a backward that was tried on a CPU only."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.ones(grad.shape, dtype=grad.dtype)
+
+    generate_vmap_rule = True
+
+
+FORWARDS = {
+    "a tensor in the forward": made_on_the_cpu_in_the_forward,
+    "a tensor in the backward": lambda m, x: m.fc(OnTheCpuInBackward.apply(m.fc2(x))),
+    "a mask": lambda m, x: m.fc(torch.where(torch.ones(3) > 0, x, 0 * x)),
+}
+
+
+@pytest.mark.parametrize("way", ["loop", "func", "norms", "clipped sum"])
+@pytest.mark.parametrize("fault", FORWARDS)
+def test_a_fault_in_a_model_is_caught(fault, way):
+    def case(device):
+        torch.manual_seed(0)
+        model = zoo.Apply(FORWARDS[fault], fc=nn.Linear(3, 2), fc2=nn.Linear(3, 3)).double()
+        data, targets = torch.rand(4, 3).double(), torch.rand(4, 2).double()
+        return zoo.Case(model.to(device), data.to(device), targets.to(device), zoo.squared)
+
+    WAYS[way](case("cpu"))  # nothing is wrong there
+    with pytest.raises(RuntimeError, match="same device"):
+        WAYS[way](case(DEVICE))
+
+
+def test_a_fault_in_a_loss_is_caught():
+    weight = torch.rand(2).double()
+    case = moved(zoo.make("linear"))
+    with pytest.raises(RuntimeError, match="same device"):
+        gradients.func_gradients(
+            case.model, lambda p, t: ((p - t) ** 2 * weight).sum(), case.data, case.targets
+        )
+
+
+def test_targets_left_on_the_cpu_are_caught():
+    case = zoo.make("linear")
+    with pytest.raises((RuntimeError, ValueError), match="device"):
+        gradients.func_gradients(
+            case.model.to(DEVICE), F.mse_loss, case.data.to(DEVICE), case.targets
+        )
+
+
+def test_numpy_without_cpu_is_caught():
+    with pytest.raises(TypeError, match=r"Tensor.cpu\(\)"):
+        torch.ones(3, device=DEVICE).numpy()
+
+
+def test_a_generator_of_the_cpu_is_caught():
+    with pytest.raises(RuntimeError, match="device type for generator"):
+        torch.rand(3, device=DEVICE, generator=torch.Generator())
+    ours = torch.Generator(device=DEVICE).manual_seed(1)
+    assert torch.rand(3, device=DEVICE, generator=ours).device == DEVICE
+
+
+# Random streams.
+
+
+def dropout(randomness, chunk_size, batch=6):
+    """Gradients of one sample, `batch` times, under dropout."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1)).to(DEVICE)
+    data = torch.ones(batch, 40, device=DEVICE)
+    targets = torch.zeros(batch, 1, device=DEVICE)
+    options = {"randomness": randomness, "chunk_size": chunk_size}
+    return on_cpu(gradients.func_gradients(model, zoo.squared, data, targets, **options))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2, 1])
+def test_same_is_the_same_in_all_chunks(chunk_size):
+    weights = dropout("same", chunk_size)["1.weight"].flatten(1)
+    assert all(torch.equal(row != 0, weights[0] != 0) for row in weights)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2, 1])
+def test_different_differs_in_all_chunks(chunk_size):
+    weights = dropout("different", chunk_size)["1.weight"].flatten(1)
+    assert len({tuple(row) for row in (weights != 0).tolist()}) == len(weights)
+
+
+def test_the_streams_do_not_touch_each_other():
+    torch.manual_seed(0)
+    first = torch.rand(3)
+    torch.manual_seed(0)
+    own = torch.rand(3, device=DEVICE)
+    assert torch.equal(torch.rand(3), first)
+    torch.manual_seed(0)
+    torch.rand(5)
+    assert torch.equal(torch.rand(3, device=DEVICE).cpu(), own.cpu())
+
+
+def test_a_forward_that_draws_is_refused():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)).to(DEVICE)
+    data = torch.ones(2, 3, device=DEVICE)
+    targets = torch.zeros(2, 1, device=DEVICE)
+    for compute in (gradients.loop_gradients, gradients.func_gradients):
+        with pytest.raises(ValueError, match="draws random numbers"):
+            compute(model, zoo.squared, data, targets)

@@ -1,0 +1,288 @@
+"""An accelerator that is pretended: it computes on the CPU, and is strict about devices.
+
+Importing this module makes the device `pretend` in this process: `model.to("pretend")`,
+`torch.ones(3, device="pretend")`. A tensor there is a wrapper around one of the CPU. An operation
+that is given tensors of both devices is refused as CUDA refuses it, and so is `.numpy()` without
+`.cpu()`. Random numbers come from a stream of its own, and a generator has to be of this device.
+`helpers.devices` finds it first, so that `"auto"` means it.
+
+What it cannot show: kernels of CUDA, TF32, memory, streams and speed.
+
+It stands on an interface of torch that is experimental, and a wrapper that lies about its shape
+ends the process. So tests import it in a process of their own.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch.utils import backend_registration
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.pretend_cells import CELLS
+
+NAME = "pretend"
+DEVICE = torch.device("privateuseone", 0)  # until it has its name
+CPU = torch.device("cpu")
+
+# Operations that take tensors of two devices, as CUDA's do.
+_COPIES = {"copy_", "_to_copy", "_copy_from"}
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+_INDEXED |= {"_unsafe_index_put"}
+# Operations that take a number on the CPU, a tensor without a dimension, beside others.
+_WITH_NUMBERS = {
+    *("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "pow", "rsub", "true_divide"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "where", "maximum", "minimum", "remainder", "fmod"),
+    *("masked_fill", "masked_fill_", "fill", "fill_", "full_like", "clamp", "floor_divide"),
+    *("bitwise_and", "bitwise_or", "logical_and", "logical_or", "atan2", "copysign"),
+    *("lerp", "addcmul", "addcdiv", "index_put_", "_index_put_impl_"),
+}
+_ANSWERS_IN_PYTHON = {"_local_scalar_dense", "equal", "is_same_size", "allclose"}
+
+
+class Generator(torch.Generator):
+    """A random stream of the device, or of the CPU."""
+
+    ours: ClassVar[set[int]] = set()
+    """Addresses of those of the device: an operation gets another object for the same stream."""
+
+    def __new__(cls, device: str | torch.device = "cpu") -> "Generator":
+        """Make the stream on the CPU, where its numbers are drawn."""
+        made = super().__new__(cls)
+        if torch.device(device).type == NAME:
+            cls.ours.add(made._cdata)
+        else:
+            cls.ours.discard(made._cdata)  # an address is used again
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        """Where its numbers go."""
+        return place_of(self)
+
+
+def place_of(generator: torch.Generator) -> torch.device:
+    """Say on which device a generator draws."""
+    return DEVICE if generator._cdata in Generator.ours else CPU
+
+
+STREAM = torch.Generator()
+"""The device's own random stream."""
+
+
+class _Backend(backend_registration._DummyBackendModule):
+    """What `torch.get_device_module("pretend")` returns."""
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return STREAM.get_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        STREAM.set_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        STREAM.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        STREAM.manual_seed(seed)
+
+    def synchronize(self, device: Any = None) -> None:
+        """There is nothing to wait for."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+
+class Pretend(torch.Tensor):
+    """A tensor of the device around one of the CPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor) -> "Pretend":
+        """Make a tensor of the same sizes and strides, without memory of its own."""
+        if raw.layout != torch.strided:  # a wrapper around one ends the process
+            raise NotImplementedError(f"{NAME} has no tensors of layout {raw.layout}")
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            raw.shape,
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            layout=raw.layout,
+            device=DEVICE,
+        )
+
+    def __init__(self, raw: torch.Tensor) -> None:
+        self.raw = raw
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"{NAME}({self.raw!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(op, args, kwargs or {})
+
+    # What torch does for real devices in C++, and not for wrappers.
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.raw.detach().numpy()
+        raise TypeError(
+            f"can't convert {DEVICE} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        return self.numpy()
+
+    def tolist(self) -> Any:
+        return self.raw.tolist()
+
+    def untyped_storage(self) -> Any:
+        return self.raw.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            new = Pretend(self.raw.detach().clone())
+            if isinstance(self, torch.nn.Parameter) or getattr(self, "_is_param", False):
+                new = torch.nn.Parameter(new, requires_grad=self.requires_grad)
+            memo[id(self)] = new.requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+
+def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute an operation on the CPU, if a GPU would take its tensors."""
+    name = op._schema.name.partition("::")[2]
+    _require_one_device(op, name, args, kwargs)
+    wrappers: dict[int, Pretend] = {}
+
+    def unwrap(value: Any) -> Any:
+        if isinstance(value, Pretend):
+            wrappers[id(value.raw)] = value
+            return value.raw
+        ours = isinstance(value, torch.device) and value.type == NAME
+        return CPU if ours else value
+
+    if name == "embedding" and True in (*args[4:], kwargs.get("sparse")):
+        # Its backward makes a sparse tensor, in C++, where an error ends the process.
+        raise NotImplementedError(f"{NAME} has no sparse gradients of embeddings")
+    raw_args, raw_kwargs = tree_map(unwrap, (args, kwargs))
+    if name in _ANSWERS_IN_PYTHON:
+        return op(*raw_args, **raw_kwargs)
+    draws = torch.Tag.nondeterministic_seeded in op.tags and kwargs.get("generator") is None
+    with _own_stream() if draws else contextlib.nullcontext():
+        result = CELLS.get(name, op)(*raw_args, **raw_kwargs)
+    if name == "copy_":
+        return args[0]
+    if torch.Tag.inplace_view in op.tags:  # unsqueeze_, t_: the wrapper's own shape changes too
+        with no_dispatch():
+            op(*args, **kwargs)
+        return args[0]
+    target = kwargs.get("device")
+    if target is not None and torch.device(target).type != NAME:
+        return result
+
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, Pretend):
+            return value
+        return wrappers[id(value)] if id(value) in wrappers else Pretend(value)
+
+    return tree_map(wrap, result)
+
+
+def _require_one_device(op: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse what CUDA would: tensors of two devices, or a generator of another one."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    if any(isinstance(tensor, Pretend) for tensor in tensors) and name not in _COPIES:
+        for tensor in tensors:
+            if isinstance(tensor, Pretend):
+                continue
+            number = tensor.dim() == 0 and name in _WITH_NUMBERS and op.namespace == "aten"
+            index = name in _INDEXED and isinstance(args[0], Pretend) and tensor is not args[0]
+            if not number and not (index and not tensor.is_floating_point()):
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two "
+                    f"devices, {DEVICE} and {tensor.device}! (aten::{name})"
+                )
+    generator = kwargs.get("generator")
+    if generator is not None and place_of(generator) != DEVICE:
+        raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
+
+
+@contextlib.contextmanager
+def _own_stream() -> Iterator[None]:
+    """Draw from the device's stream, and leave that of the CPU alone."""
+    of_cpu = torch.get_rng_state()
+    torch.set_rng_state(STREAM.get_state())
+    try:
+        yield
+    finally:
+        STREAM.set_state(torch.get_rng_state())
+        torch.set_rng_state(of_cpu)
+
+
+def _register() -> torch.library.Library:
+    """Make the device, and the operations that torch calls below its Python dispatch."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+    torch.autograd.set_multithreading_enabled(False)  # the engine has no thread for this device
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # `.to()` makes new parameters
+    torch.accelerator.synchronize = lambda device=None: None
+    torch.Generator = Generator
+    library = torch.library.Library("aten", "IMPL")
+
+    def implemented(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            library.impl(name, function, "PrivateUse1")
+            return function
+
+        return register
+
+    @implemented("empty.memory_format")
+    def empty(size: Any, dtype: Any = None, **options: Any) -> Pretend:
+        return Pretend(torch.empty(size, dtype=dtype, device=CPU))
+
+    @implemented("empty_strided")
+    def empty_strided(size: Any, stride: Any, dtype: Any = None, **options: Any) -> Pretend:
+        return Pretend(torch.empty_strided(size, stride, dtype=dtype, device=CPU))
+
+    @implemented("_efficientzerotensor")
+    def zeros(size: Any, dtype: Any = None, **options: Any) -> Pretend:
+        return Pretend(torch.zeros(size, dtype=dtype, device=CPU))
+
+    @implemented("_copy_from")  # `torch.tensor(..., device=...)` comes here
+    def copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
+        raw = [each.raw if isinstance(each, Pretend) else each for each in (source, target)]
+        raw[1].copy_(raw[0])
+        return target
+
+    @implemented("_local_scalar_dense")  # of the numbers in `torch.tensor([...])`
+    def number(tensor: Pretend) -> Any:
+        return tensor.raw.item()
+
+    @implemented("set_.source_Storage_storage_offset")
+    def set_storage(*args: Any) -> None:
+        raise RuntimeError("a tensor of this device has no storage that could be set")
+
+    return library
+
+
+def _announce() -> None:
+    """Let `helpers.devices` find the device."""
+    from helpers import devices
+
+    devices.available = lambda: [str(DEVICE), "cpu"]
+    resolve = devices.resolve
+
+    def resolved(device: str | torch.device = "auto") -> torch.device:
+        return DEVICE if str(device) == NAME else resolve(device)
+
+    devices.resolve = resolved
+
+
+LIBRARY = _register()
+_announce()

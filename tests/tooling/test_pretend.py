@@ -1,0 +1,58 @@
+"""Helpers and lessons on the pretended accelerator, `tests/pretend.py`, in other processes."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from helpers.tooling.lesson import files
+from tests.tooling.samples import LESSONS, ROOT, quick, save
+
+# Python imports a module of this name when it starts, in a kernel and in what that starts as well.
+STARTED = """\
+import sys
+
+sys.path.insert(0, {root!r})
+import tests.pretend
+"""
+CANNOT = {}
+"""Lessons that cannot run there, each with the reason."""
+
+
+def run_pytest(folder, *arguments, **environment):
+    """Run pytest with the collection's configuration in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / ".pytest.ini")]
+    command += ["-p", "no:cacheprovider", "--color=no", "-q", *arguments]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, **environment},
+    )
+
+
+def test_helpers_and_the_zoo():
+    done = run_pytest(ROOT, "--rootdir", str(ROOT), "tests/device_cases.py")
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_lesson(path, desk):
+    """Its saved outputs that must be the same everywhere are the same there."""
+    notebook = files.read(path)
+    (sizes,) = (each for each in notebook.cells if "parameters" in files.tags(each))
+    sizes.source = re.sub(r'(?m)^device: str = "auto"', 'device: str = "pretend"', sizes.source)
+    save(quick(notebook), path.stem)
+    (desk / "start").mkdir()
+    (desk / "start" / "sitecustomize.py").write_text(STARTED.format(root=str(ROOT)))
+    done = run_pytest(
+        desk, "--rootdir", str(desk), "--nbval-lax", "notebooks", PYTHONPATH=str(desk / "start")
+    )
+    if path.stem in CANNOT:
+        assert CANNOT[path.stem] in done.stdout, "it runs, or fails in another way: say so"
+    else:
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
