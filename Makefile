@@ -7,14 +7,17 @@ PARAMS ?=
 LAX ?=
 TIMINGS ?=
 REPO ?=
+PYTHON_VERSION ?= 3.12
+HAVE ?=
 
-variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO PYTHON_VERSION HAVE
 read_by_run := DEVICE LESSON PARAMS
 read_by_nbval := LESSON LAX
 read_by_outputs := LESSON TIMINGS
 read_by_bench := DEVICE
 read_by_colab := LESSON REPO
 read_by_student := LESSON
+read_by_bundle := PYTHON_VERSION HAVE
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
 ifneq ($(unknown),)
@@ -35,8 +38,8 @@ lists := requirements.txt tests/requirements.txt
 lock := .ci/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test test-all nbval outputs colab student html report lab lint lock \
-	clean
+.PHONY: help run bench peers test test-all nbval outputs colab student html report bundle lab lint \
+	lock clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -49,6 +52,8 @@ help:  ## list this
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
 	@echo "  REPO=owner/name  colab: the repository on GitHub that links lead to"
+	@echo "  PYTHON_VERSION=3.12, HAVE=FILE"
+	@echo "                   bundle: that machine's Python, and its pip list --format=freeze"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
@@ -101,6 +106,10 @@ html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an i
 
 report: $(made)  ## set what runs left in build/ side by side in build/report.html
 	@exec $(python) -m helpers.tooling.report
+
+bundle: $(made)  ## pack build/bundle.tar.gz for a machine with a GPU and no network
+	@exec $(python) -m helpers.tooling.bundle --python-version "$(PYTHON_VERSION)" \
+		$(if $(HAVE),--have "$(HAVE)")
 
 lab: $(made)  ## open the lessons in JupyterLab
 	$(python) -m jupyter lab notebooks

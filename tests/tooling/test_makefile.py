@@ -133,6 +133,10 @@ def test_commands(checkout):
     ]
     assert commands("colab", "REPO=-x y") == ["-m helpers.tooling.colab --repo=-x y"]
     assert commands("report") == ["-m helpers.tooling.report"]
+    assert commands("bundle") == ["-m helpers.tooling.bundle --python-version 3.12"]
+    assert commands("bundle", "PYTHON_VERSION=3.13", "HAVE=a b.txt") == [
+        "-m helpers.tooling.bundle --python-version 3.13 --have a b.txt"
+    ]
     assert commands("student", "LESSON=1 2") == ["-m helpers.tooling.student 1 2"]
     assert commands("html") == ["-m helpers.tooling.pages"]
     assert commands("lab") == ["-m jupyter lab notebooks"]
