@@ -38,8 +38,8 @@ lists := requirements.txt tests/requirements.txt
 lock := .ci/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test test-all nbval outputs colab student html report bundle lab lint \
-	lock clean
+.PHONY: help run bench peers test test-all nbval outputs colab student html report bundle \
+	lab lint lock clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -52,8 +52,8 @@ help:  ## list this
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
 	@echo "  REPO=owner/name  colab: the repository on GitHub that links lead to"
-	@echo "  PYTHON_VERSION=3.12, HAVE=FILE"
-	@echo "                   bundle: that machine's Python, and its pip list --format=freeze"
+	@echo "  HAVE=FILE        bundle: what pip list --format=freeze prints on the machine"
+	@echo "  PYTHON_VERSION=3.12  bundle: the machine's Python"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report

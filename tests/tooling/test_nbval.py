@@ -175,7 +175,7 @@ def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
         "02_bad answer again",
     }
     for sentence in (
-        "it imported what its copies would not carry: ",
+        "it imported what no copy of it carries: ",
         "cell 6 (table) shows a table that it does not hand over",
         "exercises/02_bad.py: the lesson has no solution other",
         "answer answer 1: expected a verdict that begins `right shape, wrong values`",

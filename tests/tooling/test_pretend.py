@@ -35,11 +35,13 @@ def run_pytest(folder, *arguments, **environment):
     )
 
 
+@pytest.mark.whole
 def test_helpers_and_the_zoo():
     done = run_pytest(ROOT, "--rootdir", str(ROOT), "tests/device_cases.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson(path, desk):
     """Its saved outputs that must be the same everywhere are the same there."""

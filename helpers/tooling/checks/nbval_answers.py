@@ -1,7 +1,7 @@
 """A pytest plugin: the run of a lesson in which nbval compares its outputs answers more than that.
 
 With `--answers FOLDER`, further items follow the last cell of a lesson, in its kernel: that it
-imported of the collection what its copies carry, and nothing else, and left no file behind; that
+imported nothing of the tooling, and left no file behind; that
 the tables which it handed over are such as `make report` reads; and that each answer to an exercise
 gets its verdict. With `--sizes FILE`, lessons run with the parameters that the file states.
 """
@@ -20,7 +20,7 @@ from nbval.plugin import IPyNbCell, IPyNbFile
 
 from helpers import handover
 from helpers.tooling.checks import answers
-from helpers.tooling.lesson import copies, files
+from helpers.tooling.lesson import files, modules
 from helpers.tooling.report import tables
 
 IMPORTED = """\
@@ -72,15 +72,16 @@ class Item(IPyNbCell):
 
 
 class Isolation(Item):
-    """The lesson imported what its copies carry, and left no file behind."""
+    """The lesson imported of the collection what it teaches, and left no file behind."""
 
     def runtest(self) -> None:
         """Ask the kernel, and look into the folder."""
         printed = self.printed(IMPORTED, self.cell.id)
-        imported = {Path(each).resolve() for each in printed.splitlines()}
-        carried = {(copies.HELPERS / each).resolve() for each in copies.needed(self.parent.nb)}
-        if strange := sorted(map(str, imported - carried)):
-            raise Finding(f"it imported what its copies would not carry: {', '.join(strange)}")
+        imported = [Path(each).resolve() for each in printed.splitlines()]
+        foreign = (modules.HELPERS / "tooling", modules.HELPERS.parent / "tests")
+        strange = [str(each) for each in imported if {*foreign} & {*each.parents}]
+        if strange:
+            raise Finding(f"it imported what no copy of it carries: {', '.join(sorted(strange))}")
         if left := sorted(_listed(self.path.parent) - self.parent.there):
             raise Finding(f"it left behind: {', '.join(left)}")
 
