@@ -10,7 +10,6 @@ from torch import Tensor
 
 from helpers.plots.figures import SIGNED, draw_image, finish
 
-
 IN_A_ROW = 5
 """Digits in one row of a picture: more of them would be too small to read on a phone."""
 
