@@ -1,10 +1,14 @@
 """README.md tells the truth: its example runs, its links lead somewhere, its commands exist."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
+from helpers import compare, data, gradients, jacobians
+from helpers.models import SimpleCNN
 from helpers.study import records
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +22,38 @@ def test_example_prints_what_it_says(capsys):
     assert said, "the example prints nothing"
     exec(example, {})
     assert capsys.readouterr().out.splitlines()[: len(said)] == said
+
+
+SHEET = README.split("\n## Cheat sheet\n")[1].split("\n## ")[0]
+BLOCK = re.search(r"```py\n(.*?)```", SHEET, re.DOTALL)[1]
+FIRST, *WAYS = re.split(r"^# (.+)\n", BLOCK, flags=re.MULTILINE)
+CODE = dict(zip(WAYS[::2], WAYS[1::2], strict=True))
+KINDS = dict(re.findall(r"^\| ([\w. ]+) \| (\w+) (?:of )?`", SHEET, re.MULTILINE))
+
+
+def test_cheat_sheet_has_code_for_each_row():
+    assert list(CODE) == list(KINDS) == re.findall(r"^\| (?!way)(\w.+?) \|", SHEET, re.MULTILINE)
+
+
+@pytest.mark.parametrize("way", CODE)
+def test_row_of_the_cheat_sheet_is_right(way):
+    torch.manual_seed(0)
+    model = SimpleCNN()
+    images, labels = data.load_batch(batch_size=3)
+    names = {"model": model, "X": images, "T": labels}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # functorch says that it is old
+        exec(FIRST + CODE[way], names)
+    got = names["result"]
+    assert type(got).__name__ == KINDS[way]
+    if way == "Jacobian":
+        flat = jacobians.func_jacobians(model, images)
+        expected = jacobians.unflatten_jacobians(flat, model)
+    else:
+        loss_fn = torch.nn.functional.cross_entropy
+        expected = gradients.loop_gradients(model, loss_fn, images, labels)
+    named = got if isinstance(got, dict) else dict(zip(expected, got, strict=True))
+    compare.check(named, expected, batch_dims=2 if way == "Jacobian" else 1)
 
 
 def test_links_lead_to_files():

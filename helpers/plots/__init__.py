@@ -3,9 +3,11 @@
 from helpers.plots.diagrams import in_dims
 from helpers.plots.graphs import agreement, curves, effects, shares, similarities
 from helpers.plots.images import attributions, digits, kernel_gradients, norms, weight_jacobian
+from helpers.plots.sliders import Slider
 from helpers.plots.timings import multiples
 
 __all__ = [
+    "Slider",
     "agreement",
     "attributions",
     "curves",

@@ -19,18 +19,19 @@ def in_dims(arguments: dict[str, tuple[str, int | None]], function: str) -> Figu
     slices = ["0", "1", "...", "B-1"]
     colors = ["tab:blue", "tab:orange", "white", "tab:green"]
     width = 4.6 * len(arguments) - 0.6  # an argument is 4 wide, a gap 0.6
-    figure, axis = plt.subplots(figsize=(9, 3.6), layout="constrained")
-    calls = np.linspace(1.5, width - 1.5, len(slices))
+    figure, axis = plt.subplots(figsize=(5.8, 3.9), layout="constrained")
+    calls = width * np.array([0.14, 0.43, 0.645, 0.86])  # the third is dots and needs less room
+    half = 0.137 * width
     for x, index, color in zip(calls, slices, colors, strict=True):
         if index == "...":
             axis.text(x, 0.5, index, ha="center", va="center", fontsize=12)
             continue
-        axis.add_patch(Rectangle((x - 1.45, 0), 2.9, 1, fill=False, ec=color, lw=2))
+        axis.add_patch(Rectangle((x - half, 0), 2 * half, 1, fill=False, ec=color, lw=2))
         axis.text(x, 0.5, f"{function}\ncall {index}", ha="center", va="center", fontsize=9)
     for column, (name, (what, dim)) in enumerate(arguments.items()):
         left = 4.6 * column
-        axis.text(left + 2, 5.2, name, ha="center", fontsize=11, family="monospace")
-        axis.text(left + 2, 4.6, f"{what}, in_dim {dim}", ha="center", fontsize=9)
+        axis.text(left + 2, 5.6, name, ha="center", fontsize=10, family="monospace")
+        axis.text(left + 2, 4.5, f"{what}\nin_dim {dim}", ha="center", fontsize=9)
         if dim is None:
             axis.add_patch(Rectangle((left, 3.5), 4, 0.8, fc="lightgray", ec="gray"))
         for number, (index, color) in enumerate(zip(slices, colors, strict=True)):
@@ -46,6 +47,6 @@ def in_dims(arguments: dict[str, tuple[str, int | None]], function: str) -> Figu
                 )
                 arrow.set_color("gray" if dim is None else color)
                 axis.add_patch(arrow)
-    axis.set(xlim=(-0.2, width + 0.2), ylim=(-0.1, 5.7))
+    axis.set(xlim=(-0.2, width + 0.2), ylim=(-0.1, 6.1))
     axis.axis("off")
     return finish(figure)

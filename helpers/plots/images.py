@@ -10,20 +10,27 @@ from torch import Tensor
 
 from helpers.plots.figures import SIGNED, draw_image, finish
 
+IN_A_ROW = 5
+"""Digits in one row of a picture: more of them would be too small to read on a phone."""
+
 
 def digits(images: Tensor, titles: Sequence[object]) -> Figure:
-    """Draw images `(N, 1, 28, 28)` in one row, each under its title."""
+    """Draw images `(N, 1, 28, 28)`, five in a row, each under its title."""
+    columns = min(IN_A_ROW, len(images))
+    rows = -(-len(images) // columns)
     figure, axes = plt.subplots(
-        1, len(images), figsize=(1.1 * len(images), 1.5), squeeze=False, layout="constrained"
+        rows, columns, figsize=(1.1 * columns, 1.45 * rows), squeeze=False, layout="constrained"
     )
-    for axis, image, title in zip(axes[0], images, titles, strict=True):
+    for axis in axes.flat[len(images) :]:
+        axis.axis("off")
+    for axis, image, title in zip(axes.flat, images, titles, strict=False):
         draw_image(axis, image[0])
-        axis.set_title(str(title), fontsize=9)
+        axis.set_title(str(title), fontsize=10)
     return finish(figure)
 
 
 def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor) -> Figure:
-    """Draw digits above the gradients of a first convolution's kernels.
+    """Draw digits beside the gradients of a first convolution's kernels, one digit a row.
 
     Args:
         images: `(N, 1, 28, 28)`.
@@ -32,53 +39,53 @@ def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor) -> Figur
         labels: `(N,)`.
     """
     count, channels, _, height, width = gradients.shape
-    figure, axes = plt.subplots(
-        2, count, figsize=(2.2 * count, 3.6), squeeze=False, layout="constrained"
-    )
+    # A frame of NaN around each kernel keeps them apart.
+    tiles = torch.nn.functional.pad(gradients[:, :, 0].cpu(), (0, 1, 0, 1), value=torch.nan)
+    tiles = tiles.reshape(count, 4, channels // 4, height + 1, width + 1).transpose(2, 3)
+    mosaics = tiles.reshape(count, 4 * (height + 1), -1)[:, :-1, :-1]
+    ratio = mosaics.shape[2] / mosaics.shape[1]  # the row is as high as its digit is wide
+    figure = plt.figure(figsize=(1.5 * (1 + ratio) + 0.3, 1.56 * count + 0.7), layout="constrained")
+    axes = figure.subplots(count, 2, squeeze=False, width_ratios=(1, ratio))
     limit = gradients.abs().max().item()
-    for column in range(count):
-        draw_image(axes[0, column], images[column, 0])
-        axes[0, column].set_title(f"label {labels[column].item()}", fontsize=9)
-        # A frame of NaN around each kernel keeps them apart.
-        tiles = gradients[column, :, 0].cpu()
-        tiles = torch.nn.functional.pad(tiles, (0, 1, 0, 1), value=torch.nan)
-        tiles = tiles.reshape(4, channels // 4, height + 1, width + 1)
-        mosaic = tiles.transpose(1, 2).reshape(4 * (height + 1), -1)[:-1, :-1]
-        mappable = draw_image(axes[1, column], mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
-    figure.colorbar(mappable, ax=axes[1, :], label="gradient")
+    for row, image, mosaic, label in zip(axes, images, mosaics, labels.tolist(), strict=True):
+        draw_image(row[0], image[0])
+        row[0].set_ylabel(f"label {label}", fontsize=10)
+        mappable = draw_image(row[1], mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
+    bar = figure.colorbar(mappable, ax=axes[:, 1], location="bottom", aspect=40, pad=0.01)
+    bar.set_label("gradient of the loss by one weight", fontsize=10)
     return finish(figure)
 
 
-def norms(before: Tensor, after: Tensor, images: Tensor, labels: Tensor, shown: int = 5) -> Figure:
+def norms(before: Tensor, after: Tensor, images: Tensor, labels: Tensor) -> Figure:
     """Draw how gradient norms are distributed, and the digits at the two ends.
 
     Args:
-        before: `(M,)`, norms before training, positive; samples may be fewer.
+        before: `(M,)`, norms before training, positive.
         after: `(N,)`, norms after training, positive, one for each image.
         images: `(N, 1, 28, 28)`.
         labels: `(N,)`.
-        shown: How many digits to draw for each end.
     """
-    before, after, shown = before.cpu(), after.cpu(), min(shown, len(after))
-    figure = plt.figure(figsize=(10, 3.2), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
-    axis = left.subplots()
+    before, after, shown = before.cpu(), after.cpu(), min(IN_A_ROW, len(after))
+    figure = plt.figure(figsize=(5.6, 5.8), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.1))
+    axis = upper.subplots()
     both = torch.cat([before, after])
     bins = np.geomspace(both.min().item() * 0.99, both.max().item() * 1.01, 30)
-    for values, name in ((after, "after training"), (before, "before training")):
+    for values, name in ((after, "after"), (before, "before")):
         share = torch.full_like(values, 1 / len(values))
-        axis.hist(values.numpy(), bins=bins, weights=share.numpy(), alpha=0.7, label=name)
+        label = f"{name} training, {len(values)} samples"
+        axis.hist(values.numpy(), bins=bins, weights=share.numpy(), alpha=0.7, label=label)
     axis.set(xscale="log", xlabel="norm of a sample's gradient", ylabel="share of the samples")
     axis.legend()
     order = after.argsort()
-    axes = right.subplots(2, shown, squeeze=False)
+    axes = lower.subplots(2, shown, squeeze=False)
     for row, (indices, word) in enumerate(
         [(order[:shown], "smallest"), (order[-shown:].flip(0), "largest")]
     ):
         for axis, index in zip(axes[row], indices.tolist(), strict=True):
             draw_image(axis, images[index, 0])
-            axis.set_title(f"{labels[index].item()}: {after[index]:.3g}", fontsize=9)
-        axes[row, 0].set_ylabel(word)
+            axis.set_title(f"{labels[index].item()}: {after[index]:.2g}", fontsize=10)
+        axes[row, 0].set_ylabel(word, fontsize=10)
     return finish(figure)
 
 

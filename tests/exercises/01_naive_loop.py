@@ -1,57 +1,265 @@
-# Wrong answers: the id of the solution that each stands for, and the verdict it gets.
+# Answers: the id of the solution that each stands for, and the verdict it gets. Each wrong one
+# breaks one demand of its task.
 
-# %% solution-1: wrong shape: gradients['conv1.weight']: expected
+
+# %% solution-1: correct
+def sample_norms(grads):
+    return torch.cat([grad.flatten(1) for grad in grads.values()], dim=1).norm(dim=1)
+
+
+# %% solution-1: correct
+def sample_norms(grads):
+    norms = [grad.flatten(1).norm(dim=1) for grad in grads.values()]
+    return torch.stack(norms).norm(dim=0)
+
+
+# %% solution-1: right shape, wrong values
+def sample_norms(grads):  # the sum over parameters, not all together
+    return sum(grad.flatten(1).norm(dim=1) for grad in grads.values())
+
+
+# %% solution-1: right shape, wrong values
+def sample_norms(grads):  # no root
+    return sum((grad.flatten(1) ** 2).sum(dim=1) for grad in grads.values())
+
+
+# %% solution-1: wrong shape: norms: expected
+def sample_norms(grads):  # the norm of all samples together
+    return sum((grad**2).sum() for grad in grads.values()).sqrt()
+
+
+# %% solution-2: correct
+def lean_sample_grads(images, labels):
+    shapes = {name: (len(images), *p.shape) for name, p in model.named_parameters()}
+    result = {name: images.new_zeros(shape) for name, shape in shapes.items()}
+    for index in range(len(images)):
+        for name, grad in zip(result, compute_grad(images[index], labels[index]), strict=True):
+            result[name][index].copy_(grad)
+    return result
+
+
+# %% solution-2: correct
+def lean_sample_grads(images, labels):
+    result = {}
+    for index, (image, label) in enumerate(zip(images, labels)):
+        grads = compute_grad(image, label)
+        for (name, _), grad in zip(model.named_parameters(), grads):
+            if name not in result:
+                result[name] = grad.new_empty(len(images), *grad.shape)
+            result[name][index] = grad
+    return result
+
+
+# %% solution-2: wrong shape: gradients['conv1.weight']: expected
 def lean_sample_grads(images, labels):
     return dict(zip(trained_grads, compute_grad(images[0], labels[0]), strict=True))
 
 
-# %% solution-1: not so yet: peak below 1.2 times the result
+# %% solution-2: not so yet: peak below 1.2 times the result
 def lean_sample_grads(images, labels):
     rows = [compute_grad(image, label) for image, label in zip(images, labels, strict=True)]
     return {n: torch.stack(g) for n, g in zip(trained_grads, zip(*rows), strict=True)}
 
 
-# %% solution-2: right shape, wrong values
-def clipped_mean(grads, limit):
-    return {name: grad.mean(dim=0) for name, grad in grads.items()}
-
-
-# %% solution-2: wrong shape
-def clipped_mean(grads, limit):
-    return grads
-
-
-# %% solution-3: right shape, wrong values
-def gradient_noise(grads):
-    return sum((grad**2).flatten(1).sum(dim=1).mean() for grad in grads.values())
-
-
-# %% solution-1: not so yet: names in the order of the parameters
+# %% solution-2: not so yet: names in the order of the parameters
 def lean_sample_grads(images, labels):
     names = sorted(trained_grads)
-    result = {n: torch.empty(trained_grads[n].shape, device=device) for n in names}
+    result = {n: torch.empty((len(images), *trained_grads[n].shape[1:])) for n in names}
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         for name, grad in zip(trained_grads, compute_grad(image, label), strict=True):
             result[name][index] = grad
     return result
 
 
-# %% solution-1: wrong type: gradients: expected a dict, got NoneType: the function returned nothing
+# %% solution-2: right shape, wrong values
+def lean_sample_grads(images, labels):  # .grad adds up
+    result = {n: torch.empty((len(images), *p.shape)) for n, p in model.named_parameters()}
+    one = copy.deepcopy(model)
+    for index in range(len(images)):
+        F.cross_entropy(one(images[index : index + 1]), labels[index : index + 1]).backward()
+        for name, p in one.named_parameters():
+            result[name][index] = p.grad
+    return result
+
+
+# %% solution-2: wrong type: gradients: expected a dict, got NoneType: the function returned nothing
 def lean_sample_grads(images, labels):
     compute_sample_grads(images, labels)
 
 
-# %% solution-2: not so yet: it changed grads
+# %% solution-3: correct
 def clipped_mean(grads, limit):
-    norms = sum((grad.flatten(1) ** 2).sum(dim=1) for grad in grads.values()).sqrt()
-    scale = (limit / norms).clamp(max=1.0)
+    flat = torch.cat([grad.flatten(1) for grad in grads.values()], dim=1)
+    scale = 1 / (flat.norm(dim=1) / limit).clamp(min=1)
+    return {
+        name: (grad.flatten(1) * scale[:, None]).mean(dim=0).view(grad.shape[1:])
+        for name, grad in grads.items()
+    }
+
+
+# %% solution-3: correct
+def clipped_mean(grads, limit):
+    norms = sample_norms(grads)
+    mean = {name: torch.zeros_like(grad[0]) for name, grad in grads.items()}
+    for index, norm in enumerate(norms.tolist()):
+        for name, grad in grads.items():
+            mean[name] += grad[index] * (min(1.0, limit / norm) / len(norms))
+    return mean
+
+
+# %% solution-3: right shape, wrong values
+def clipped_mean(grads, limit):  # nothing is clipped
+    return {name: grad.mean(dim=0) for name, grad in grads.items()}
+
+
+# %% solution-3: right shape, wrong values
+def clipped_mean(grads, limit):  # samples below the limit do not stay as they are
+    scale = limit / sample_norms(grads)
+    return {n: torch.einsum("b,b...->...", scale, g) / len(scale) for n, g in grads.items()}
+
+
+# %% solution-3: right shape, wrong values
+def clipped_mean(grads, limit):  # each parameter by itself, not all together
+    def one(grad):
+        scale = (limit / grad.flatten(1).norm(dim=1)).clamp(max=1.0)
+        return torch.einsum("b,b...->...", scale, grad) / len(scale)
+
+    return {name: one(grad) for name, grad in grads.items()}
+
+
+# %% solution-3: right shape, wrong values
+def clipped_mean(grads, limit):  # the mean is clipped, not the samples
+    mean = {name: grad.mean(dim=0) for name, grad in grads.items()}
+    norm = sum((grad**2).sum() for grad in mean.values()).sqrt()
+    return {name: grad * (limit / norm).clamp(max=1.0) for name, grad in mean.items()}
+
+
+# %% solution-3: right shape, wrong values
+def clipped_mean(grads, limit):  # the sum, not the mean
+    scale = (limit / sample_norms(grads)).clamp(max=1.0)
+    return {n: torch.einsum("b,b...->...", scale, g) for n, g in grads.items()}
+
+
+# %% solution-3: wrong shape
+def clipped_mean(grads, limit):
+    return grads
+
+
+# %% solution-3: not so yet: it changed grads
+def clipped_mean(grads, limit):
+    scale = (limit / sample_norms(grads)).clamp(max=1.0)
     for name, grad in grads.items():
         grads[name] = torch.einsum("b,b...->...", scale, grad) / len(scale)
     return grads
 
 
-# %% solution-3: not so yet: it changed grads['conv1.weight']
-def gradient_noise(grads):
-    for grad in grads.values():
-        grad -= grad.mean(dim=0)
-    return sum((grad**2).flatten(1).sum(dim=1).mean() for grad in grads.values())
+# %% solution-4: correct
+def gradient_noise(images, labels):  # Welford's way, and a float
+    mean, spread = None, 0.0
+    for index, pair in enumerate(zip(images, labels)):
+        flat = torch.cat([grad.flatten() for grad in compute_grad(*pair)])
+        mean = torch.zeros_like(flat) if mean is None else mean
+        away = flat - mean
+        mean += away / (index + 1)
+        spread += (away @ (flat - mean)).item()
+    return spread / len(images)
+
+
+# %% solution-4: correct
+def gradient_noise(images, labels):  # two passes, and a tensor of float64
+    mean = [torch.zeros_like(p).detach() for p in model.parameters()]
+    for image, label in zip(images, labels):
+        for running, grad in zip(mean, compute_grad(image, label)):
+            running += grad / len(images)
+    distance = torch.zeros((), dtype=torch.float64)
+    for image, label in zip(images, labels):
+        for center, grad in zip(mean, compute_grad(image, label)):
+            distance += ((grad - center) ** 2).sum().item()
+    return distance / len(images)
+
+
+# %% solution-4: right shape, wrong values
+def gradient_noise(images, labels):  # not from their mean
+    return torch.stack([gradient_norm(*pair) ** 2 for pair in zip(images, labels)]).mean()
+
+
+# %% solution-4: right shape, wrong values
+def gradient_noise(images, labels):  # over B - 1
+    total, squares = 0, 0
+    for pair in zip(images, labels):
+        flat = torch.cat([grad.flatten() for grad in compute_grad(*pair)])
+        total, squares = total + flat, squares + flat @ flat
+    return (squares - total @ total / len(images)) / (len(images) - 1)
+
+
+# %% solution-4: right shape, wrong values
+def gradient_noise(images, labels):  # the mean per entry, not the squared distance
+    total, squares = 0, 0
+    for pair in zip(images, labels):
+        flat = torch.cat([grad.flatten() for grad in compute_grad(*pair)])
+        total, squares = total + flat, squares + flat @ flat
+    return (squares / len(images) - (total / len(images)) @ (total / len(images))) / len(flat)
+
+
+# %% solution-4: not so yet: never more than a fifth of all gradients
+def gradient_noise(images, labels):
+    grads = compute_sample_grads(images, labels)
+    return sum(((g - g.mean(dim=0)) ** 2).flatten(1).sum(dim=1).mean() for g in grads.values())
+
+
+# %% solution-4: wrong shape: gradient noise: expected ()
+def gradient_noise(images, labels):  # a number for each sample
+    return gradient_norms(images, labels) ** 2
+
+
+# %% solution-5: correct
+def suspects(images, labels, count):
+    lengths = []
+    for image, label in zip(images, labels):
+        loss = F.cross_entropy(model(image[None]), label[None])
+        grads = torch.autograd.grad(loss, list(model.fc2.parameters()))
+        lengths.append(sum((grad**2).sum() for grad in grads))
+    return torch.stack(lengths).topk(count).indices
+
+
+# %% solution-5: correct
+def suspects(images, labels, count):
+    wrt = ["fc2.weight", "fc2.bias"]
+    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
+    flat = torch.cat([grads[name].flatten(1) for name in wrt], dim=1)
+    return flat.norm(dim=1).sort(descending=True).indices[:count]
+
+
+# %% solution-5: right shape, wrong values
+def suspects(images, labels, count):  # the shortest first
+    wrt = ["fc2.weight", "fc2.bias"]
+    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
+    return sample_norms(grads).argsort()[:count]
+
+
+# %% solution-5: right shape, wrong values
+def suspects(images, labels, count):  # the right ones, in the order of the data
+    wrt = ["fc2.weight", "fc2.bias"]
+    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
+    return sample_norms(grads).topk(count).indices.sort().values
+
+
+# %% solution-5: wrong shape: indices: expected (16,)
+def suspects(images, labels, count):  # all of them
+    wrt = ["fc2.weight", "fc2.bias"]
+    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
+    return sample_norms(grads).argsort(descending=True)
+
+
+# %% solution-5: wrong dtype
+def suspects(images, labels, count):  # norms, not indices
+    wrt = ["fc2.weight", "fc2.bias"]
+    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
+    return sample_norms(grads).topk(count).values
+
+
+# %% solution-5: not so yet: only the last layer is differentiated
+def suspects(images, labels, count):
+    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels)
+    last = {name: grads[name] for name in ("fc2.weight", "fc2.bias")}
+    return sample_norms(last).argsort(descending=True)[:count]

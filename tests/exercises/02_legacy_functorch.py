@@ -1,13 +1,50 @@
-# Wrong answers: the id of the solution that each stands for, and the verdict it gets.
+# Answers: the id of the solution that each stands for, and the verdict it gets. Each wrong one
+# breaks one demand of its task.
 
-# %% solution-1: right shape, wrong values
-def disagreement_gradient(models, x):
-    return -legacy_disagreement_gradient(models, x)
+
+# %% solution-1: correct
+def named_gradients(fmodel, model, grads):
+    named = dict(zip(fmodel.param_names, grads))
+    return {n: named[n].detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+# %% solution-1: correct
+def named_gradients(fmodel, model, grads):
+    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    result = {}
+    with torch.no_grad():
+        for index, name in enumerate(fmodel.param_names):
+            if name in trainable:
+                result[name] = grads[index].clone()
+    return result
 
 
 # %% solution-1: wrong shape
-def disagreement_gradient(models, x):
-    return legacy_disagreement_gradient(models, x).squeeze(1)
+def named_gradients(fmodel, model, grads):  # by position
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    return {name: gradient.detach() for name, gradient in zip(names, grads)}
+
+
+# %% solution-1: not expected: gradients: conv1.weight, conv1.bias
+def named_gradients(fmodel, model, grads):  # the frozen ones, too
+    return {name: gradient.detach() for name, gradient in zip(fmodel.param_names, grads)}
+
+
+# %% solution-1: not so yet: they are detached
+def named_gradients(fmodel, model, grads):
+    named = zip(fmodel.param_names, grads, strict=True)
+    return {name: g for name, g in named if model.get_parameter(name).requires_grad}
+
+
+# %% solution-2: correct
+def refreshed(fmodel, model):
+    state = model.state_dict()  # it is detached
+    return tuple(state[name] for name in fmodel.param_names)
+
+
+# %% solution-2: correct
+def refreshed(fmodel, model):
+    return tuple(model.get_parameter(name).detach().clone() for name in fmodel.param_names)
 
 
 # %% solution-2: not so yet: they are detached
@@ -20,11 +57,9 @@ def refreshed(fmodel, model):
     return tuple(p.detach() for p in model.parameters())
 
 
-# %% solution-1: not so yet: it changed x in place
-def disagreement_gradient(models, x):
-    x.requires_grad_()
-    probabilities = torch.stack([one(x).softmax(dim=1) for one in models])
-    return torch.autograd.grad(probabilities.var(dim=0).sum(), x)[0]
+# %% solution-2: right shape, wrong values
+def refreshed(fmodel, model):  # not those of now
+    return tuple(p.detach() for p in old_params)
 
 
 # %% solution-2: not so yet: it changed model
@@ -36,3 +71,182 @@ def refreshed(fmodel, model):
 # %% solution-2: wrong length
 def refreshed(fmodel, model):
     return ()
+
+
+# %% solution-3: correct
+def disagreement_gradient(models, x):
+    pixels = x.detach().clone().requires_grad_()
+    probabilities = torch.stack([one(pixels).softmax(dim=1) for one in models])
+    return torch.autograd.grad(probabilities.var(dim=0).sum(), pixels)[0]
+
+
+# %% solution-3: correct
+def disagreement_gradient(models, x):
+    state = stack_module_state(models)
+
+    def logits(state, image):
+        return functional_call(models[0], state, (image[None],))
+
+    def disagreement(image):
+        every = vmap(logits, in_dims=(0, None))(state, image)
+        return every.softmax(dim=-1).var(dim=0).sum()
+
+    return vmap(grad(disagreement))(x).detach()
+
+
+# %% solution-3: not so yet: no legacy function is called
+def disagreement_gradient(models, x):
+    return legacy_disagreement_gradient(models, x)
+
+
+# %% solution-3: right shape, wrong values
+def disagreement_gradient(models, x):
+    return -legacy_disagreement_gradient(models, x)
+
+
+# %% solution-3: right shape, wrong values
+def disagreement_gradient(models, x):  # logits, not probabilities
+    pixels = x.detach().clone().requires_grad_()
+    logits = torch.stack([one(pixels) for one in models])
+    return torch.autograd.grad(logits.var(dim=0).sum(), pixels)[0]
+
+
+# %% solution-3: wrong shape
+def disagreement_gradient(models, x):
+    return legacy_disagreement_gradient(models, x).squeeze(1)
+
+
+# %% solution-3: not so yet: it changed x in place
+def disagreement_gradient(models, x):
+    x.requires_grad_()
+    probabilities = torch.stack([one(x).softmax(dim=1) for one in models])
+    return torch.autograd.grad(probabilities.var(dim=0).sum(), x)[0]
+
+
+# %% solution-4: correct
+def norm_history(model, optimizer, batches):
+    history = []
+    for x, y in batches:
+        grads = gradients.func_gradients(model, F.cross_entropy, x, y)
+        flat = torch.cat([g.flatten(1) for g in grads.values()], dim=1)
+        history.append(flat.norm(dim=1).mean().item())
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return torch.tensor(history, device=x.device)
+
+
+# %% solution-4: correct
+def norm_history(model, optimizer, batches):
+    trainable = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    buffers = dict(model.named_buffers())  # aliases follow the model, so once is enough
+
+    def loss_of(params, x, y):
+        return F.cross_entropy(functional_call(model, (params, buffers), (x[None],)), y[None])
+
+    def norm_of(x, y):
+        return sum((g**2).sum() for g in grad(loss_of)(trainable, x, y).values()).sqrt()
+
+    history = []
+    for x, y in batches:
+        history.append(vmap(norm_of)(x, y).mean())
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return torch.stack(history)
+
+
+# %% solution-4: right shape, wrong values
+def norm_history(model, optimizer, batches):  # of the model as it was at first
+    first = copy.deepcopy(model)
+    history = []
+    for x, y in batches:
+        grads = gradients.func_gradients(first, F.cross_entropy, x, y).values()
+        history.append(sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean())
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return torch.stack(history)
+
+
+# %% solution-4: right shape, wrong values
+def norm_history(model, optimizer, batches):  # frozen parameters, too
+    history = []
+    for x, y in batches:
+        free = copy.deepcopy(model).requires_grad_(True)
+        grads = gradients.func_gradients(free, F.cross_entropy, x, y).values()
+        history.append(sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean())
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return torch.stack(history)
+
+
+# %% solution-4: right shape, wrong values
+def norm_history(model, optimizer, batches):  # after the step
+    history = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        grads = gradients.func_gradients(model, F.cross_entropy, x, y).values()
+        history.append(sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean())
+    return torch.stack(history)
+
+
+# %% solution-4: right shape, wrong values
+def norm_history(model, optimizer, batches):  # the norm of the mean
+    history = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        grads = [p.grad for p in model.parameters() if p.requires_grad]
+        history.append(sum((g**2).sum() for g in grads).sqrt() * 2)  # B = 1 has no other mean
+        optimizer.step()
+    return torch.stack(history)
+
+
+# %% solution-4: not so yet: it is detached
+def norm_history(model, optimizer, batches):
+    history = []
+    for x, y in batches:
+        snapshot = copy.deepcopy(model)
+        params = {n: p for n, p in snapshot.named_parameters() if p.requires_grad}
+
+        def loss_of(params, x, y, snapshot=snapshot):
+            return F.cross_entropy(functional_call(snapshot, params, (x[None],)), y[None])
+
+        grads = vmap(grad(loss_of), (None, 0, 0))(params, x, y).values()
+        history.append(sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean())
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return torch.stack(history)
+
+
+# %% solution-4: right shape, wrong values: the trained parameters
+def norm_history(model, optimizer, batches):  # it does not train what it was given
+    mine = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(mine.parameters(), lr=1.0)
+    history = []
+    for x, y in batches:
+        grads = gradients.func_gradients(mine, F.cross_entropy, x, y).values()
+        history.append(sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean())
+        optimizer.zero_grad()
+        F.cross_entropy(mine(x), y).backward()
+        optimizer.step()
+    return torch.stack(history)
+
+
+# %% solution-4: not so yet: no legacy function is called
+def norm_history(model, optimizer, batches):
+    history = []
+    for x, y in batches:
+        grads = gradients.func_gradients(model, F.cross_entropy, x, y).values()
+        history.append(sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean())
+        functorch.make_functional_with_buffers(model)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return torch.stack(history)

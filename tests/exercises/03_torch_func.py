@@ -1,46 +1,289 @@
-# Wrong answers: the id of the solution that each stands for, and the verdict it gets.
+# Answers: the id of the solution that each stands for, and the verdict it gets. Each wrong one
+# breaks one demand of its task.
+
+
+# %% solution-1: correct
+def weighted_grads(params, images, labels, weights):  # the gradient is linear in the weight
+    grads = compute_sample_grads(params, images, labels)
+    return {n: g * weights.view(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}
+
+
+# %% solution-1: correct
+def weighted_grads(params, images, labels, weights):
+    def loss(params, sample, target, weight):
+        predictions = functional_call(model, params, (sample[None],))
+        return (weight * F.cross_entropy(predictions, target[None], reduction="none")).sum()
+
+    mapped = vmap(grad(loss), (None, 0, 0, 0), chunk_size=max(1, len(images) // 2))
+    return mapped(params, images, labels, weights)
+
+
+# %% solution-1: right shape, wrong values
+def weighted_grads(params, images, labels, weights):  # no weights
+    return compute_sample_grads(params, images, labels)
+
+
+# %% solution-1: right shape, wrong values
+def weighted_grads(params, images, labels, weights):  # all weights for each sample
+    def loss(params, sample, target, weights):
+        return (weights * compute_loss(params, sample, target)).sum()
+
+    return vmap(grad(loss), in_dims=(None, 0, 0, None))(params, images, labels, weights)
+
 
 # %% solution-1: wrong shape
+def weighted_grads(params, images, labels, weights):  # the gradient of the weighted batch
+    def loss(params):
+        predictions = functional_call(model, params, (images,))
+        return (weights * F.cross_entropy(predictions, labels, reduction="none")).mean()
+
+    return grad(loss)(params)
+
+
+# %% solution-2: correct
+def grads_and_losses(params, images, labels):  # a list
+    compute = vmap(torch.func.grad_and_value(compute_loss), in_dims=(None, 0, 0))
+    return list(compute(params, images, labels))
+
+
+# %% solution-2: correct
+def grads_and_losses(params, images, labels):  # the value as an auxiliary result
+    def loss_twice(params, sample, target):
+        loss = compute_loss(params, sample, target)
+        return loss, loss
+
+    return vmap(grad(loss_twice, has_aux=True), in_dims=(None, 0, 0))(params, images, labels)
+
+
+# %% solution-2: not so yet: one forward pass: measured 2
+def grads_and_losses(params, images, labels):
+    losses = vmap(compute_loss, in_dims=(None, 0, 0))(params, images, labels)
+    return compute_sample_grads(params, images, labels), losses
+
+
+# %% solution-2: not so yet: one forward pass
+def grads_and_losses(params, images, labels):  # a pass for each sample
+    compute = torch.func.grad_and_value(compute_loss)
+    both = [compute(params, image, label) for image, label in zip(images, labels)]
+    grads = {name: torch.stack([g[name] for g, _ in both]) for name in params}
+    return grads, torch.stack([loss for _, loss in both])
+
+
+# %% solution-2: wrong shape
 def grads_and_losses(params, images, labels):
     return compute_sample_grads(params, images, labels), compute_loss(params, images[0], labels[0])
 
 
-# %% solution-1: right shape, wrong values
+# %% solution-2: right shape, wrong values
 def grads_and_losses(params, images, labels):
     return compute_sample_grads(params, images, labels), torch.zeros(len(images), device=device)
 
 
-# %% solution-2: wrong shape
+# %% solution-2: wrong type: gradients and losses[0]: expected a dict, got Tensor
+def grads_and_losses(params, images, labels):  # in the other order
+    compute = vmap(torch.func.grad_and_value(compute_loss), in_dims=(None, 0, 0))
+    return compute(params, images, labels)[::-1]
+
+
+# %% solution-2: wrong length: gradients and losses: expected 2 items, got 1
+def grads_and_losses(params, images, labels):
+    return (compute_sample_grads(params, images, labels),)
+
+
+# %% solution-3: correct
+def ensemble_grads(stacked, images, labels):
+    return vmap(lambda params: compute_sample_grads(params, images, labels))(stacked)
+
+
+# %% solution-3: correct
+def ensemble_grads(stacked, images, labels):  # the maps the other way round
+    of_models = vmap(grad(compute_loss), in_dims=(0, None, None))
+    return vmap(of_models, in_dims=(None, 0, 0), out_dims=1)(stacked, images, labels)
+
+
+# %% solution-3: not so yet: one forward pass: measured 3
+def ensemble_grads(stacked, images, labels):
+    count = len(next(iter(stacked.values())))
+    apart = [
+        compute_sample_grads({name: p[m] for name, p in stacked.items()}, images, labels)
+        for m in range(count)
+    ]
+    return {name: torch.stack([grads[name] for grads in apart]) for name in stacked}
+
+
+# %% solution-3: wrong shape
 def ensemble_grads(stacked, images, labels):
     grads = vmap(compute_sample_grads, in_dims=(0, None, None))(stacked, images, labels)
     return {name: g.transpose(0, 1) for name, g in grads.items()}
 
 
 # %% solution-3: right shape, wrong values
-def clipped_sum(params, images, labels, limit, chunk_size):
-    return {n: g.sum(dim=0) for n, g in compute_sample_grads(params, images, labels).items()}
+def ensemble_grads(stacked, images, labels):  # one model for all
+    first = {name: p[0].expand_as(p) for name, p in stacked.items()}
+    return vmap(compute_sample_grads, in_dims=(0, None, None))(first, images, labels)
 
 
-# %% solution-3: not so yet: the peak is below half
+# %% solution-3: your answer raised
+def ensemble_grads(stacked, images, labels):
+    return vmap(compute_sample_grads)(stacked, images, labels)
+
+
+# %% solution-4: correct
 def clipped_sum(params, images, labels, limit, chunk_size):
+    total = dict.fromkeys(params, 0)
+    for start in range(0, len(images), chunk_size):
+        few = slice(start, start + chunk_size)
+        grads = compute_sample_grads(params, images[few], labels[few])
+        norms = sum(g.flatten(1).norm(dim=1) ** 2 for g in grads.values()).sqrt()
+        scale = (limit / norms).clamp(max=1.0)
+        for name in list(grads):
+            total[name] = total[name] + torch.tensordot(scale, grads.pop(name), dims=1)
+    return total
+
+
+# %% solution-4: correct
+def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: never more
+    total = {name: torch.zeros_like(p) for name, p in params.items()}
+    for image, label in zip(images, labels):
+        grads = grad(compute_loss)(params, image, label)
+        norm = torch.cat([g.flatten() for g in grads.values()]).norm().item()
+        for name, g in grads.items():
+            total[name].add_(g, alpha=min(1.0, limit / norm))
+    return total
+
+
+# %% solution-4: right shape, wrong values
+def clipped_sum(params, images, labels, limit, chunk_size):  # nothing is clipped
+    total = {name: torch.zeros_like(p) for name, p in params.items()}
+    for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
+        for name, grads in compute_sample_grads(params, some, their).items():
+            total[name] += grads.sum(dim=0)
+    return total
+
+
+# %% solution-4: right shape, wrong values
+def clipped_sum(params, images, labels, limit, chunk_size):  # the last chunk is lost
+    total = {name: torch.zeros_like(p) for name, p in params.items()}
+    for index in range(len(images) // chunk_size):
+        few = slice(index * chunk_size, (index + 1) * chunk_size)
+        grads = compute_sample_grads(params, images[few], labels[few])
+        norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
+        scale = (limit / norms).clamp(max=1.0)
+        for name, g in grads.items():
+            total[name] += torch.einsum("b,b...->...", scale, g)
+    return total
+
+
+# %% solution-4: right shape, wrong values
+def clipped_sum(params, images, labels, limit, chunk_size):  # each parameter by itself
+    total = {name: torch.zeros_like(p) for name, p in params.items()}
+    for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
+        for name, g in compute_sample_grads(params, some, their).items():
+            scale = (limit / g.flatten(1).norm(dim=1)).clamp(max=1.0)
+            total[name] += torch.einsum("b,b...->...", scale, g)
+    return total
+
+
+# %% solution-4: right shape, wrong values
+def clipped_sum(params, images, labels, limit, chunk_size):  # the mean, not the sum
+    total = {name: torch.zeros_like(p) for name, p in params.items()}
+    for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
+        grads = compute_sample_grads(params, some, their)
+        norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
+        scale = (limit / norms).clamp(max=1.0) / len(images)
+        for name, g in grads.items():
+            total[name] += torch.einsum("b,b...->...", scale, g)
+    return total
+
+
+# %% solution-4: not so yet: chunks of 7: the peak is below
+def clipped_sum(params, images, labels, limit, chunk_size):  # all at once
     grads = compute_sample_grads(params, images, labels)
     norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
     scale = (limit / norms).clamp(max=1.0)
     return {n: torch.einsum("b,b...->...", scale, g) for n, g in grads.items()}
 
 
-# %% solution-1: wrong length: gradients and losses: expected 2 items, got 1
-def grads_and_losses(params, images, labels):
-    return (compute_sample_grads(params, images, labels),)
+# %% solution-4: not so yet: chunks of 2: the peak is below
+def clipped_sum(params, images, labels, limit, chunk_size):  # in chunks, but not of that size
+    total = {name: torch.zeros_like(p) for name, p in params.items()}
+    for some, their in zip(images.split(10), labels.split(10)):
+        grads = compute_sample_grads(params, some, their)
+        norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
+        scale = (limit / norms).clamp(max=1.0)
+        for name, g in grads.items():
+            total[name] += torch.einsum("b,b...->...", scale, g)
+    return total
 
 
-# %% solution-2: your answer raised
-def ensemble_grads(stacked, images, labels):
-    return vmap(compute_sample_grads)(stacked, images, labels)
-
-
-# %% solution-3: not so yet: it changed params
+# %% solution-4: not so yet: it changed params
 def clipped_sum(params, images, labels, limit, chunk_size):
     for p in params.values():
         p.zero_()
     return params
+
+
+# %% solution-5: correct
+def sample_grads_of(model, images, labels):
+    return gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="different")
+
+
+# %% solution-5: correct
+def sample_grads_of(model, images, labels):
+    tensors = {n: t.detach() for n, t in (*model.named_parameters(), *model.named_buffers())}
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    wanted = {n: tensors.pop(n) for n in names}
+
+    def loss_of(wanted, sample, target):
+        predictions = functional_call(model, tensors | wanted, (sample.unsqueeze(0),))
+        return F.nll_loss(predictions.log_softmax(dim=1), target.unsqueeze(0))
+
+    return vmap(grad(loss_of), (None, 0, 0), randomness="different")(wanted, images, labels)
+
+
+# %% solution-5: not so yet: 32 times one image: several masks
+def sample_grads_of(model, images, labels):
+    return gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="same")
+
+
+# %% solution-5: not expected: gradients in eval mode: 0.weight, 0.bias
+def sample_grads_of(model, images, labels):  # the frozen ones, too
+    params = {n: p.detach() for n, p in model.named_parameters()}
+
+    def loss_of(params, sample, target):
+        return F.cross_entropy(functional_call(model, params, (sample[None],)), target[None])
+
+    return vmap(grad(loss_of), (None, 0, 0), randomness="different")(params, images, labels)
+
+
+# %% solution-5: not so yet: they are detached
+def sample_grads_of(model, images, labels):
+    params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+    def loss_of(params, sample, target):
+        return F.cross_entropy(functional_call(model, params, (sample[None],)), target[None])
+
+    return vmap(grad(loss_of), (None, 0, 0), randomness="different")(params, images, labels)
+
+
+# %% solution-5: not so yet: it stays in its mode
+def sample_grads_of(model, images, labels):
+    grads = gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="different")
+    model.eval()
+    return grads
+
+
+# %% solution-5: not so yet: 32 times one image: several masks
+def sample_grads_of(model, images, labels):  # dropout is switched off, and on again
+    mode = model[7].training
+    model.eval()
+    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
+    model[7].train(mode)
+    return grads
+
+
+# %% solution-5: wrong shape
+def sample_grads_of(model, images, labels):  # the gradient of the batch
+    names, wanted = zip(*[(n, p) for n, p in model.named_parameters() if p.requires_grad])
+    loss = F.cross_entropy(model(images), labels)
+    return dict(zip(names, torch.autograd.grad(loss, wanted)))

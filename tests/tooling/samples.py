@@ -8,6 +8,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from helpers.tooling.checks import anatomy
 from helpers.tooling.lesson import copies, files, form
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,20 @@ ANSWER = '''\
 def answer(x):
     """Return x, (B,), doubled."""
     return 2 * x'''
+TASK = """\
+**Exercise {number}** ({level}, 5 minutes). Double the numbers.
+
+<details><summary>Hint 1</summary>
+
+There is a sign for it.
+
+</details>
+
+<details><summary>Hint 2</summary>
+
+`2 * x`.
+
+</details>"""
 CHECK = """\
 from helpers import exercises
 
@@ -50,16 +65,31 @@ def lesson(*cells: NotebookNode) -> NotebookNode:
     return notebook
 
 
+def task(number: int) -> str:
+    """Write the task of one of four exercises."""
+    return TASK.format(number=number, level=anatomy.LEVELS[number - 1])
+
+
 def good_lesson() -> NotebookNode:
     """Make a lesson that nothing is wrong with."""
+    more = [
+        each
+        for number in (2, 3, 4)
+        for each in (
+            new_markdown_cell(task(number), id=f"exercise-{number}"),
+            code(f"answer-{number}", ANSWER, "solution"),
+            code(f"check-{number}", CHECK, "nbval-check-output", printed="Exercise 1: correct\n"),
+        )
+    ]
     return lesson(
         code("set-up", form.SETUP),
         code("shape", "print((batch_size, 32, 1, 3, 3))", printed="(64, 32, 1, 3, 3)\n"),
         code("verdict", 'print("equal:", 1 + 1 == 2)', printed="equal: True\n"),
         code("time", "import time", "nbval-ignore-output", printed="3.1 ms on cuda:0\n"),
-        new_markdown_cell(copies.EXERCISES, id="exercise-1"),
+        new_markdown_cell(f"{copies.EXERCISES}\n\n{task(1)}", id="exercise-1"),
         code("answer", ANSWER, "solution"),
         code("check", CHECK, "nbval-check-output", printed="Exercise 1: correct\n"),
+        *more,
     )
 
 

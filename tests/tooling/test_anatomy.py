@@ -99,6 +99,14 @@ def without_id(notebook):
     cell(notebook, "shape").id = new_code_cell().id
 
 
+def three_exercises(notebook):
+    del notebook.cells[-3:]
+
+
+def task_missing(notebook):
+    notebook.cells.remove(cell(notebook, "exercise-2"))
+
+
 def is_large(notebook):
     notebook.cells.append(new_markdown_cell("word " * 400_000, id="long"))
 
@@ -174,6 +182,35 @@ DAMAGE = {
     "solution without check": (reads("check", "1"), "cell 8 (answer): no check follows it"),
     "check not tagged": (tag("check"), "cell 9 (check): its verdict is the same everywhere"),
     "exercises not explained": (reads("exercise-1", "Solve"), "does not explain exercises as"),
+    "no level": (
+        replaces("exercise-2", "(standard, ", "("),
+        "(exercise-2): its task does not begin `**Exercise 2** (level, N minutes). `",
+    ),
+    "unknown level": (replaces("exercise-2", "standard", "easy"), "(exercise-2): its task does"),
+    "no minutes": (replaces("exercise-2", ", 5 minutes", ""), "(exercise-2): its task does not"),
+    "wrong number": (replaces("exercise-2", "Exercise 2", "Exercise 3"), "begin `**Exercise 2**"),
+    "one hint": (
+        replaces("exercise-2", "<summary>Hint 2</summary>", "<summary>Answer</summary>"),
+        "(exercise-2): Exercise 2 has not two hints",
+    ),
+    "text after the hints": (
+        replaces("exercise-2", "`2 * x`.\n\n</details>", "`2 * x`.\n\n</details>\n\nAnd more."),
+        "(exercise-2): Exercise 2 has not two hints",
+    ),
+    "three hints": (
+        replaces("exercise-2", "**Exercise", "<details><summary>Hint 0</summary>\n\n**Exercise"),
+        "(exercise-2): ",
+    ),
+    "no task": (task_missing, "(answer-2): no task stands before it"),
+    "three exercises": (three_exercises, "01_bad.ipynb: it has 3 exercises: 4 are the fewest"),
+    "no warm-up": (
+        replaces("exercise-1", "warm-up", "standard"),
+        "01_bad.ipynb: its first exercise is not a warm-up",
+    ),
+    "no real problem": (
+        replaces("exercise-4", "real problem", "challenge"),
+        "01_bad.ipynb: its last exercise is not a real problem",
+    ),
     "figure without words": (
         shows("shape", image_png="AAAA"),
         "cell 4 (shape): its figure has no alternative text",

@@ -280,7 +280,7 @@ def test_lesson_that_will_not_do_is_named_in_one_sentence(command, source, capsy
         with pytest.raises(ValueError, match="not") as raised:
             student.build([path], tmp_path / "student")
         shown = f"{raised.value}\n"
-    assert shown.startswith("01_a.ipynb, cell 10 (here) i")
+    assert shown.startswith("01_a.ipynb, cell 19 (here) i")
     assert shown.count("\n") == 1
     assert not (tmp_path / "build").exists()
     assert not (tmp_path / "student").exists()

@@ -13,6 +13,12 @@ from helpers.tooling.lesson import copies, files, form, parameters
 TAGS = ("parameters", "solution", "nbval-ignore-output", "nbval-check-output")
 LARGEST = 1_500_000
 """Bytes that a lesson may have, so that it opens in seconds."""
+LEVELS = ("warm-up", "standard", "challenge", "real problem")
+"""How hard an exercise is, as its task says."""
+FEWEST_EXERCISES = 4
+NOT_YET = ("04", "05", "06", "07")
+"""Temporary: lessons whose tasks have no level and no hints yet. Remove a number, then this."""
+HINT = r"<details><summary>Hint {}</summary>\n\n(?:(?!<details>).)+?\n\n</details>"
 
 Finding = tuple[NotebookNode | None, str]
 """The cell that is concerned, if it is one, and what is wrong with it."""
@@ -39,8 +45,10 @@ def findings(lesson: Path) -> list[str]:
             _setup,
             _cells,
             _exercises,
+            _tasks,
             saved.findings,
         )
+        if check is not _tasks or lesson.stem[:2] not in NOT_YET
         for cell, wrong in check(notebook)
     ]
     size = lesson.stat().st_size
@@ -122,3 +130,46 @@ def _exercises(notebook: NotebookNode) -> Iterator[Finding]:
             yield cell, "no check follows it: a cell with `with exercises.check(...)`"
         elif "nbval-check-output" not in files.tags(following[0]):
             yield following[0], "its verdict is the same everywhere: tag it 'nbval-check-output'"
+
+
+def _tasks(notebook: NotebookNode) -> Iterator[Finding]:
+    """Demand of the tasks what a reader chooses by: a level, minutes, two hints; and enough."""
+    told = ", ".join(LEVELS)
+    levels = []
+    for number, cell in enumerate(notebook.cells):
+        if "solution" not in files.tags(cell):
+            continue
+        task = _task_before(notebook, number)
+        name = f"Exercise {len(levels) + 1}"
+        level = re.search(
+            rf"^\*\*{name}\*\* \(({'|'.join(LEVELS)}), [1-9]\d* minutes\)\. \S",
+            task.source if task else "",
+            re.MULTILINE,
+        )
+        levels.append(level and level[1])
+        if task is None:
+            yield cell, "no task stands before it: a markdown cell with `**Exercise`"
+        elif level is None:
+            yield task, f"its task does not begin `**{name}** (level, N minutes). `, of {told}"
+        elif not re.fullmatch(
+            HINT.format(1) + r"\n\n" + HINT.format(2),
+            task.source[task.source.find("<details>") :],
+            re.DOTALL,
+        ):
+            yield task, f"{name} has not two hints at its end: `<details><summary>Hint 1</summary>`"
+    if levels and len(levels) < FEWEST_EXERCISES:
+        yield None, f"it has {len(levels)} exercises: {FEWEST_EXERCISES} are the fewest"
+    for end, wanted in ((levels[:1], LEVELS[0]), (levels[-1:], LEVELS[-1])):
+        if levels and None not in levels and end != [wanted]:
+            which = "first" if wanted == LEVELS[0] else "last"
+            yield None, f"its {which} exercise is not a {wanted}"
+
+
+def _task_before(notebook: NotebookNode, number: int) -> NotebookNode | None:
+    """Find the task of the solution in cell `number`: the last markdown cell that names one."""
+    for cell in reversed(notebook.cells[:number]):
+        if "solution" in files.tags(cell):
+            return None
+        if cell.cell_type == "markdown" and "**Exercise" in cell.source:
+            return cell
+    return None
