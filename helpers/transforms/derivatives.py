@@ -92,7 +92,7 @@ def _accumulate(
     if not scalar.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     others = [leaf for leaf in _leaves(scalar) if not any(leaf is own for own in leaves)]
-    grads = [leaf.grad for leaf in others]
+    kept = [leaf.grad for leaf in others]
     for leaf in others:
         leaf.grad = None
     try:
@@ -101,8 +101,8 @@ def _accumulate(
     finally:
         for leaf in leaves:
             leaf.grad = None
-        for leaf, grad in zip(others, grads, strict=True):
-            leaf.grad = grad
+        for leaf, before in zip(others, kept, strict=True):
+            leaf.grad = before
 
 
 def _leaves(scalar: Tensor) -> list[Tensor]:

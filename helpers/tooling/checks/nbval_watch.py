@@ -4,6 +4,7 @@ By itself, nbval waits for the reply of a dead kernel as long as a cell may take
 cells from 0.
 """
 
+import os
 import time
 from queue import Empty
 from typing import Any
@@ -50,7 +51,8 @@ def repr_failure(item: IPyNbCell, excinfo: Any) -> str:
 
 
 def setup(file: IPyNbFile) -> None:
-    """Leave out of the comparison what tables hand over to `make report`: it is not saved."""
+    """Leave out of the comparison what is not saved: progress, and tables for `make report`."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # for the kernel
     _set_up(file)
     file.skip_compare += (handover.MIME,)
 
