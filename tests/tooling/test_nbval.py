@@ -153,7 +153,8 @@ def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
     folder = desk / "exercises"
     folder.mkdir()
     wrong = block("answer", "right shape, wrong values", WRONG)
-    (folder / "01_good.py").write_text(wrong + block("answer", "correct", RIGHT))
+    right = block("answer", "correct", RIGHT)
+    (folder / "01_good.py").write_text(wrong + right + right)
     (folder / "02_bad.py").write_text(
         block("answer", "right shape, wrong values", RIGHT)
         + block("answer", "correct", WRONG)
@@ -164,7 +165,7 @@ def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
     found, shown = reported(desk, MODULE, "--answers", "exercises", "--sizes", "sizes.toml")
 
     lesson_1 = [name for name in found if name.startswith("01_good")]
-    assert len(lesson_1) == len(files.code_cells(good)) + 3 + 4  # findings, and answers
+    assert len(lesson_1) == len(files.code_cells(good)) + 3 + 5  # findings, and answers
     assert {name for name, outcome in found.items() if outcome != "PASSED"} == {
         "02_bad isolation",
         "02_bad tables handed over",
@@ -177,7 +178,7 @@ def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
     for sentence in (
         "it imported what no copy of it carries: ",
         "cell 6 (table) shows a table that it does not hand over",
-        "exercises/02_bad.py: the lesson has no solution other",
+        "exercises/02_bad.py: ",
         "answer answer 1: expected a verdict that begins `right shape, wrong values`",
         "answer answer 2: expected a verdict that begins `correct`",
         "answer again: expected what is saved:",
@@ -213,12 +214,14 @@ def test_solution_says_what_is_saved():
 
 def test_missing_answers_are_named(tmp_path):
     assert answers.missing(with_exercise(), answers.read(tmp_path / "none.py")) == [
-        "answer has no wrong answer"
+        "answer has no wrong answer",
+        "answer has not two right answers",
     ]
     file = tmp_path / "01_a.py"
     file.write_text(block("answer", "correct", RIGHT) + block("other", "wrong shape", WRONG))
     assert answers.missing(with_exercise(), answers.read(file)) == [
         "answer has no wrong answer",
+        "answer has not two right answers",
         "the lesson has no solution other",
     ]
 

@@ -61,10 +61,12 @@ def read(file: Path) -> list[Block]:
 
 
 def missing(notebook: NotebookNode, blocks: Sequence[Block]) -> list[str]:
-    """List the exercises without a wrong answer, and the answers without an exercise."""
+    """List the exercises that lack a wrong answer or two right ones, and the unknown answers."""
     ids = [solution.id for solution, _ in exercises(notebook)]
     wrong = {each.solution for each in blocks if not each.verdict.startswith(CORRECT)}
+    right = [each.solution for each in blocks if each.verdict.startswith(CORRECT)]
     found = [f"{each} has no wrong answer" for each in ids if each not in wrong]
+    found += [f"{each} has not two right answers" for each in ids if right.count(each) < 2]
     unknown = dict.fromkeys(each.solution for each in blocks if each.solution not in ids)
     return found + [f"the lesson has no solution {each}" for each in unknown]
 
