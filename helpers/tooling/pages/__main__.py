@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from helpers.tooling.lesson import drafts, files, form
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
+from helpers.tooling.pages import predictions
 from helpers.tooling.pages.prose import Prose
 
 FOLDER = Path("build/html")
@@ -63,6 +64,7 @@ def page(lesson: Path) -> Page:
         raise ValueError(f"{lesson.name} does not begin with title, promise and `*Reading: ...*`")
     for cell in filter(form.has_figure, notebook.cells):
         cell.metadata.setdefault("alt", "A figure that has no description yet.")
+    predictions.fold(notebook)
     prose = Prose()
     try:
         body = _exporter(prose).from_notebook_node(notebook)[0]
