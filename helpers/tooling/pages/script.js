@@ -39,7 +39,9 @@ for (const picture of document.querySelectorAll("main img")) {
     const { naturalWidth: width, naturalHeight: height } = picture;
     large.src = picture.src;
     large.alt = picture.alt;
-    large.style.width = `${width * Math.max(1, Math.min(innerWidth / width, innerHeight / height))}px`;
+    const room = innerHeight - 40; // below the button
+    large.className = picture.className;
+    large.style.width = `${width * Math.max(1, Math.min(innerWidth / width, room / height))}px`;
     zoomed.showModal();
   });
 }
