@@ -302,7 +302,7 @@ PROBE = """<script>addEventListener("load", () => {
   };
   const shaded = (table) => {
     const { overflowX, backgroundAttachment } = getComputedStyle(table.closest(".wide"));
-    return overflowX == "auto" && backgroundAttachment.includes("local");
+    return overflowX == "auto" && backgroundAttachment == "local, local, scroll, scroll";
   };
   const zooms = (picture) => {
     picture.click();
