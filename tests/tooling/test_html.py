@@ -1,18 +1,23 @@
 """The reading edition: complete, linked, self-contained, and the same formulas as its source."""
 
+import base64
+import io
 import json
 import re
 import shutil
 import subprocess
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from PIL import Image
 
 from helpers.tooling.lesson import files
 from helpers.tooling.pages import __main__ as pages
-from helpers.tooling.pages import prose
+from helpers.tooling.pages import predictions, prose
 from tests.tooling.samples import LESSONS, ROOT
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -100,6 +105,101 @@ def test_formulas_and_solutions_are_those_of_the_source(lesson, edition):
     assert folded == [cell.source.strip() for cell in solutions]
 
 
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_answers_wait_behind_their_predictions(lesson, edition):
+    cells, soup = files.read(lesson).cells, edition[f"{lesson.stem[:2]}.html"]
+    blocks = {each.get_text().strip(): each for each in soup.select(".code")}
+    answers = soup.select("details.answer")
+    predicted = [
+        cell
+        for before, cell in pairwise(cells)
+        if "**Predict**" in before.source and cell.get("outputs")
+    ]
+    assert predicted
+    for cell in predicted:
+        answer = blocks[cell.source].find_next_sibling()
+        assert answer in answers, cell.id
+        assert not answer.has_attr("open")
+        assert answer.summary.text == "Show what happens"
+        assert answer.select_one(".output > *")
+    assert not soup.select("details.answer .code")
+    assert not any("Predict" in each.text for each in soup.select("details.answer strong"))
+
+
+PREDICTION = new_markdown_cell("A question. **Predict** it.")
+SHOWN = new_output("stream", text="7")
+
+
+def _folded(*cells) -> list[tuple[str | None, str]]:
+    """Return what the cells behind a prediction become: answer and source."""
+    book = new_notebook(cells=[PREDICTION, *cells])
+    predictions.fold(book)
+    return [(cell.metadata.get("answer"), cell.source) for cell in book.cells[1:]]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("Seven.\n\nAs it had to be.", "Seven.\n\nAs it had to be."),
+        ("Seven.\n\n```\nrun\n\n# twice\n```", "Seven.\n\n```\nrun\n\n# twice\n```"),
+        ("Seven.\n\n## 2. More\n\nText.", "Seven.\n\n"),
+        ("## 2. More\n\nText.", ""),
+        ("**The trap.** Text.", ""),
+        ("**7** it is.\n\nSo.", ""),
+        ("Seven.\n\nAnd then? **Predict** it.", "Seven.\n\n"),
+        ("Seven. And then? **Predict** it.", "Seven. And then? "),
+    ],
+)
+def test_answer_ends_where_something_else_begins(said, answer):
+    rest = said[len(answer) :]
+    shown = _folded(new_code_cell("code", outputs=[SHOWN]), new_markdown_cell(said))
+    assert shown == [(answer, "code"), *([(None, rest)] if rest else [])]
+
+
+def test_answer_may_take_several_cells():
+    first, last = (new_code_cell(name, outputs=[SHOWN]) for name in ("first", "last"))
+    cells = _folded(new_code_cell("silent"), first, last, new_markdown_cell("Seven."))
+    assert cells == [(None, "silent"), ("", "first"), ("Seven.", "last")]
+
+
+def test_without_an_output_nothing_is_folded():
+    cells = _folded(new_code_cell("silent"), new_markdown_cell("Seven."))
+    assert cells == [(None, "silent"), (None, "Seven.")]
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_hints_are_folded_and_rendered(lesson, edition):
+    source = "".join(cell.source for cell in files.read(lesson).cells)
+    hints = edition[f"{lesson.stem[:2]}.html"].select(".prose > details")
+    assert len(hints) == source.count("<details><summary>Hint ") > 0
+    for hint in hints:
+        assert re.fullmatch(r"Hint [12]", hint.summary.text)
+        assert not hint.has_attr("open")
+        assert hint.find("p", recursive=False)
+        prose_alone = [each for each in hint.strings if not each.find_parent("code")]
+        assert not re.search(r"[`$]|\*\*", "".join(prose_alone))
+
+
+def test_drawings_are_told_from_pictures_of_numbers():
+    kinds = []
+    for picture in (Image.new("RGB", (64, 64), "white"), Image.linear_gradient("L")):
+        file = io.BytesIO()
+        picture.save(file, format="png")
+        kinds.append(pages._kind(base64.b64encode(file.getvalue()).decode()))
+    assert kinds == ["drawing", "shades"]
+
+
+def test_slider_shows_its_last_frame_without_scripts(edition):
+    figures = [figure for soup in edition.values() for figure in soup.select("figure:has(input)")]
+    assert figures
+    for figure in figures:
+        *others, last = figure("img")
+        assert others
+        assert all(image.has_attr("hidden") for image in others)
+        assert not last.has_attr("hidden")
+        assert figure.output.text == last["alt"]
+
+
 def test_code_keeps_its_dollars():
     text = prose.Prose().html("`$a$` costs\n\n```\n$b$\n```\n\nand $c$")
     assert "<code>$a$</code>" in text
@@ -162,10 +262,10 @@ def test_no_lessons_leave_the_edition_as_it_was(desk):
     assert old.read_text() == "old"
 
 
-# Each list names what is wrong. What is folded has no size, and is not looked at.
+# Each list names what is wrong, also in what was folded.
 PROBE = """<script>addEventListener("load", () => {
-  const all = (selector) => [...document.querySelectorAll(selector)]
-    .filter((each) => !each.closest("details:not([open])"));
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  for (const fold of all("details")) fold.open = true;
   const box = (each) => each.getBoundingClientRect();
   const pieces = (node, start, end) => {
     const range = document.createRange();
@@ -196,6 +296,31 @@ PROBE = """<script>addEventListener("load", () => {
         if (pieces(text, word.index, word.index + word[0].length).length > 1) words.push(word[0]);
     return words;
   };
+  const wide = (table) => {
+    const { scrollWidth, clientWidth } = table.closest(".wide");
+    return scrollWidth > clientWidth;
+  };
+  const shaded = (table) => {
+    const { overflowX, backgroundAttachment } = getComputedStyle(table.closest(".wide"));
+    return overflowX == "auto" && backgroundAttachment == "local, local, scroll, scroll";
+  };
+  const zooms = (picture) => {
+    picture.click();
+    const dialog = document.querySelector("dialog[open]");
+    const large = dialog?.querySelector("img");
+    const right = large?.src == picture.src && box(large).width >= picture.naturalWidth;
+    dialog?.querySelector("button").click();
+    return right && !dialog.open;
+  };
+  const slides = (slider) => {
+    const frames = [...slider.closest("figure").querySelectorAll("img")];
+    return frames.every((frame, place) => {
+      slider.value = place;
+      slider.dispatchEvent(new Event("input", { bubbles: true }));
+      const seen = frames.filter((each) => box(each).width > 0);
+      return seen.length == 1 && seen[0] == frame && slider.nextElementSibling.value == frame.alt;
+    });
+  };
   const texts = (elements) => elements.map((each) => each.textContent);
   parent.postMessage(JSON.stringify({
     inner: innerWidth,
@@ -206,27 +331,31 @@ PROBE = """<script>addEventListener("load", () => {
     tight: texts(
       all('math[display="block"] :is(munder, mover, munderover)').filter(tight)),
     broken: all("td, th").flatMap(broken),
+    cut: texts(all("table").filter((each) => wide(each) && (innerWidth > 1000 || !shaded(each)))),
+    alone: all("main img").filter((each) => !zooms(each)).map((each) => each.alt),
+    stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
     framed: texts(all("table").filter((each) => getComputedStyle(each).borderTopWidth != "0px")),
   }), "*");
 });</script>"""
 # A window of a browser cannot be as narrow as a phone; a frame in it can.
 PHONE = """<!DOCTYPE html><script>addEventListener("message", (event) => {
   document.documentElement.dataset.probe = event.data;
-});</script><iframe src="PAGE" style="width: 360px; height: 800px; border: 0"></iframe>"""
+});</script><iframe src="PAGE" style="width: WIDTHpx; height: 800px; border: 0"></iframe>"""
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("width", [360, 390, 1280])
 @pytest.mark.parametrize("name", ["index", *(path.stem[:2] for path in LESSONS)])
-def test_page_can_be_read_on_a_phone(name, written, tmp_path):
+def test_page_can_be_read_at_this_width(name, width, written, tmp_path):
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip("no browser: install chromium")
     copy = Path(shutil.copytree(written, tmp_path / "copy"), f"{name}.html")
     copy.write_text(copy.read_text().replace("</body>", f"{PROBE}</body>"))
     phone = copy.with_name("phone.html")
-    phone.write_text(PHONE.replace("PAGE", copy.name))
+    phone.write_text(PHONE.replace("PAGE", copy.name).replace("WIDTH", str(width)))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-    window = ["--window-size=800,900", f"--user-data-dir={tmp_path / 'profile'}"]
+    window = [f"--window-size={width + 100},900", f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
         [browser, *options, *window, "--dump-dom", phone.as_uri()],
         capture_output=True,
@@ -236,7 +365,7 @@ def test_page_can_be_read_on_a_phone(name, written, tmp_path):
     assert "CONSOLE" not in done.stderr
     found = json.loads(unescape(re.search(r'data-probe="([^"]+)"', done.stdout)[1]))
     blocks = BeautifulSoup(copy.read_text(), "html.parser").select("pre:has(> span:empty)")
-    assert found.pop("copies") == sum(not each.find_parent("details") for each in blocks)
-    assert found.pop("inner") == 360
+    assert found.pop("copies") == len(blocks)
+    assert found.pop("inner") == width
     assert found.pop("fits")
     assert not any(found.values()), found

@@ -3,6 +3,8 @@
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.pages` writes build/html/.
 """
 
+import base64
+import io
 import re
 import shutil
 import sys
@@ -12,6 +14,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader
 from nbconvert import TemplateExporter
 from nbformat import NotebookNode
+from PIL import Image
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
@@ -19,10 +22,13 @@ from tqdm import tqdm
 
 from helpers.tooling.lesson import drafts, files, form
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
+from helpers.tooling.pages import predictions
 from helpers.tooling.pages.prose import Prose
 
 FOLDER = Path("build/html")
 TEMPLATE = Path(__file__).parent
+FLAT = 0.8
+"""The share of its two commonest colours: 0.87 or more of a drawing, below 0.74 of an image."""
 
 
 class Picture(NamedTuple):
@@ -63,6 +69,7 @@ def page(lesson: Path) -> Page:
         raise ValueError(f"{lesson.name} does not begin with title, promise and `*Reading: ...*`")
     for cell in filter(form.has_figure, notebook.cells):
         cell.metadata.setdefault("alt", "A figure that has no description yet.")
+    predictions.fold(notebook)
     prose = Prose()
     try:
         body = _exporter(prose).from_notebook_node(notebook)[0]
@@ -88,6 +95,7 @@ def build(folder: Path = FOLDER) -> None:
     """
     pages = [page(lesson) for lesson in tqdm(files.find(), desc="pages", unit="lesson")]
     jinja = Environment(loader=FileSystemLoader(TEMPLATE), trim_blocks=True)
+    jinja.filters["kind"] = _kind
     with drafts.replaced(folder) as draft:
         overview = jinja.get_template("overview.html.j2").render(lessons=pages)
         (draft / "index.html").write_text(overview, encoding="utf-8")
@@ -107,7 +115,7 @@ def _exporter(prose: Prose) -> TemplateExporter:
         extra_template_basedirs=[str(TEMPLATE.parent)],
         template_name=TEMPLATE.name,
         template_file="cells.html.j2",
-        filters={"prose": prose.html, "coloured": _coloured, "folded": _folded},
+        filters={"prose": prose.html, "coloured": _coloured, "folded": _folded, "kind": _kind},
     )
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
     return exporter
@@ -131,6 +139,17 @@ def _folded(cell: NotebookNode) -> str:
     if "solution" in files.tags(cell):
         return "Solution"
     return "Set-up" if cell.source == form.SETUP else ""
+
+
+def _kind(png: str) -> str:
+    """Say whether a picture is a `drawing` in few flat colours, or shows `shades`.
+
+    Dark mode inverts drawings. Shades have a meaning, and the text speaks of dark and pale.
+    """
+    picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    pixels = picture.width * picture.height
+    counts = sorted(count for count, _ in picture.getcolors(pixels))
+    return "drawing" if sum(counts[-2:]) > FLAT * pixels else "shades"
 
 
 def _picture(notebook: NotebookNode) -> Picture | None:
