@@ -146,9 +146,13 @@ def _helper(compute: Callable[..., Any], **options: Any) -> Callable[..., Run]:
 
 def compiler_absent() -> str | None:
     """Say why `torch.compile` cannot work here, if it cannot."""
-    if torch.cuda.is_available() or any(map(shutil.which, ("g++", "clang++", "c++", "cl"))):
+    if torch.cuda.is_available():
         return None
-    return "torch.compile needs a C++ compiler on a CPU, and there is none on the PATH"
+    if not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))):
+        return "torch.compile needs a C++ compiler on a CPU, and there is none on the PATH"
+    if " " in torch.__file__:
+        return f"torch.compile cannot link to a torch whose path has a space: {torch.__file__}"
+    return None
 
 
 def huge_pages_absent() -> str | None:
