@@ -55,8 +55,8 @@ def _regression_truth(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return loop_gradients(model, lambda z, t: (z - t).square().mean(), images, labels.to(images))
 
 
-def _kept(images: Tensor, labels: Tensor, params: dict[str, Tensor], model: nn.Module) -> float:
-    """Return how many times its own size a result keeps in memory."""
+def _kept(images: Tensor, labels: Tensor, params: dict[str, Tensor], model: nn.Module) -> bool:
+    """Say whether a result keeps more than twice its own size in memory."""
 
     def compute_loss(params, sample, target):
         predictions = functional_call(model, params, (sample.unsqueeze(0),))
@@ -152,7 +152,7 @@ def legacy_mode_fixed(images: Tensor, labels: Tensor) -> Tensor:
 ENTRIES = [
     Silent(
         name="misspelled-name",
-        symptom="the spread of logits, with all weights set to zero",
+        symptom="the spread of logits, with weight and bias meant to be zero",
         cause="`functional_call` ignores a name that the model does not have, and takes what is "
         "missing from the model.",
         fix="`strict=True` raises on both, so all names have to be there.",

@@ -236,7 +236,7 @@ ENTRIES = [
         cause="A number rounded to bfloat16 is off by up to 0.4 % of itself: it keeps 8 "
         "significant bits.",
         also={
-            "the largest such error is 1/256": lambda *few: (
+            "half the spacing at 1 is 1/256": lambda *few: (
                 torch.finfo(torch.bfloat16).eps / 2 == 1 / 256
             )
         },

@@ -215,8 +215,8 @@ ENTRIES = [
         name="chunks-concatenated",
         symptom="the result twice in memory",
         warns=False,
-        cause="`chunk_size` computes the gradients in pieces, and copies all of them into one "
-        "result.",
+        cause="`chunk_size` of `vmap` computes the gradients in pieces, and copies all of them "
+        "into one result. That of `func_gradients` writes each piece where it belongs.",
         fix="No chunks if the result fits; or reduce inside (a norm, a clipped sum), and keep "
         "little.",
         broken=chunks,
@@ -228,7 +228,8 @@ ENTRIES = [
         warns=False,
         cause="The per-sample gradient of a convolution's weight is itself a convolution, with a "
         "group for each sample and each group of the layer ([Rochette et al., 2019]"
-        "(https://arxiv.org/abs/1912.06015)). The table below says whether that is slow here.",
+        "(https://arxiv.org/abs/1912.06015)). The lesson's table of ratios says whether that is "
+        "slow here.",
         fix="A matrix product over `F.unfold`, if your measurement says so.",
         broken=convolution,
         fixed=convolution_fixed,
