@@ -137,6 +137,9 @@ class Pretend(torch.Tensor):
     def __array__(self, *args: Any, **options: Any) -> Any:
         return self.numpy()
 
+    def __format__(self, spec: str) -> str:
+        return self.raw.detach().__format__(spec)
+
     def tolist(self) -> Any:
         return self.raw.tolist()
 
@@ -249,6 +252,12 @@ def _register() -> torch.library.Library:
     @implemented("empty_strided")
     def empty_strided(size: Any, stride: Any, dtype: Any = None, **options: Any) -> Pretend:
         return Pretend(torch.empty_strided(size, stride, dtype=dtype, device=CPU))
+
+    # It fills a tensor that it makes larger first, which a wrapper would not notice.
+    @implemented("eye")
+    @implemented("eye.m")
+    def eye(n: int, m: int | None = None, dtype: Any = None, **options: Any) -> Pretend:
+        return Pretend(torch.eye(n, n if m is None else m, dtype=dtype, device=CPU))
 
     @implemented("_efficientzerotensor")
     def zeros(size: Any, dtype: Any = None, **options: Any) -> Pretend:

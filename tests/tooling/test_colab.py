@@ -100,7 +100,9 @@ def differing(path, copy):
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_copy_alone_gives_the_lessons_results(path, tmp_path, colab_python, monkeypatch):
     copy = alone(path, tmp_path / "empty", colab_python, monkeypatch)
-    assert differing(path, copy) == {}
+    # Records of measurements are in the collection alone, and the copy says so.
+    of_records = {each.id for each in copy.cells if re.search(r"\brecord\b", each.source)}
+    assert differing(path, copy).keys() <= of_records
 
 
 @pytest.mark.whole

@@ -17,8 +17,14 @@ import sys
 sys.path.insert(0, {root!r})
 import tests.pretend
 """
-CANNOT = {}
-"""Lessons that cannot run there, each with the reason."""
+CANNOT = {
+    "03_torch_func": {"check-3": "rounding decides between nearly equal values of a pooling"},
+    "07_speed_and_memory": {
+        "equal-code": "ExpandedWeights are a subclass of tensors, as those of the device are",
+        "equal-trap-code": "the same",
+    },
+}
+"""Cells that cannot run there, or not to the digit, each with the reason."""
 
 
 def run_pytest(folder, *arguments, **environment):
@@ -54,7 +60,6 @@ def test_lesson(path, desk):
     done = run_pytest(
         desk, "--rootdir", str(desk), "--nbval-lax", "notebooks", PYTHONPATH=str(desk / "start")
     )
-    if path.stem in CANNOT:
-        assert CANNOT[path.stem] in done.stdout, "it runs, or fails in another way: say so"
-    else:
-        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    failed = set(re.findall(r"^FAILED .* - cell \d+ \(([\w-]+)\)", done.stdout, re.M))
+    assert done.returncode in (0, 1), done.stdout[-5000:] + done.stderr[-2000:]
+    assert failed == set(CANNOT.get(path.stem, ())), done.stdout[-5000:]
