@@ -36,6 +36,7 @@ def functorch() -> ModuleType:
 def _stand_in() -> ModuleType:
     """Make a module of what this one has of functorch's."""
     module = ModuleType("functorch")
+    module.vmap, module.grad = vmap, grad
     module.make_functional = make_functional
     module.make_functional_with_buffers = make_functional_with_buffers
     module.combine_state_for_ensemble = combine_state_for_ensemble
