@@ -89,7 +89,7 @@ def test_the_peak_holds_the_result_and_a_process_gives_it_back():
         assert running[owned].weight["peak"] < 0.2 * result
         pages = result // resource.getpagesize()
         assert running[fresh].faults() == pytest.approx(pages, rel=0.1)
-        # Not none: once in a while some hundreds were seen, which the process makes beside the fill.
+        # Not none: some hundreds were seen at times, which the process makes beside the fill.
         assert running[owned].faults() < pages / 10
         with memory.keep_freed() as can_keep:
             pass
