@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import benchmark, projection
+from helpers import benchmark
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
-from helpers.projection import project, project_batches
+from helpers.projection import matrices, project, project_batches, sketches
 
-every_kind = pytest.mark.parametrize("kind", projection.KINDS)
+every_kind = pytest.mark.parametrize("kind", [*matrices.KINDS, "sparse"])
+every_matrix = pytest.mark.parametrize("kind", matrices.KINDS)
 
 
 def gradients(batch_size: int = 6, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -40,8 +41,10 @@ def matrix(k: int, **options: object) -> Tensor:
 
 
 @every_kind
-def test_it_is_a_product_with_one_matrix(kind, monkeypatch):
-    monkeypatch.setattr(projection, "BLOCK", 64)  # several blocks for each parameter
+@pytest.mark.parametrize("narrowest", [1, 24])
+def test_it_is_a_product_with_one_matrix(kind, narrowest, monkeypatch):
+    monkeypatch.setattr(matrices, "BLOCK", 64)  # several blocks for each parameter
+    monkeypatch.setattr(sketches, "_NARROWEST", narrowest)
     flat = torch.cat([t.flatten(1) for n, t in gradients().items() if n != "scalar"], dim=1)
     flat = torch.cat([flat[:, :120], gradients()["scalar"][:, None], flat[:, 120:]], dim=1)
     expected = flat @ matrix(8, kind=kind) / 8**0.5
@@ -74,10 +77,10 @@ def test_inner_products_are_kept_up_to_the_law(kind):
     assert 0.8 < errors[1024] < 1.3
 
 
-@every_kind
+@every_matrix
 def test_every_model_and_block_has_a_stream_of_its_own_at_any_k(kind, monkeypatch):
     drawn: dict[bytes, tuple[int, ...]] = {}
-    draw = projection._entries
+    draw = matrices.entries
 
     def record(count: int, kind: str, stream: tuple[int, ...]) -> np.ndarray:
         entries = draw(count, kind, stream)
@@ -85,8 +88,8 @@ def test_every_model_and_block_has_a_stream_of_its_own_at_any_k(kind, monkeypatc
         assert drawn.setdefault(first, stream) == stream, "two streams give the same numbers"
         return entries
 
-    monkeypatch.setattr(projection, "_entries", record)
-    monkeypatch.setattr(projection, "BLOCK", 2048)
+    monkeypatch.setattr(matrices, "entries", record)
+    monkeypatch.setattr(matrices, "BLOCK", 2048)
     grads = {"w": torch.ones(1, 256)}
     for seed, model_id in [(0, 0), (0, 1), (0, 2), (1, 0), (1000, 0), (100_000, 0), (2**32, 0)]:
         for k in (1024,):
@@ -154,7 +157,7 @@ def test_batches_give_the_features_of_all_at_once(kind):
 
 
 def test_the_peak_memory_does_not_grow_with_n_times_p(monkeypatch):
-    monkeypatch.setattr(projection, "BLOCK", 2**14)
+    monkeypatch.setattr(matrices, "BLOCK", 2**14)
     taken = computer()
 
     def peak(count: int, k: int = 8) -> int:
@@ -176,8 +179,8 @@ def test_the_random_matrix_is_never_there_as_a_whole(monkeypatch):
     k = 64
     whole = benchmark.memory(lambda: project(grads, k)).peak
     assert whole < 50_000 * k * 4
-    assert whole < projection.BLOCK * 4 * 1.1 + 50_000 * 4
-    monkeypatch.setattr(projection, "BLOCK", 2**12)
+    assert whole < matrices.BLOCK * 4 * 1.1 + 50_000 * 4
+    monkeypatch.setattr(matrices, "BLOCK", 2**12)
     assert benchmark.memory(lambda: project(grads, k)).peak < 2**12 * 4 + 10_000
 
 
@@ -187,7 +190,18 @@ BAD = [
     (GOOD, {"k": -4}, ValueError, "k must be a whole number, at least 1, got -4"),
     (GOOD, {"k": 2.0}, ValueError, "k must be a whole number, at least 1, got 2.0"),
     (GOOD, {"k": True}, ValueError, "k must be a whole number, at least 1, got True"),
-    (GOOD, {"kind": "gauss"}, ValueError, "kind must be 'rademacher' or 'normal', got 'gauss'"),
+    (
+        GOOD,
+        {"kind": "gauss"},
+        ValueError,
+        "kind must be 'rademacher', 'normal', 'sparse' or 'factored', got 'gauss'",
+    ),
+    (
+        GOOD,
+        {"kind": "factored"},
+        ValueError,
+        "kind 'factored' is for project_batches: given gradients have been formed already",
+    ),
     (GOOD, {"seed": -1}, ValueError, "seed must be a whole number, at least 0, got -1"),
     (GOOD, {"model_id": 0.5}, ValueError, "model_id must be a whole number, at least 0, got 0.5"),
     ({}, {}, ValueError, "grads must hold a parameter at least, got none"),
@@ -213,6 +227,7 @@ def test_bad_input_is_refused(grads, options, error, sentence):
         project(grads, **{"k": 4, **options})
 
 
-def test_no_batch_is_refused():
+@pytest.mark.parametrize("kind", ["rademacher", "factored"])
+def test_no_batch_is_refused(kind):
     with pytest.raises(ValueError, match=r"^batches must hold a batch at least, got none$"):
-        project_batches(computer(), [], 4)
+        project_batches(computer(), [], 4, kind=kind)

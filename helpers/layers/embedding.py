@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.use import Adapter, Call, Use, unless_cancelled
+from helpers.layers.use import Adapter, Call, Reducer, Use, unless_cancelled
 
 
 class Embedding(Use):
@@ -20,6 +20,18 @@ class Embedding(Use):
             out.zero_()
         samples = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
         out.index_put_((samples, index), rows, accumulate=True)
+
+    def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
+        """Return the samples' gradients with both sides made smaller; see `Use`."""
+        index, rows = self._rows()
+        rows = rows if right is None else right(rows)
+        height = self.shape[0]
+        if left is not None:
+            index, signs = left.places(index)
+            rows, height = rows * signs[..., None], left.width
+        result = rows.new_zeros(len(rows), height, rows.shape[2])
+        samples = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
+        return result.index_put_((samples, index), rows, accumulate=True)
 
     def squares(self, role: str) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""

@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.use import Adapter, Call, Use, place, squared_norms, unless_cancelled
+from helpers.layers.use import (
+    Adapter,
+    Call,
+    Reducer,
+    Use,
+    place,
+    squared_norms,
+    unless_cancelled,
+)
 
 
 class Linear(Use):
@@ -43,6 +51,26 @@ class Linear(Use):
     def gradients(self, role: str) -> Tensor:
         """Return the gradients of the samples, `(B, *shape)`."""
         return self._bias() if role == "bias" else super().gradients(role)
+
+    def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
+        """Return the samples' gradients with both sides made smaller; see `Use`."""
+        plain = tuple(range(len(self.shape)))
+        order = self.options.get("order", plain)
+        swapped = order == (1, 0)
+        if role == "bias" or self.options.get("outputs", 1) > 1 or not (swapped or order == plain):
+            return None
+        pieces = []
+        for x, d in self.factors():
+            if d.shape[1] > 1:
+                return None  # groups, of which each has but a part of the rows
+            rows, columns = (x, d) if swapped else (d, x)
+            rows, columns = (
+                side.squeeze(1) if reducer is None else reducer(side.squeeze(1))
+                for side, reducer in ((rows, left), (columns, right))
+            )
+            dtype = torch.promote_types(rows.dtype, columns.dtype)
+            pieces.append(rows.to(dtype).mT @ columns.to(dtype))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def squares(self, role: str) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""

@@ -8,7 +8,7 @@ Bu et al., arXiv:2210.00038).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,18 @@ from torch import Tensor
 # The Gram way adds products of many signs. Where its sum is this much smaller than the sum of
 # their sizes, rounding could be seen in the norm, and the gradient itself is taken.
 _CANCELLED = 1 / 100
+
+
+class Reducer(Protocol):
+    """A linear map to fewer numbers, each of which goes to one place with a sign."""
+
+    width: int
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Map `(..., size)` to `(..., width)`."""
+
+    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where these coordinates go, and their signs."""
 
 
 @dataclass
@@ -37,6 +49,22 @@ class Use:
         gradients = self.grads.new_empty((len(self.grads), *self.shape))
         self.write(role, gradients)
         return gradients
+
+    def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
+        """Return the samples' gradients with both sides made smaller, without forming them.
+
+        The gradient of a weight is a matrix here, with a row for each index of its first
+        dimension.
+
+        Args:
+            role: Which weight.
+            left: Maps `(..., rows)` to `(..., fewer)`; `None` leaves the rows as they are.
+            right: The same for columns.
+
+        Returns:
+            `(B, rows, columns)`, or `None` where only the gradients themselves lead there.
+        """
+        return None
 
     def squares(self, role: str) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`.

@@ -1,0 +1,79 @@
+"""Projection in factors: a gradient that is a sum of products is not formed to be projected.
+
+The gradient of a layer's weight is `sum over t of d_t x_t^T`, with inputs x and gradients d at the
+outputs. Sketches S of the outputs and R of the inputs turn that into `sum of (S d_t) (R x_t)^T`,
+which takes the small factors alone (Choe et al., arXiv:2405.13954). The inner products of such
+products err like one over the square root of the *sides*, so the sides stay long, and a second
+sketch takes the product to the places of the features (Hu et al., arXiv:2505.18976).
+
+The map of a parameter depends on its shape and its random stream alone. So a gradient that was
+formed, since nothing is known of how its parameter is used, gets the same features.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from helpers.layers.found import Found
+from helpers.projection.sketches import Sketch, Total
+
+LARGEST = 2**16
+"""Entries that the matrix of a gradient keeps at most before the sketch that ends in features; it
+is a part of what a seed means."""
+
+
+class Map:
+    """The map of one parameter's gradients.
+
+    Args:
+        shape: Of the parameter. Its matrix has a row for each index of the first dimension.
+        stream: The first numbers of the random streams.
+        like: A tensor with the dtype and device of the features.
+    """
+
+    def __init__(self, shape: torch.Size, stream: tuple[int, ...], like: Tensor) -> None:
+        self.stream = stream
+        self.rows, self.columns = shape[0] if shape else 1, math.prod(shape[1:])
+        rows, columns = _sides(self.rows, self.columns)
+        self.left = self.right = None
+        if rows < self.rows:
+            self.left = Sketch(self.rows, rows, (*stream, 1), like)
+        if columns < self.columns:
+            self.right = Sketch(self.columns, columns, (*stream, 2), like)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the matrix becomes smaller: else the gradient is as cheap as its factors."""
+        return self.left is not None or self.right is not None
+
+    def reduced(self, gradients: Tensor) -> Tensor:
+        """Make gradients `(B, *shape)` smaller: `(B, rows, columns)`."""
+        matrix = gradients.reshape(len(gradients), self.rows, self.columns)
+        if self.right is not None:
+            matrix = self.right(matrix)
+        if self.left is not None:
+            matrix = self.left(matrix.mT).mT
+        return matrix
+
+    def add(self, found: Found, name: str, total: Total, rows: slice) -> None:
+        """Add the features of a parameter, for the samples of a chunk."""
+        for use, role in found.uses.get(name, []):
+            pieces = use.reduced(role, self.left, self.right) if self.reduces else None
+            pieces = self.reduced(use.gradients(role)) if pieces is None else pieces
+            total.add(pieces.flatten(1), (*self.stream, 0), rows)
+        if name in found.rest:
+            rest = self.reduced(found.rest[name])
+            total.add(rest.flatten(1), (*self.stream, 0), rows)
+
+
+def _sides(rows: int, columns: int) -> tuple[int, int]:
+    """Choose the sides of the smaller matrix: the longer side of the two is shortened first."""
+    if rows * columns <= LARGEST or columns == 1:
+        return rows, columns
+    side = math.isqrt(LARGEST)
+    if rows <= side:
+        return rows, LARGEST // rows
+    if columns <= side:
+        return LARGEST // columns, columns
+    return side, side
