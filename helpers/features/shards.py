@@ -1,0 +1,147 @@
+"""Rows of features in files, one a shard, that are there whole or not at all."""
+
+import io
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from helpers.features import plan
+
+
+def bounds(count: int, size: int) -> list[slice]:
+    """Divide rows, or a part of them, into pieces of one size; none is a single row.
+
+    A single row takes other kernels than a batch, and gets other last bits. So what is left over
+    goes with the piece before it if it is one row.
+
+    Args:
+        count: How many rows.
+        size: How many a piece has, at least 2. The last may have fewer, or one more.
+    """
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] == 1:
+        starts.pop()
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], count], strict=True)]
+
+
+def path(folder: Path, index: int) -> Path:
+    """Return where a shard lies."""
+    return folder / f"features-{index:06d}.npy"
+
+
+def write(file: Path, array: np.ndarray) -> None:
+    """Write an array: under another name first, renamed when all of it is on the disk.
+
+    Raises:
+        OSError: It could not be written, for example since the disk is full. Nothing is left.
+    """
+    draft = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}")
+    try:
+        # Into a file, NumPy writes by C's buffers, and does not notice when the last one fails.
+        content = io.BytesIO()
+        np.save(content, array)
+        with draft.open("wb") as opened:
+            opened.write(content.getbuffer())
+            opened.flush()
+            os.fsync(opened.fileno())
+        draft.replace(file)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what a killed process has left half written."""
+    for draft in folder.glob("*.npy.*"):
+        draft.unlink(missing_ok=True)
+
+
+class Features:
+    """All rows of a folder as one array `(N, k)`, of which only what is asked for is read.
+
+    Attributes:
+        shape: `(N, k)`.
+        dtype: Of the numbers.
+        shards: The files as arrays `(rows, k)`, mapped into memory by NumPy, in order.
+    """
+
+    def __init__(self, shards: Sequence[np.ndarray]) -> None:
+        self.shards = list(shards)
+        self.shape = (sum(map(len, self.shards)), self.shards[0].shape[1])
+        self.dtype = self.shards[0].dtype
+        self._starts = np.cumsum([0, *map(len, self.shards)])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for shard in self.shards:
+            yield from shard
+
+    def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray) -> np.ndarray:
+        """Read rows: `features[7]`, `(k,)`; `features[10:20]` or `features[[3, 1]]`, `(n, k)`.
+
+        Raises:
+            IndexError: There is no such row, or `rows` is none of these.
+        """
+        if isinstance(rows, slice):
+            wanted = np.arange(*rows.indices(len(self)))
+        else:
+            wanted = np.asarray(rows)
+            if wanted.size == 0:
+                wanted = wanted.astype(int)
+            if wanted.dtype.kind not in "iu" or wanted.ndim > 1:
+                raise IndexError(f"rows must be a number, a slice or a list of numbers, got {rows}")
+            if wanted.size and not (-len(self) <= wanted.min() <= wanted.max() < len(self)):
+                raise IndexError(f"there are {len(self)} rows, and {rows} was asked for")
+            wanted = wanted % max(1, len(self))
+        single, wanted = wanted.ndim == 0, np.atleast_1d(wanted)
+        result = np.empty((len(wanted), self.shape[1]), self.dtype)
+        places = np.searchsorted(self._starts, wanted, side="right") - 1
+        for place in np.unique(places):
+            here = places == place
+            result[here] = self.shards[place][wanted[here] - self._starts[place]]
+        return result[0] if single else result
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        return np.concatenate(self.shards).astype(dtype or self.dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"Features(shape={self.shape}, dtype={self.dtype}, shards={len(self.shards)})"
+
+
+def open_features(folder: str | os.PathLike[str]) -> Features:
+    """Open a folder that `python -m helpers.features` wrote.
+
+    Args:
+        folder: Its path.
+
+    Returns:
+        All rows, as one array that is read lazily.
+
+    Raises:
+        FileNotFoundError: It is no such folder, or shards are missing.
+        ValueError: A shard has not the shape that the plan says.
+    """
+    folder = Path(folder)
+    made = plan.read(folder)
+    parts = bounds(made.samples, made.shard)
+    missing = [
+        path(folder, index) for index in range(len(parts)) if not path(folder, index).exists()
+    ]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} is not finished: {len(missing)} of {len(parts)} shards are missing, the "
+            f"first is {missing[0].name}; run the command that wrote it again"
+        )
+    shards = [np.load(path(folder, index), mmap_mode="r") for index in range(len(parts))]
+    for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
+        if shard.shape != (part.stop - part.start, made.k):
+            raise ValueError(
+                f"{path(folder, index)} has the shape {shard.shape}, and the plan says "
+                f"{(part.stop - part.start, made.k)}"
+            )
+    return Features(shards)

@@ -1,0 +1,127 @@
+"""Compute the features of a job: claim a shard, compute it, write it; then the kernel of all."""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+from tqdm import tqdm
+
+from helpers.features import shards
+from helpers.features.jobs import Job
+from helpers.features.plan import NAME, Plan
+from helpers.features.workers import Workers
+from helpers.projection import project_batches
+
+KERNEL = "kernel.npy"
+_BITS = 62  # of an int64 that a sum may use
+
+
+@dataclass
+class Summary:
+    """What a run did: rows in all, rows computed now, seconds, bytes of features, restarts."""
+
+    rows: int
+    computed: int
+    seconds: float
+    bytes: int
+    restarts: int
+
+
+def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> Summary:
+    """Compute what is missing in a folder.
+
+    Args:
+        job: What is computed.
+        folder: Where to; it is made.
+        plan: Of that job. The folder gets it, or must have it.
+        workers: The processes that share the work.
+
+    Raises:
+        ValueError: The folder is of another plan, or holds features without one.
+        OSError: A file could not be written.
+    """
+    start = time.monotonic()
+    _settle(folder, plan, workers)
+    parts = shards.bounds(plan.samples, plan.shard)
+    with tqdm(total=plan.samples, unit="rows", disable=workers.rank > 0) as bar:
+        while (index := workers.count("claimed", 1) - 1) < len(parts):
+            part = parts[index]
+            if shards.path(folder, index).exists():
+                workers.count("rows", part.stop - part.start)
+                continue
+            rows = _rows(job, plan, part, workers, bar)
+            shards.write(shards.path(folder, index), rows)
+        workers.wait()
+        bar.update(workers.count("rows") - bar.n)
+    _write_kernel(folder, plan, workers)
+    files = [shards.path(folder, index) for index in range(len(parts))]
+    return Summary(
+        rows=plan.samples,
+        computed=workers.count("computed"),
+        seconds=time.monotonic() - start,
+        bytes=sum(file.stat().st_size for file in files),
+        restarts=workers.restarts,
+    )
+
+
+def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
+    """Give the folder its plan, or refuse one of another."""
+    if workers.rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / NAME).exists():
+            plan.compare(folder)  # before anything in it is touched
+        if not (folder / NAME).exists():
+            if shards.path(folder, 0).exists():
+                raise ValueError(f"{folder} holds features without {NAME}: choose another folder")
+            plan.write(folder)
+        shards.remove_drafts(folder)
+    workers.wait()
+    plan.compare(folder)
+
+
+def _rows(job: Job, plan: Plan, part: slice, workers: Workers, bar: tqdm) -> np.ndarray:
+    """Compute the rows of one shard, `(rows, k)`."""
+    device = next(iter(job.computer.model.parameters())).device
+    features = []
+    for batch in shards.bounds(part.stop - part.start, plan.batch):
+        samples = [job.dataset[part.start + i] for i in range(batch.start, batch.stop)]
+        tensors = tuple(tensor.to(device) for tensor in default_collate(samples))
+        features.append(
+            project_batches(job.computer, [tensors], plan.k, kind=plan.kind, seed=plan.seed)
+        )
+        workers.count("computed", len(samples))
+        bar.update(workers.count("rows", len(samples)) - bar.n)
+    return torch.cat(features).cpu().numpy()
+
+
+def _write_kernel(folder: Path, plan: Plan, workers: Workers) -> None:
+    """Write the product of the features with themselves, the same for any number of processes.
+
+    A sum of floating point numbers depends on their order, one of integers does not. So the
+    product of each shard is computed alone, and rounded to multiples of one power of two, chosen
+    so that the sum of all just fits.
+    """
+    parts = shards.bounds(plan.samples, plan.shard)
+    own = range(workers.rank, len(parts), workers.world)
+
+    def product(index: int) -> Tensor:
+        rows = torch.from_numpy(np.load(shards.path(folder, index))).double()
+        return rows.T @ rows
+
+    largest = workers.largest(max((product(i).abs().max().item() for i in own), default=0.0))
+    if not math.isfinite(largest):
+        raise ValueError("the features are not finite: their kernel would not be, either")
+    scale = _BITS - math.frexp(largest * len(parts))[1]
+    total = torch.zeros(plan.k, plan.k, dtype=torch.int64)
+    for index in own:
+        total += torch.ldexp(product(index), torch.tensor(scale)).round().long()
+    workers.sum(total)
+    if workers.rank == 0:
+        kernel = torch.ldexp(total.double(), torch.tensor(-scale))
+        shards.write(folder / KERNEL, kernel.numpy())
+    workers.wait()

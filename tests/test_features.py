@@ -1,0 +1,318 @@
+"""The job of features: its files, its plan, its counters; what happens when processes die."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.features import Job, __main__, jobs, open_features, plan, shards, work
+from helpers.features.workers import Workers
+from helpers.projection import project_batches
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--model", "mlp", "--samples", "77", "--k", "16", "--shard", "20", "--batch", "8"]
+
+
+def run(folder: Path, *arguments: str) -> None:
+    """Run the command in this process."""
+    sys.argv = ["features", "--out", str(folder), "--device", "cpu", *(arguments or SMALL)]
+    threads = torch.get_num_threads()
+    try:
+        __main__.main()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+@pytest.fixture(autouse=True)
+def command_line(monkeypatch):
+    """Put the command line back, and be no process of torchrun's."""
+    monkeypatch.setattr(sys, "argv", [])
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Return a folder of 77 rows in shards of 20."""
+    folder = tmp_path_factory.mktemp("features") / "made"
+    saved = sys.argv
+    run(folder)
+    sys.argv = saved
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"),
+    [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (8, 4, [4, 4]), (5, 4, [5]), (3, 4, [3]), (1, 4, [1])],
+)
+def test_no_piece_is_a_single_row(count, size, sizes):
+    pieces = shards.bounds(count, size)
+    assert [piece.stop - piece.start for piece in pieces] == sizes
+    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(count))
+
+
+def test_rows_are_the_projected_gradients_of_the_samples(made):
+    features = open_features(made)
+    job = jobs.on_digits("mlp", 77, 0, torch.device("cpu"))
+    images, labels = job.dataset.images[:77], job.dataset.labels[:77]
+    expected = project_batches(job.computer, [(images, labels)], 16, kind="sparse")
+    assert features.shape == (77, 16)
+    torch.testing.assert_close(torch.from_numpy(np.asarray(features)), expected)
+    kernel = np.load(made / work.KERNEL)
+    assert np.abs(kernel - np.asarray(features, float).T @ np.asarray(features, float)).max() < 1e-9
+    assert sorted(contents(made)) == [
+        *(f"features-{index:06d}.npy" for index in range(4)),
+        "kernel.npy",
+        "plan.json",
+    ]
+
+
+def test_features_are_read_as_one_array(made):
+    features = open_features(made)
+    whole = np.concatenate([np.load(made / f"features-{i:06d}.npy") for i in range(4)])
+    for rows in (
+        0,
+        76,
+        -1,
+        slice(15, 45),
+        slice(None, None, -7),
+        [70, 3, 3, -77],
+        [],
+        np.arange(5),
+    ):
+        taken = features[rows]
+        assert np.array_equal(taken, whole[rows] if len(np.shape(rows)) == 0 else whole[list(rows)])
+    assert np.array_equal(np.stack(list(features)), whole)
+    assert len(features) == 77
+    assert all(isinstance(shard, np.memmap) for shard in features.shards), "nothing is read before"
+    for rows, said in ((77, "there are 77 rows, and 77"), (2.5, "must be a number, a slice")):
+        with pytest.raises(IndexError, match=said):
+            features[rows]
+
+
+def test_the_same_command_does_what_is_missing_and_nothing_else(made, tmp_path, capsys):
+    run(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(made)
+    (tmp_path / "again" / "features-000002.npy").unlink()
+    (tmp_path / "again" / "features-000001.npy.other-1").write_text("half")
+    kept = (tmp_path / "again" / "features-000001.npy").stat().st_mtime_ns
+    run(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(made)
+    assert (tmp_path / "again" / "features-000001.npy").stat().st_mtime_ns == kept
+    assert "77 rows, 20 of them computed now, by 1 process" in capsys.readouterr().out
+
+
+def test_another_plan_is_refused_by_naming_what_differs(made, capsys):
+    before = contents(made)
+    for arguments, said in (
+        ([*SMALL[:5], "8", *SMALL[6:]], "k is 16 there and 8 here"),
+        ([*SMALL, "--seed", "1"], "seed is 0 there and 1 here; weights is"),
+        ([*SMALL, "--threads", "2"], "threads is 1 there and 2 here"),
+        ([*SMALL[:3], "78", *SMALL[4:]], "data is"),
+    ):
+        with pytest.raises(SystemExit, match="holds features of another plan") as error:
+            run(made, *arguments)
+        assert said in str(error.value)
+    assert contents(made) == before
+
+
+def test_a_plan_depends_on_weights_and_data():
+    def made(job: Job) -> plan.Plan:
+        options = {"k": 4, "kind": "sparse", "seed": 0, "shard": 8, "batch": 4}
+        return plan.make(job, threads=1, device="cpu", **options)
+
+    job = jobs.on_digits("mlp", 9, 0, torch.device("cpu"))
+    first = made(job)
+    assert made(jobs.on_digits("mlp", 9, 0, torch.device("cpu"))) == first
+    with torch.no_grad():
+        job.computer.model.fc2.bias[3] += 1e-3
+    assert made(job).weights != first.weights
+    assert made(job).data == first.data
+    job.dataset.labels = job.dataset.labels.roll(1)
+    assert made(job).data != first.data
+
+
+def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no plan.json: it is no folder of features"):
+        open_features(tmp_path)
+    for file in made.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "features-000003.npy").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"1 of 4 shards are missing, the first is features-0"
+    ):
+        open_features(tmp_path)
+    np.save(tmp_path / "features-000003.npy", np.zeros((3, 16)))
+    with pytest.raises(ValueError, match=r"has the shape \(3, 16\), and the plan says \(17, 16\)"):
+        open_features(tmp_path)
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(SystemExit, match=r"holds features without plan.json"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*SMALL, "--batch", "1"], "must be a whole number, at least 2"),
+        ([*SMALL, "--k", "0"], "must be a whole number, at least 1"),
+        (["--model", "mlp"], "--samples goes with --model"),
+        (["--job", "a:b", "--samples", "3"], "--samples goes with --model"),
+        (["--model", "vgg", "--samples", "3"], "invalid choice: 'vgg'"),
+        ([*SMALL, "--kin", "sparse"], "unrecognized arguments: --kin"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, said, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run(tmp_path / "none", *arguments)
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+USERS = """
+import torch
+from helpers.features import Job
+from helpers.features.jobs import on_digits
+
+def good():
+    return on_digits("mlp", 9, 5, torch.device("cpu"))
+
+def bad():
+    return 3
+"""
+
+
+def test_a_job_of_a_users_own_is_found_in_the_working_directory(tmp_path, monkeypatch, capsys):
+    (tmp_path / "users_job.py").write_text(USERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run(tmp_path / "out", "--job", "users_job:good", "--k", "4")
+    assert open_features(tmp_path / "out").shape == (9, 4)
+    for name, said in (
+        ("users_job:bad", r"must return a helpers.features.Job, got <class 'int'>"),
+        ("users_job:none", r"users_job has no function none"),
+        ("users_job", r"job must be package.module:function, got 'users_job'"),
+        ("nowhere:good", r"No module named 'nowhere'"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            run(tmp_path / "other", "--job", name, "--k", "4")
+
+
+def test_a_full_disk_leaves_whole_shards_alone(made, tmp_path):
+    """A limit on the size of a file stands in for it: the system refuses the rest of a write."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
+        "from helpers.features import __main__; __main__.main()"
+    )
+    arguments = ["--out", str(tmp_path), "--device", "cpu", *SMALL]
+    tried = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert tried.returncode == 1
+    assert "features: [Errno 27] File too large" in tried.stderr
+    assert list(contents(tmp_path)) == ["plan.json"]
+    run(tmp_path)
+    assert contents(tmp_path) == contents(made)
+
+
+def test_the_kernel_is_a_sum_of_integers_in_any_order(made, monkeypatch):
+    """What two processes would add are the integers that one adds alone."""
+    sums: list[torch.Tensor] = []
+    monkeypatch.setattr(shards, "write", lambda file, array: None)
+    with Workers("cpu") as workers:
+        monkeypatch.setattr(workers, "sum", lambda numbers: sums.append(numbers.clone()))
+        monkeypatch.setattr(workers, "largest", lambda number: 1000.0)
+        for workers.rank, workers.world in ((0, 1), (0, 2), (1, 2)):
+            work._write_kernel(made, plan.read(made), workers)
+    alone, first, second = sums
+    assert torch.equal(alone, first + second)
+    assert not torch.equal(alone, first)
+    assert alone.abs().max() > 2**40, "many digits are kept"
+
+
+def torchrun(folder: Path, processes: int, *options: str, kind: str = "sparse") -> list[str]:
+    """Return the command that runs a job of 1,000 rows in a few seconds."""
+    job = ["--model", "mlp", "--samples", "1000", "--k", "64", "--shard", "50", "--batch", "16"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    arguments = ["--out", str(folder), "--device", "cpu", "--kind", kind, *job]
+    return [sys.executable, *launch, *options, "-m", "helpers.features", *arguments]
+
+
+def alone(folder: Path, kind: str = "sparse") -> dict[str, bytes]:
+    command = torchrun(folder, 1, kind=kind)
+    command = [command[0], *command[command.index("helpers.features") - 1 :]]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return contents(folder)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["sparse", "factored"])
+def test_processes_give_the_bits_of_one(kind, tmp_path):
+    expected = alone(tmp_path / "alone", kind)
+    for processes in (1, 2, 4):
+        folder = tmp_path / str(processes)
+        command = torchrun(folder, processes, kind=kind)
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        assert contents(folder) == expected, processes
+
+
+def ranks(parent: int) -> list[int]:
+    """List the processes that torchrun has started."""
+    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in listed]
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system lists no children")
+def test_a_killed_process_loses_nothing(tmp_path):
+    expected = alone(tmp_path / "alone")
+    draw = random.Random(0)
+    for attempt in range(2):
+        folder = tmp_path / str(attempt)
+        run = subprocess.Popen(
+            torchrun(folder, 2, "--max-restarts", "3"),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        until = time.monotonic() + 120
+        while not list(folder.glob("features-*.npy")) and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(draw.uniform(0, 0.5))
+        killed = [os.kill(pid, signal.SIGKILL) for pid in ranks(run.pid)[:1]]
+        said, _ = run.communicate(timeout=200)
+        assert run.returncode == 0, said
+        assert contents(folder) == expected
+        if killed and attempt == 0:
+            assert "restarts: 1" in said, said
+
+
+@pytest.mark.whole
+def test_a_killed_job_goes_on_from_where_it_was(tmp_path):
+    expected = alone(tmp_path / "alone")
+    folder = tmp_path / "killed"
+    command = torchrun(folder, 2)
+    run = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while len(list(folder.glob("features-*.npy"))) < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    kept = {file.name: file.stat().st_mtime_ns for file in folder.glob("features-*.npy")}
+    assert len(kept) >= 3
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert contents(folder) == expected
+    assert {name: (folder / name).stat().st_mtime_ns for name in kept} == kept
+    assert json.loads((folder / "plan.json").read_text())["samples"] == 1000
