@@ -38,34 +38,39 @@ class Worker:
         self.run = candidates.GROUPS[group].build(chosen, model, images, labels)
 
     def weigh(self) -> dict[str, Any]:
-        """Run twice: how long the first takes, the peak of memory above what was there."""
+        """Run twice: how long the first takes, the peak of memory above what was there.
+
+        On a GPU memory is that of PyTorch's allocator: at the peak what tensors had of it, and held
+        is what it has not given back.
+        """
         import torch
 
         from helpers import memory
-        from helpers.memory import high_water
 
-        on_gpu = self.task.device.startswith("cuda")
         device = torch.device(self.task.device)
+        on_gpu = device.type == "cuda"
+
+        def used() -> tuple[int | None, int | None]:
+            """Return the most that was in use, and what is held now."""
+            if on_gpu:
+                torch.cuda.synchronize(device)
+                return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+            return memory.high_water(), memory.resident()
+
         if on_gpu:
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
-        else:
-            before = high_water()
-        resident = memory.resident()
+            torch.cuda.reset_peak_memory_stats(device)  # to what is in use now
+        peak, held = used()
         start = time.perf_counter()
         self.run()
         if on_gpu:
             torch.cuda.synchronize(device)
         first = time.perf_counter() - start
         self.run()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        after = torch.cuda.max_memory_allocated(device) if on_gpu else high_water()
+        peak_after, held_after = used()
         return {
             "first": first,
-            "peak": None if before is None else after - before,
-            "held": None if resident is None else memory.resident() - resident,
+            "peak": None if peak is None else peak_after - peak,
+            "held": None if held is None else held_after - held,
         }
 
     def time(self, runs: int) -> list[float]:
@@ -93,8 +98,8 @@ class Worker:
 
 
 if __name__ == "__main__":
-    import torch  # so that a process that has answered nothing yet is warm when asked
+    from helpers import devices  # and torch: a process that has answered nothing yet is warm
 
-    torch.manual_seed(0)
+    devices.make_repeatable(0)  # on a GPU, too, float32 is measured, and not TF32
     worker = Worker()
     serve({name: getattr(worker, name) for name in ("build", "weigh", "time", "faults", "save")})

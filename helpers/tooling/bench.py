@@ -5,12 +5,14 @@ Prints tables and writes `build/<device>/bench.json`, after each comparison what
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
+
 from helpers import devices
-from helpers.study import comparison, records, tables
-from helpers.study.facts import KEEP_FREED, REFERENCE, Candidate, Study, Task
+from helpers.study import candidates, comparison, peers, records, tables
+from helpers.study.facts import DEFAULT, KEEP_FREED, REFERENCE, Candidate, Study, Task
 
 SIZES = (1, 4, 16, 64, 256, 512)
 GROWING = (
@@ -28,6 +30,16 @@ PLAN = (
     ("gradients", "MLP", 64),
     ("gradients", "transformer", 64),
 )
+
+
+def on(device: torch.device, known: Iterable[Candidate]) -> list[Candidate]:
+    """Leave out what says nothing of a GPU: the allocators of a CPU, and JAX, which runs on one."""
+    return [
+        candidate
+        for candidate in known
+        if device.type == "cpu"
+        or (candidate.allocator == DEFAULT and candidate.method not in peers.jax.NAMES)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for group, model, size in PLAN:
             task = Task(model, size, device=str(device))
-            done.append(comparison.run(group, task, rounds=5, budget=60))
+            chosen = on(device, candidates.GROUPS[group].candidates)
+            done.append(comparison.run(group, task, chosen, rounds=5, budget=60))
             records.write(records.make(device, done), path)
             table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
             print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")
@@ -61,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if interrupted:
                 break
         else:
-            done += comparison.grow("gradients", Task(device=str(device)), GROWING, SIZES)
+            task = Task(device=str(device))
+            done += comparison.grow("gradients", task, on(device, GROWING), SIZES)
             records.write(records.make(device, done), path)
     except KeyboardInterrupt:
         interrupted = True

@@ -6,15 +6,18 @@ name and the machine has not, torch apart, and `measure.py`, which does the rest
 """
 
 import argparse
+import io
 import re
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from helpers.tooling.bundle import measure
 from helpers.tooling.lesson import drafts
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
@@ -22,7 +25,7 @@ FOLDER = Path("build/bundle")
 LOCK = Path(".ci/constraints.txt")
 CONTENT = ("notebooks", "helpers", "tests", "Makefile", "README.md", "requirements.txt")
 HIDDEN = (".pytest.ini", ".ruff.toml", ".ci")
-SCRIPT = Path(__file__).with_name("measure.py")
+SCRIPT = Path(measure.__file__)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
 """What wheels may be for, newest first."""
 NOT_NEEDED = {"jupyterlab", "jupyterlab-server", "jupyter-builder", "babel", "ruff"}
@@ -85,12 +88,13 @@ def download(wanted: dict[str, str], python: str, folder: Path) -> list[str]:
     return missing
 
 
-def pack(folder: Path, wheels: Path) -> Path:
+def pack(folder: Path, wheels: Path, python: str) -> Path:
     """Write the archive beside a folder: the collection, the wheels and the script.
 
     Args:
         folder: The archive is `folder` with `.tar.gz` behind its name.
         wheels: The folder of wheels.
+        python: The version of Python that they are for.
     """
     archive = folder.with_name(f"{folder.name}.tar.gz")
     with tarfile.open(draft := archive.with_name(f".{archive.name}.draft"), "w:gz") as tar:
@@ -98,6 +102,10 @@ def pack(folder: Path, wheels: Path) -> Path:
             tar.add(path, f"{folder.name}/collection/{path}")
         tar.add(wheels, f"{folder.name}/wheels")
         tar.add(SCRIPT, f"{folder.name}/measure.py")
+        said = f"{python}\n".encode()
+        about = tarfile.TarInfo(f"{folder.name}/{measure.WANTED.name}")
+        about.size, about.mtime = len(said), int(time.time())
+        tar.addfile(about, io.BytesIO(said))
     draft.replace(archive)
     return archive
 
@@ -125,9 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    archive = pack(FOLDER, FOLDER)
+    archive = pack(FOLDER, FOLDER, asked.python_version)
     print(f"{archive}: {archive.stat().st_size / 1e6:.0f} MB, {len(wanted)} packages")
-    print("There: tar xf bundle.tar.gz && python bundle/measure.py")
+    print("There: tar xf bundle.tar.gz && python bundle/measure.py  (--device cpu: without a GPU)")
     for sentence in missing:
         print(f"not in it: {sentence}", file=sys.stderr)
     return 1 if missing else 0
@@ -154,11 +162,6 @@ def _pip(*arguments: str) -> str | None:
 def _lines(text: str) -> Iterable[str]:
     """List the lines of a list of packages, without comments."""
     return filter(None, (line.partition("#")[0].strip() for line in text.splitlines()))
-
-
-def _package(wheel: Path) -> str:
-    """Return the name of a wheel's package."""
-    return _normal(wheel.name.split("-")[0])
 
 
 def _normal(name: str) -> str:
