@@ -236,7 +236,7 @@ def test_a_step_left_behind_is_not_run_beside_another(tmp_path, machine, capsys)
         script.communicate()
         machine(("first", 60, "", {}))
         assert measure.main() == 2
-        assert "is still at work" in capsys.readouterr().err
+        assert f"(the step is process {step})" in capsys.readouterr().err
     finally:
         os.kill(step, signal.SIGKILL)
     deadline = time.monotonic() + 30

@@ -144,6 +144,20 @@ def test_devices_side_by_side(capsys):
 
 
 @pytest.mark.usefixtures("desk")
+def test_the_same_device_of_another_machine():
+    put(executed(), "cpu")
+    put(executed("ValueError: there"), "cpu@node-7.cluster")
+    put(executed(), "cuda-0@node-7.cluster")
+    put(executed(), "cpu@", "02_b.ipynb")
+    assert report.main() == 0
+    page = (run.BUILD / "report.html").read_text()
+    assert states(page, "cpu")["01_a"] == "passed"
+    assert states(page, "cpu@node-7.cluster")["01_a"] == "failed: ValueError: there"
+    assert states(page, "cuda-0@node-7.cluster against cpu")["01_a"] == "1.0 times as fast"
+    assert "02_b" not in page
+
+
+@pytest.mark.usefixtures("desk")
 def test_one_device_alone():
     put(executed(), "cpu")
     assert report.main() == 0

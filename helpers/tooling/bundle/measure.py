@@ -120,13 +120,15 @@ def main() -> int:
         build.symlink_to(RESULTS / "build")
     state = folder / "steps.json"
     done = json.loads(state.read_text()) if state.exists() else {}
-    with open(RESULTS / ".lock", "w") as lock:
+    with open(RESULTS / ".lock", "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            lock.seek(0)
             print(
                 "another run of this script, or a step that one left behind when it was killed, "
-                f"is still at work in {HERE}: wait for it, or end it",
+                f"is still at work in {HERE}: wait for it, or end it (the step is process "
+                f"{lock.read()})",
                 file=sys.stderr,
             )
             return 2
@@ -195,6 +197,8 @@ def run(step: Step, device: str, limit: float, folder: Path, lock: int) -> dict[
             start_new_session=True,
             pass_fds=(lock,),
         )
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{process.pid}".encode())
         try:
             result = "failed" if process.wait(timeout=limit) else "passed"
         except subprocess.TimeoutExpired:

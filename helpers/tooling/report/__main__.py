@@ -1,6 +1,7 @@
 """Set what runs left in `build/<device>/` side by side in `build/report.html`.
 
-Run from the folder that holds `build/`: `python -m helpers.tooling.report`.
+Run from the folder that holds `build/`: `python -m helpers.tooling.report`. A folder of another
+machine, copied to `build/<device>@<name>/`, stands beside them.
 """
 
 import re
@@ -18,7 +19,8 @@ from helpers.tooling.lesson import drafts, files
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 from helpers.tooling.report import plot, tables, views
 
-DEVICE = re.compile(r"cpu|mps|cuda(-\d+)?")
+DEVICE = re.compile(r"(cpu|mps|cuda(-\d+)?)(@[\w.-]+)?")
+"""Folders of devices; those of another machine are named after it, such as `cuda-0@cluster`."""
 LESSON = re.compile(r"(\d\d_\w+?)(\.failed|\.running)?\.ipynb")
 
 
