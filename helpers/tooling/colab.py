@@ -64,7 +64,13 @@ if version < {lowest}:
         "newer runtime (Runtime > Change runtime type), or run `%pip install -U torch` in a cell "
         "of your own, restart the session, and run all cells"
     )
-if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+if torch.cuda.is_available():
+    print(
+        "The lesson runs on the GPU here. The 15 GB of a T4 are enough for its default sizes. "
+        "Saved times are a CPU's, and so is what the text says of page faults: on a GPU times "
+        "differ, and so do last digits."
+    )
+elif not torch.backends.mps.is_available():
     print(
         "There is no GPU here, and the lesson runs without one, more slowly: "
         "for a GPU choose Runtime > Change runtime type > T4 GPU."

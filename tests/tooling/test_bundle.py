@@ -40,16 +40,24 @@ def pip(monkeypatch):
     """Stand in for pip: it has wheels of some packages, can build some, and notes its calls."""
 
     def call(*arguments):
-        folder, pin = Path(arguments[-2]), arguments[-1]
-        name = pin.partition("==")[0]
-        if arguments[0] == "download" and name == "published":
-            (folder / f"{name}-1-cp312-cp312-manylinux_2_28_x86_64.whl").touch()
-        elif arguments[0] == "wheel" and name == "pure":
+        at = arguments.index("-d" if arguments[0] == "download" else "-w") + 1
+        folder, pins = Path(arguments[at]), arguments[at + 1 :]
+        name = pins[0].partition("==")[0]
+        if "broken==1" in pins:
+            return "there is no network"
+        if arguments[0] == "download":
+            for pin in pins:
+                if not pin.startswith("published"):
+                    return f"No matching distribution found for {pin}"
+            for pin in pins:
+                wheel = f"{pin.replace('==', '-')}-cp312-cp312-manylinux_2_28_x86_64.whl"
+                (folder / wheel).touch()
+        elif name == "pure":
             (folder / f"{name}-1-py3-none-any.whl").touch()
-        elif arguments[0] == "wheel" and name == "compiled":
+        elif name == "compiled":
             (folder / f"{name}-1-cp311-cp311-linux_x86_64.whl").touch()
         else:
-            return f"no {pin}"
+            return f"no {pins[0]}"
         return None
 
     monkeypatch.setattr(bundle, "_pip", call)
@@ -57,13 +65,23 @@ def pip(monkeypatch):
 
 @pytest.mark.usefixtures("pip")
 def test_wheels_are_published_or_built_where_that_serves_the_machine(tmp_path):
-    wanted = dict.fromkeys(("published", "pure", "compiled", "absent"), "1")
+    wanted = dict.fromkeys(("published", "pure", "compiled", "absent", "published-2"), "1")
     missing = bundle.download(wanted, "3.12", tmp_path)
-    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["published", "pure"]
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == [
+        "published",
+        "published",
+        "pure",
+    ]
     assert missing == [
         "compiled==1: no wheel is published, and one built here is for this machine",
         "absent==1: no absent==1",
     ]
+
+
+@pytest.mark.usefixtures("pip")
+def test_what_pip_says_of_no_package_ends_it(tmp_path):
+    wanted = {"published": "1", "broken": "1"}
+    assert bundle.download(wanted, "3.12", tmp_path) == ["there is no network"]
 
 
 @pytest.mark.usefixtures("pip")

@@ -289,6 +289,23 @@ def test_old_torch_is_refused_in_one_sentence(version, monkeypatch, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("cuda", "mps", "said"),
+    [
+        (True, False, "on a GPU times differ"),
+        (False, True, ""),
+        (False, False, "There is no GPU here"),
+    ],
+)
+def test_a_copy_says_what_a_gpu_changes(cuda, mps, said, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
+    exec(cell(colab.standalone(LESSONS[0], None), "colab-ready").source, {})
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert bool(said) == bool(shown)
+
+
 REFUSED = {
     "no owner": (["--repo", "gradients"], "REPO must be owner/name, such as ada/gradients, got "),
     "an address": (["--repo", "https://github.com/a/b"], "REPO must be owner/name"),

@@ -73,6 +73,7 @@ def steps(device: str) -> list[Step]:
     lessons = sorted(path.stem for path in (COLLECTION / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     pytest = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-q"]
     on = ["--device", device]
+    short = ["--sizes", "tests/sizes.toml"]  # on which no compared cell depends
     # A lesson that is compared has its own parameters, and takes the best device that it sees.
     kind, _, index = device.partition(":")
     visible = {"CUDA_VISIBLE_DEVICES": index} if index or kind != "cuda" else {}
@@ -88,7 +89,7 @@ def steps(device: str) -> list[Step]:
             Step(
                 f"outputs-{stem}",
                 240,
-                [*pytest, "--nbval-lax", f"notebooks/{stem}.ipynb"],
+                [*pytest, "--nbval-lax", *short, f"notebooks/{stem}.ipynb"],
                 shown=1,
                 environment=visible,
             )
