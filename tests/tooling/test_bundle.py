@@ -170,6 +170,19 @@ def test_a_step_that_failed_is_tried_again_and_one_that_passed_is_not(machine, t
     assert "    on cpu\n" in summary()
 
 
+def test_what_failed_before_waits_for_what_was_never_tried(machine, tmp_path):
+    note = f"open({str(tmp_path / 'order')!r}, 'a').write('{{}} '); raise SystemExit({{}})"
+    machine(("first", 60, note.format("first", 1), {}), ("report", 60, "", {"again": True}))
+    assert measure.main() == 1
+    machine(
+        ("first", 60, note.format("first", 1), {}),
+        ("second", 60, note.format("second", 0), {}),
+        ("report", 60, note.format("report", 0), {"again": True}),
+    )
+    assert measure.main() == 1
+    assert (tmp_path / "order").read_text() == "first second first report "
+
+
 def test_what_passed_on_one_device_is_done_on_another(machine, monkeypatch):
     machine(("first", 60, "", {}))
     assert measure.main() == 0

@@ -139,7 +139,9 @@ def main() -> int:
 
 
 def work(device: str, folder: Path, state: Path, done: dict, lock: int) -> None:
-    """Do what is not done, in order, and note after each step how it went.
+    """Do what is not done, and note after each step how it went.
+
+    What was tried before and did not pass comes behind what was never tried.
 
     Args:
         device: Where.
@@ -150,7 +152,9 @@ def work(device: str, folder: Path, state: Path, done: dict, lock: int) -> None:
     """
     end = time.monotonic() + WHOLE
     plan = steps(device)
-    for number, step in enumerate(plan, 1):
+    tried = {step.name for step in plan if step.name in done and not step.needed}
+    in_turn = sorted(plan, key=lambda step: (step.again, step.name in tried))
+    for number, step in enumerate(in_turn, 1):
         if done.get(step.name, {}).get("result") == "passed" and not step.again:
             print(f"{number:>2} of {len(plan)} {step.name}: passed before", flush=True)
             continue
