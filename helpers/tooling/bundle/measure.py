@@ -210,7 +210,9 @@ def run(step: Step, device: str, limit: float, folder: Path, lock: int) -> dict[
             result = "out of time"
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # its kernels, too
+                # Kernels end by themselves when it is gone. What a lesson came to stays, by which
+                # the report says that it is unfinished.
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     return {"result": result, "seconds": round(time.monotonic() - start, 1)}
 
