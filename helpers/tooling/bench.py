@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for group, model, size in PLAN:
             task = Task(model, size, device=str(device))
             chosen = on(device, candidates.GROUPS[group].candidates)
-            done.append(comparison.run(group, task, chosen, rounds=5, budget=60))
+            done.append(comparison.run(group, task, chosen=chosen, rounds=5, budget=60))
             records.write(records.make(device, done), path)
             table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
             print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")

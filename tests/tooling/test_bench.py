@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from helpers.study import comparison, records
-from helpers.study.facts import Candidate, Row, Study
+from helpers.study import candidates, comparison, records
+from helpers.study.facts import DEFAULT, Candidate, Row, Study
 from helpers.tooling import bench
 
 CALM = Row(Candidate("batch gradient"), 0.01, 0.001, 5, 0, 0, 0, 0.1)
@@ -38,6 +39,15 @@ def test_a_disturbed_measurement_is_refused(measured, capsys):
     assert bench.main(["--device", "cpu"]) == 1
     assert "Not to be kept" in (said := capsys.readouterr().err)
     assert "gradients, SimpleCNN, B = 64: loop" in said
+
+
+def test_a_gpu_is_not_measured_with_allocators_of_the_cpu():
+    known = candidates.GRADIENTS.candidates
+    assert bench.on(torch.device("cpu"), known) == list(known)
+    left = bench.on(torch.device("cuda:0"), known)
+    assert Candidate("vmap(grad)", compiled=True) in left
+    assert {candidate.allocator for candidate in left} == {DEFAULT}
+    assert not [candidate for candidate in left if "JAX" in candidate.method]
 
 
 def test_no_such_device(capsys):

@@ -82,13 +82,13 @@ def steps(device: str) -> list[Step]:
         Step("facts", 120, [PYTHON, "-c", FACTS, device], needed=True, shown=20),
         Step("targets", 300, [PYTHON, "-m", "helpers.tooling.bundle.targets", *on], shown=40),
         *(
-            Step(f"lesson-{stem}", 240, [PYTHON, "-m", "helpers.tooling.run", stem, *on])
+            Step(f"lesson-{stem}", 300, [PYTHON, "-m", "helpers.tooling.run", stem, *on])
             for stem in lessons
         ),
         *(
             Step(
                 f"outputs-{stem}",
-                240,
+                300,
                 [*pytest, "--nbval-lax", *short, f"notebooks/{stem}.ipynb"],
                 shown=1,
                 environment=visible,
