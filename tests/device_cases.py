@@ -22,6 +22,7 @@ PRETENDED = "TEST_DEVICE" not in os.environ
 if PRETENDED:
     import tests.pretend  # noqa: F401  (makes the device)
 DEVICE = devices.resolve(os.environ.get("TEST_DEVICE", "pretend"))
+on_another = pytest.mark.skipif(DEVICE.type == "cpu", reason="about a device beside the CPU")
 on_pretended = pytest.mark.skipif(not PRETENDED, reason="about the pretended accelerator")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -126,6 +127,7 @@ FORWARDS = {
 }
 
 
+@on_another
 @pytest.mark.parametrize("way", ["loop", "func", "norms", "clipped sum"])
 @pytest.mark.parametrize("fault", FORWARDS)
 def test_a_fault_in_a_model_is_caught(fault, way):
@@ -140,6 +142,7 @@ def test_a_fault_in_a_model_is_caught(fault, way):
         WAYS[way](case(DEVICE))
 
 
+@on_another
 def test_a_fault_in_a_loss_is_caught():
     weight = torch.rand(2).double()
     case = moved(zoo.make("linear"))
@@ -149,6 +152,7 @@ def test_a_fault_in_a_loss_is_caught():
         )
 
 
+@on_another
 def test_targets_left_on_the_cpu_are_caught():
     case = zoo.make("linear")
     with pytest.raises((RuntimeError, ValueError), match="device"):
@@ -157,11 +161,13 @@ def test_targets_left_on_the_cpu_are_caught():
         )
 
 
+@on_another
 def test_numpy_without_cpu_is_caught():
     with pytest.raises(TypeError, match=r"Tensor.cpu\(\)"):
         torch.ones(3, device=DEVICE).numpy()
 
 
+@on_another
 def test_a_generator_of_the_cpu_is_caught():
     with pytest.raises(RuntimeError, match="device type for generator"):
         torch.rand(3, device=DEVICE, generator=torch.Generator())
@@ -194,6 +200,7 @@ def test_different_differs_in_all_chunks(chunk_size):
     assert len({tuple(row) for row in (weights != 0).tolist()}) == len(weights)
 
 
+@on_another
 def test_the_streams_do_not_touch_each_other():
     torch.manual_seed(0)
     first = torch.rand(3)

@@ -150,9 +150,8 @@ def summary():
 
 
 def test_a_step_that_failed_is_tried_again_and_one_that_passed_is_not(machine, tmp_path):
-    once = (
-        f"open({str(tmp_path / 'once')!r}, 'x'); import os; print('on', os.environ['TEST_DEVICE'])"
-    )
+    once = f"open({str(tmp_path / 'once')!r}, 'x'); from os import environ as e; "
+    once += "print('on', e['TEST_DEVICE'], e['TQDM_DISABLE'])"
     failing = f"import sys; sys.exit(not __import__('os').path.exists({str(tmp_path / 'now')!r}))"
     report = f"open({str(tmp_path / 'reports')!r}, 'a').write('report\\n')"
     machine(
@@ -167,7 +166,7 @@ def test_a_step_that_failed_is_tried_again_and_one_that_passed_is_not(machine, t
     assert results() == {"first": "passed", "second": "passed", "report": "passed"}
     assert (tmp_path / "reports").read_text() == "report\n" * 2  # of all that there is by then
     assert summary().startswith("3 of 3 steps passed")
-    assert "    on cpu\n" in summary()
+    assert "    on cpu 1\n" in summary()
 
 
 def test_what_failed_before_waits_for_what_was_never_tried(machine, tmp_path):
@@ -291,6 +290,15 @@ def test_the_whole_has_its_time_and_keeps_some_for_the_report(machine, monkeypat
     machine(("first", 60, "", {}), ("report", 60, "", {"again": True}))
     assert measure.main() == 1
     assert results() == {"first": "no time left", "report": "passed"}
+
+
+def test_a_step_without_time_stays_what_it_was(machine, monkeypatch):
+    machine(("first", 60, "raise SystemExit('no torch here')", {}))
+    assert measure.main() == 1
+    monkeypatch.setattr(measure, "WHOLE", measure.RESERVED)
+    assert measure.main() == 1
+    assert results() == {"first": "failed"}
+    assert "    no torch here\n" in summary()
 
 
 def test_another_python_than_that_of_the_wheels_is_refused(machine, capsys):
