@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers import devices, gradients, jacobians, norms, projection
+from helpers import devices, gradients, jacobians, norms, privacy, projection
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
@@ -88,6 +88,20 @@ def test_computers_and_projection_are_as_on_the_cpu(computer):
     torch.testing.assert_close(
         features(DEVICE).cpu(), features(torch.device("cpu")), rtol=1e-5, atol=1e-6
     )
+
+
+def test_private_batches_and_sums_stay_on_the_device():
+    case = zoo.make("cnn")
+    options = {"limit": 0.5, "noise_multiplier": 2.0}
+    with pytest.raises(ValueError, match="generator is on cpu and"):
+        privacy.private_sum(*moved(case).args, generator=torch.Generator(), **options)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    (batch,) = privacy.poisson_batches(1000, 0.5, 1, generator)
+    assert 400 < len(on_cpu(batch)) < 600
+    total = on_cpu(privacy.private_sum(*moved(case).args, generator=generator, **options))
+    clipped = norms.clipped_sum(*case.args, 0.5)
+    noise = torch.cat([(total[name] - clipped[name]).flatten() for name in clipped])
+    assert abs(noise.std().item() - 1) < 5 / (2 * len(noise)) ** 0.5
 
 
 @on_pretended

@@ -4,13 +4,14 @@ import doctest
 
 import pytest
 
-from helpers import gradients, jacobians, norms, projection
+from helpers import gradients, jacobians, norms, privacy, projection
 from helpers.limits.diagnosis import findings
 
 SHOWN = {
     gradients: ["func_gradients"],
     jacobians: ["func_jacobians"],
     norms: ["gradient_norms", "clipped_sum"],
+    privacy: ["private_sum", "epsilon", "noise_multiplier_for"],
     projection: ["project_batches"],
     findings: ["diagnose"],
 }

@@ -1,0 +1,313 @@
+"""Private training: the distributions of batches and noise, one step of Opacus, exact guarantees.
+
+A statistical test fails by chance, for a seed taken at random, with a probability of at most
+`CHANCE`; the seeds are fixed, so that a right implementation passes always.
+"""
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import optimize, stats
+from torch import nn
+
+from helpers import norms, privacy
+
+CHANCE = 1e-3
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def plausible(statistic: float, distribution: object) -> bool:
+    """Say whether a statistic is where its distribution has all but `CHANCE` of its mass."""
+    return CHANCE / 2 < distribution.cdf(statistic) < 1 - CHANCE / 2
+
+
+def small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    return model, torch.randn(12, 5).double(), torch.randint(3, (12,))
+
+
+# Batches
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """2,000 batches of 300 samples as a table of 0 and 1, and the rate."""
+    table = torch.zeros(2000, 300)
+    for row, batch in zip(table, privacy.poisson_batches(300, 0.1, 2000, seeded(1)), strict=True):
+        assert batch.dtype == torch.int64
+        row[batch] = 1
+    return table, 0.1
+
+
+def variance_ratio(values: torch.Tensor, mean: float, variance: float) -> float:
+    """Sum squared deviations in units of the variance: chi-squared with `len(values)` degrees."""
+    return ((values - mean).square().sum() / variance).item()
+
+
+def test_each_sample_is_drawn_with_the_rate(drawn):
+    table, rate = drawn
+    steps, n = table.shape
+    ratio = variance_ratio(table.sum(0), steps * rate, steps * rate * (1 - rate))
+    assert plausible(ratio, stats.chi2(n))
+    assert plausible(table.sum().item(), stats.binom(table.numel(), rate))
+
+
+def test_samples_are_drawn_without_regard_to_each_other(drawn):
+    """Then sizes have the variance of a binomial; of batches of one size they have none."""
+    table, rate = drawn
+    steps, n = table.shape
+    ratio = variance_ratio(table.sum(1), n * rate, n * rate * (1 - rate))
+    assert plausible(ratio, stats.chi2(steps))
+
+
+def test_steps_are_drawn_without_regard_to_each_other(drawn):
+    """In an epoch of shuffled batches, two successive ones have no sample in common."""
+    table, rate = drawn
+    both = (table[:-1:2] * table[1::2]).sum().item()
+    assert plausible(both, stats.binom(table[1::2].numel(), rate**2))
+
+
+def test_batches_follow_from_the_generator():
+    first, again = (list(privacy.poisson_batches(50, 0.2, 5, seeded(3))) for _ in range(2))
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[1])
+    assert all(torch.equal(batch, batch.sort().values) for batch in first)
+
+
+def test_all_and_none():
+    (all_of_them,) = privacy.poisson_batches(4, 1.0, 1, seeded(0))
+    assert all_of_them.tolist() == [0, 1, 2, 3]
+    sizes = {len(batch) for batch in privacy.poisson_batches(3, 0.1, 50, seeded(0))}
+    assert 0 in sizes
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan, "0.1", True])
+def test_a_rate_out_of_range_is_refused_at_once(rate):
+    with pytest.raises(ValueError, match="rate must be above 0 and at most 1"):
+        privacy.poisson_batches(10, rate, 1, seeded(0))
+    with pytest.raises(ValueError, match="rate must be"):
+        privacy.epsilon(1.0, rate, 1, 1e-5)
+
+
+def test_counts_and_generators_are_checked():
+    with pytest.raises(ValueError, match="n must be a whole number"):
+        privacy.poisson_batches(0, 0.5, 1, seeded(0))
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        privacy.poisson_batches(1, 0.5, 1.5, seeded(0))
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, got int"):
+        privacy.poisson_batches(1, 0.5, 1, 0)
+
+
+# The sum
+
+
+def test_without_noise_it_is_the_clipped_sum():
+    model, data, targets = small()
+    got = privacy.private_sum(model, F.cross_entropy, data, targets, limit=0.5, noise_multiplier=0)
+    right = norms.clipped_sum(model, F.cross_entropy, data, targets, 0.5)
+    torch.testing.assert_close(got, right, rtol=0, atol=0)
+
+
+def noises(draws: int, **options: object) -> torch.Tensor:
+    """Draw the noise of private sums, all parameters in a row: `(draws, P)`."""
+    model, data, targets = small()
+    settings = {"limit": 0.5, "noise_multiplier": 3.0, "generator": seeded(2), **options}
+    plain = norms.clipped_sum(model, F.cross_entropy, data, targets, settings["limit"])
+    rows = []
+    for _ in range(draws):
+        total = privacy.private_sum(model, F.cross_entropy, data, targets, **settings)
+        rows.append(torch.cat([(total[name] - plain[name]).flatten() for name in plain]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 5])
+def test_noise_has_its_variance_however_many_chunks(chunk_size):
+    noise = noises(40, chunk_size=chunk_size)
+    ratio = variance_ratio(noise.flatten(), 0.0, 1.5**2)
+    assert plausible(ratio, stats.chi2(noise.numel()))
+    assert stats.kstest(noise.flatten() / 1.5, "norm").pvalue > CHANCE
+
+
+def test_noise_of_steps_and_entries_is_independent():
+    noise = noises(60) / 1.5
+    products = {
+        "steps": noise[:-1:2] * noise[1::2],
+        "entries": noise[:, :-1:2] * noise[:, 1::2],
+    }
+    for product in products.values():  # of independent normals: mean 0, variance 1
+        z = product.sum().item() / product.numel() ** 0.5
+        assert plausible(z, stats.norm())
+
+
+def test_an_empty_batch_is_a_step_of_noise():
+    model, data, targets = small()
+    options = {"limit": 0.5, "noise_multiplier": 3.0}
+    totals = [
+        privacy.private_sum(model, F.cross_entropy, data[:0], targets[:0], generator=g, **options)
+        for g in (seeded(5), seeded(5))
+    ]
+    torch.testing.assert_close(totals[0], totals[1], rtol=0, atol=0)
+    flat = torch.cat([total.flatten() for total in totals[0].values()])
+    assert len(flat) == sum(parameter.numel() for parameter in model.parameters())
+    assert plausible(variance_ratio(flat, 0.0, 1.5**2), stats.chi2(len(flat)))
+
+
+@pytest.mark.parametrize("limit", [0.1, 0.7, 50.0])
+def test_one_step_of_opacus(limit):
+    """Opacus divides by the norm plus 1e-6; apart from that the two are equal."""
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    model, data, targets = small()
+    mine = privacy.private_sum(
+        model,
+        F.cross_entropy,
+        data,
+        targets,
+        limit=limit,
+        noise_multiplier=1.3,
+        generator=seeded(4),
+        chunk_size=5,
+    )
+    wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="mean")
+    optimizer = DPOptimizer(
+        torch.optim.SGD(wrapped.parameters(), lr=1.0),
+        noise_multiplier=1.3,
+        max_grad_norm=limit,
+        expected_batch_size=10,
+        generator=seeded(4),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that full backward hooks see no input gradient
+        F.cross_entropy(wrapped(data), targets).backward()
+    optimizer.step()
+    before = dict(model.named_parameters())
+    theirs = {
+        name.removeprefix("_module."): (before[name.removeprefix("_module.")] - after) * 10
+        for name, after in wrapped.named_parameters()
+    }
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5 * limit)
+
+
+def test_frozen_parameters_get_none_and_the_model_is_left_as_it_was():
+    model, data, targets = small()
+    model[0].weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    with torch.inference_mode():
+        got = privacy.private_sum(
+            model, F.cross_entropy, data, targets, limit=1.0, noise_multiplier=1.0
+        )
+    assert list(got) == ["0.bias", "2.weight", "2.bias"]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_what_the_sum_refuses():
+    model, data, targets = small()
+
+    def call(model=model, limit=1.0, noise_multiplier=1.0, generator=None):
+        options = {"limit": limit, "noise_multiplier": noise_multiplier, "generator": generator}
+        privacy.private_sum(model, F.cross_entropy, data, targets, **options)
+
+    for limit in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="limit must be a finite Python number above 0"):
+            call(limit=limit)
+    for noise in (-1.0, math.inf, math.nan, None):
+        with pytest.raises(ValueError, match="noise_multiplier must be a finite number"):
+            call(noise_multiplier=noise)
+    with pytest.raises(ValueError, match="1 is BatchNorm in training mode"):
+        call(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double())
+    with pytest.raises(ValueError, match=r"generator is on cpu and 0\.weight on meta"):
+        call(copy.deepcopy(model).to("meta"), generator=seeded(0))
+    with pytest.raises(ValueError, match=r"0\.weight is complex"):
+        call(copy.deepcopy(model).to(torch.complex128))
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, got int"):
+        call(generator=3)
+
+
+# The guarantee
+
+
+def exact_epsilon(noise_multiplier: float, steps: int, delta: float) -> float:
+    """Solve for the epsilon of Gaussian noise without subsampling (Balle and Wang 2018)."""
+    mu = steps**0.5 / noise_multiplier  # steps add up like one of less noise
+
+    def excess(eps: float) -> float:
+        above = stats.norm.cdf(mu / 2 - eps / mu)
+        return above - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
+
+    return optimize.brentq(excess, 0, 50)
+
+
+@pytest.mark.parametrize(("noise_multiplier", "steps"), [(3.0, 1), (8.0, 10), (60.0, 100)])
+def test_accountants_are_bounds_of_the_exact_epsilon(noise_multiplier, steps):
+    exact = exact_epsilon(noise_multiplier, steps, 1e-5)
+    prv = privacy.epsilon(noise_multiplier, 1.0, steps, 1e-5, accountant="prv")
+    assert exact < prv < exact + 0.021
+    assert exact < privacy.epsilon(noise_multiplier, 1.0, steps, 1e-5) < 1.15 * exact + 0.01
+
+
+def test_renyi_divergence_by_integration():
+    """The RDP epsilon is the smallest over orders, the divergence here from its definition."""
+    noise, rate, steps, delta = 1.1, 0.02, 500, 1e-5
+    x = torch.linspace(-40, 60, 200_001, dtype=torch.float64)
+    log_density = -(x**2) / (2 * noise**2) - math.log(noise * math.sqrt(2 * math.pi))
+    ratio = ((2 * x - 1) / (2 * noise**2) + math.log(rate)).logaddexp(
+        torch.tensor(math.log(1 - rate), dtype=torch.float64)
+    )
+    best = math.inf
+    for order in [1 + tenth / 10 for tenth in range(1, 100)] + list(range(12, 64)):
+        moment = torch.trapezoid((log_density + order * ratio).exp(), x).log().item()
+        convert = math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        best = min(best, steps * moment / (order - 1) + convert)
+    assert privacy.epsilon(noise, rate, steps, delta) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("setting", [(0.5, 1.0, 50), (2.0, 0.05, 200)])
+def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, setting):
+    target, *rest = setting
+    noise = privacy.noise_multiplier_for(target, *rest, 1e-5, accountant=accountant)
+    assert privacy.epsilon(noise, *rest, 1e-5, accountant=accountant) <= target
+    assert privacy.epsilon(noise * 0.999, *rest, 1e-5, accountant=accountant) > target
+
+
+def test_no_noise_no_guarantee():
+    assert privacy.epsilon(0.0, 0.1, 10, 1e-5) == math.inf
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_budgets_refuse():
+    with pytest.raises(ValueError, match="delta must be above 0 and below 1"):
+        privacy.epsilon(1.0, 0.1, 10, 0.0)
+    with pytest.raises(ValueError, match="accountant must be 'rdp' or 'prv', got 'gdp'"):
+        privacy.epsilon(1.0, 0.1, 10, 1e-5, accountant="gdp")
+    with pytest.raises(ValueError, match="noise_multiplier must be a finite number"):
+        privacy.epsilon(-1.0, 0.1, 10, 1e-5)
+    with pytest.raises(ValueError, match="steps must be a whole number, at least 1, got 0"):
+        privacy.epsilon(1.0, 0.1, 0, 1e-5)
+    with pytest.raises(ValueError, match="epsilon must be a finite number above 0"):
+        privacy.noise_multiplier_for(0.0, 0.1, 10, 1e-5)
+    with pytest.raises(ValueError, match=r"'rdp' promises no epsilon as small as 0\.05"):
+        privacy.noise_multiplier_for(0.05, 0.1, 10, 1e-5)
+
+
+def test_a_delta_that_promises_nothing_is_warned_of():
+    for call, accountant in (
+        (privacy.epsilon, "rdp"),
+        (privacy.noise_multiplier_for, "rdp"),
+        (privacy.noise_multiplier_for, "prv"),
+    ):
+        with pytest.warns(UserWarning, match=r"delta = 0\.02 is not below 1/n") as caught:
+            call(2.0, 0.01, 10, 0.02, accountant=accountant)
+        assert len(caught) == 1
+        assert {warning.filename for warning in caught} == {__file__}
