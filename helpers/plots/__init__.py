@@ -3,6 +3,7 @@
 from helpers.plots.diagrams import in_dims
 from helpers.plots.graphs import agreement, curves, effects, shares, similarities
 from helpers.plots.images import attributions, digits, kernel_gradients, norms, weight_jacobian
+from helpers.plots.privacy import canaries, releases, spreads
 from helpers.plots.sliders import Slider
 from helpers.plots.timings import multiples
 
@@ -10,6 +11,7 @@ __all__ = [
     "Slider",
     "agreement",
     "attributions",
+    "canaries",
     "curves",
     "digits",
     "effects",
@@ -17,7 +19,9 @@ __all__ = [
     "kernel_gradients",
     "multiples",
     "norms",
+    "releases",
     "shares",
     "similarities",
+    "spreads",
     "weight_jacobian",
 ]

@@ -1,0 +1,88 @@
+"""Pictures of private training: what a release gives away, what noise costs, what an audit sees."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from helpers.plots.figures import finish
+
+
+def releases(values: Tensor, without: Tensor, with_one: Tensor, *, allowed: float) -> Figure:
+    """Draw the densities of a release for two neighbouring data sets, and what exceeds a factor.
+
+    Args:
+        values: What may be released, `(N,)`, in ascending order.
+        without: The density without the sample, `(N,)`.
+        with_one: The density with it, `(N,)`.
+        allowed: The factor, e to the epsilon, by which the second may be larger than the first.
+    """
+    values, without, with_one = (tensor.cpu() for tensor in (values, without, with_one))
+    figure, axis = plt.subplots(figsize=(5.5, 3.2), layout="constrained")
+    axis.plot(values, without, label="without the sample")
+    axis.plot(values, with_one, label="with the sample")
+    bound = allowed * without
+    axis.plot(values, bound, color="gray", linestyle=":", label=f"{allowed:.2f} times the first")
+    above = with_one > bound
+    axis.fill_between(values, bound, with_one, where=above, color="tab:red", label="delta")
+    axis.set(xlabel="what is released", ylabel="density", ylim=(0, 1.25 * with_one.max()))
+    axis.grid(alpha=0.3)
+    figure.legend(fontsize=9, loc="outside upper center", ncols=2)
+    return finish(figure)
+
+
+def spreads(
+    places: Sequence[str],
+    series: Mapping[str, Tensor],
+    *,
+    xlabel: str,
+    ylabel: str,
+    baselines: Mapping[str, float] | None = None,
+) -> Figure:
+    """Draw several runs for each place of an axis: a point for each run, a line through the means.
+
+    Args:
+        places: K names of what is varied, in order.
+        series: `{name: (K, R)}`, R runs at each place.
+        xlabel: What is varied.
+        ylabel: What the numbers are, with their unit.
+        baselines: `{name of a series: its level}`, drawn as a dashed line in the same colour.
+    """
+    figure, axis = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+    shift = 0.12
+    for number, (name, runs) in enumerate(series.items()):
+        colour = f"C{number}"
+        at = [place + (number - (len(series) - 1) / 2) * shift for place in range(len(places))]
+        axis.plot(at, runs.mean(dim=1).cpu(), color=colour, marker="_", markersize=11, label=name)
+        for place, values in zip(at, runs.cpu(), strict=True):
+            axis.scatter([place] * len(values), values, color=colour, s=12, alpha=0.5, linewidths=0)
+        if baselines and name in baselines:
+            axis.axhline(baselines[name], color=colour, linestyle="--", linewidth=0.9)
+    axis.set_xticks(range(len(places)), places)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.grid(alpha=0.3)
+    figure.legend(fontsize=9, loc="outside upper center", ncols=min(len(series), 4))
+    return finish(figure)
+
+
+def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], *, xlabel: str) -> Figure:
+    """Draw the scores of canaries that were in a training and of those that were not.
+
+    Args:
+        scores: `{name of the training: (scores of those in, scores of those out)}`.
+        xlabel: What the scores are, with their unit.
+    """
+    figure, axes = plt.subplots(
+        len(scores), 1, figsize=(6, 1.5 * len(scores) + 0.8), layout="constrained", squeeze=False
+    )
+    for axis, (name, (inside, outside)) in zip(axes.flat, scores.items(), strict=True):
+        every = [*inside.tolist(), *outside.tolist()]
+        options = {"bins": 40, "range": (min(every), max(every)), "alpha": 0.6}
+        axis.hist(outside.cpu(), **options, label="out")
+        axis.hist(inside.cpu(), **options, label="in")
+        axis.set_title(name, fontsize=10)
+        axis.set_ylabel("canaries")
+    axes.flat[-1].set_xlabel(xlabel)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), fontsize=9, loc="outside upper center")
+    return finish(figure)
