@@ -84,5 +84,6 @@ def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], *, xlabel: str) -> Fig
         axis.set_title(name, fontsize=10)
         axis.set_ylabel("canaries")
     axes.flat[-1].set_xlabel(xlabel)
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), fontsize=9, loc="outside upper center")
+    handles = axes.flat[0].get_legend_handles_labels()
+    figure.legend(*handles, fontsize=9, loc="outside upper center", ncols=2)
     return finish(figure)
