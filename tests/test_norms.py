@@ -54,10 +54,7 @@ def test_every_model_of_the_zoo(name, chunk_size):
 
 
 # Torch has no rule for a batch of these with weights of their own.
-NOT_WATCHED = [
-    *("lstm", "lstm None", "lstm hx=None", "lstm deep", "lstm both ways", "lstm projected"),
-    *("gru", "gru None", "rnn", "rnn relu", "lstm cell", "spectral norm", "spectral norm hook"),
-]
+NOT_WATCHED = ["spectral norm", "spectral norm hook"]
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_WATCHED])

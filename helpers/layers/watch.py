@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from helpers.layers.found import Found
 from helpers.layers.kinds import CALLS
 from helpers.layers.use import Use
-from helpers.transforms import fallback, samples
+from helpers.transforms import fallback, recurrent, samples
 from helpers.transforms.modules import StandIn
 from helpers.transforms.randomness import (
     RANDOMNESS,
@@ -54,6 +54,7 @@ class Watch:
         self._stand_in = StandIn(model)
         self.params = {name: self._stand_in.params[name].detach() for name in params}
         self.randomness = randomness
+        function = recurrent.unrolling(function, self._stand_in.model)
         self._function = self._stand_in.reaching(function)
 
     def chunks(
