@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from helpers import gradients
 from helpers.layers.found import Found
-from helpers.layers.use import Use, squared_norms
+from helpers.layers.use import Use, squared_norms, weighted_sum
 from helpers.layers.watch import Watch
 from helpers.transforms import checks
 
@@ -126,15 +126,18 @@ def clipped_sum(
     if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
     params = _prepare(model, data, targets, wrt, chunk_size, randomness)
-    result = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    result: dict[str, Tensor] = {}
     batch = (data.detach(), targets)
     for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
         reduced = _reduce(params, found, len(data[part]), keep=True)
         factors = (limit / reduced.norms).clamp(max=1)
         for name, total in reduced.totals(factors):
-            result[name] += total
+            result[name] = result[name] + total if name in result else total
         del found, reduced
-    return result
+    return {
+        name: result[name] if name in result else torch.zeros_like(tensor)
+        for name, tensor in params.items()
+    }
 
 
 @dataclass
@@ -150,7 +153,7 @@ class _Reduced:
         for name, (use, role) in self.uses.items():
             yield name, use.total(role, factors.to(use.grads.dtype))
         for name, gradient in self.grads.items():
-            yield name, torch.einsum("b,b...->...", factors.to(gradient.dtype), gradient)
+            yield name, weighted_sum(factors.to(gradient.dtype), gradient)
 
 
 def _reduce(params: dict[str, Tensor], found: Found, size: int, *, keep: bool = False) -> _Reduced:

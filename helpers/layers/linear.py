@@ -16,6 +16,7 @@ from helpers.layers.use import (
     place,
     squared_norms,
     unless_cancelled,
+    weighted_sum,
 )
 
 
@@ -90,7 +91,7 @@ class Linear(Use):
     def total(self, role: str, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""
         if role == "bias":
-            return torch.einsum("b,bo->o", factors, self._bias())
+            return weighted_sum(factors, self._bias())
         grads = self.grads * factors.view(-1, *(1,) * (self.grads.dim() - 1))
         total = grads.flatten(0, -2).mT @ self.inputs.flatten(0, -2)
         order = self.options["order"]

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+# To add up squares in two steps is faster up to here, and takes memory for them: 256 kB.
+_SMALL = 2**16
+
 # The Gram way adds products of many signs. Where its sum is this much smaller than the sum of
 # their sizes, rounding could be seen in the norm, and the gradient itself is taken.
 _CANCELLED = 1 / 100
@@ -102,7 +105,14 @@ def squared_norms(gradients: Tensor) -> Tensor:
         gradients = torch.view_as_real(gradients.resolve_conj())
     rows = gradients.flatten(1) if gradients.dim() > 1 else gradients[:, None]
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if rows.numel() <= _SMALL:
+        return (rows * rows).sum(1)
     return torch.einsum("bp,bp->b", rows, rows)
+
+
+def weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
+    """Return the sum of gradients `(B, *shape)`, each times its factor, `(B,)`."""
+    return (factors @ gradients.reshape(len(gradients), -1)).view(gradients.shape[1:])
 
 
 def unless_cancelled(squares: Tensor, largest: Tensor) -> Tensor | None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.overrides import TorchFunctionMode
 
 from helpers.layers.found import Found
@@ -212,11 +214,25 @@ class _Notice(TorchFunctionMode):
             for role, tensor in call.weights.items()
         }
         output = call.run(**weights)
-        output = _Note.apply(output, call.inputs, self.ticket, self.anchor, use, self.tape)
+        output = _note(output, call.inputs, self.ticket, self.anchor, use, self.tape)
         return call.finish(output) if call.finish else output
 
     def _known(self, value: Any) -> bool:
         return id(value) in self.names
+
+
+def _note(outputs: Tensor, inputs: Tensor, *args: Any) -> Tensor:
+    """Call `_Note`, or do what comes of it where nothing but the watch's own `vmap` is around.
+
+    To call a function by way of `vmap` takes longer than many a layer.
+    """
+    around = retrieve_current_functorch_interpreter()
+    if around.level() > 1 or around.key() != TransformType.Vmap:
+        return _Note.apply(outputs, inputs, *args)
+    unwrapped, dims = zip(*(_unwrap_batched(each, 1) for each in (outputs, inputs)), strict=True)
+    with around.lower():
+        kept, _ = _Note.vmap(around, dims, *unwrapped, *args)
+    return _add_batch_dim(kept, 0, 1)
 
 
 class _Note(torch.autograd.Function):
@@ -240,8 +256,9 @@ class _Note(torch.autograd.Function):
         *args: Any,
     ) -> tuple[Tensor, int]:
         # The ticket, one for each sample, makes this run where outputs are the same for all.
+        size = info.batch_size() if callable(info.batch_size) else info.batch_size
         outputs, inputs = (
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip((outputs, inputs), in_dims, strict=False)
         )
         return _Keep.apply(outputs, inputs, *args), 0
