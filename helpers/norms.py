@@ -163,7 +163,7 @@ def _reduce(params: dict[str, Tensor], found: Found, size: int, *, keep: bool = 
     reduced = _Reduced(squares)
     for name in params:
         use = found.only_use(name)
-        own = use and use[0].squares(use[1])
+        own = use and use[0].squares(use[1], then_total=keep)
         if own is not None:
             reduced.uses[name] = use
         elif (gradients := found.gradients(name)) is not None:

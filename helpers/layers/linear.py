@@ -19,6 +19,10 @@ from helpers.layers.use import (
     weighted_sum,
 )
 
+# Gram matrices are the faster way to norms where they take less than this of the multiplications
+# of the outer products, as measured at 8 to 65 positions and 32 to 1000 inputs and outputs.
+_GRAM, _GRAM_THEN_TOTAL = 0.75, 0.4
+
 
 class Linear(Use):
     """A weight times inputs: a sum of outer products, and the base of what is one in some way.
@@ -73,13 +77,14 @@ class Linear(Use):
             pieces.append(rows.to(dtype).mT @ columns.to(dtype))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def squares(self, role: str) -> Tensor | None:
+    def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""
         if role == "bias":
             return None
         positions, inputs, outputs = self._sizes()
-        if positions > 1 and positions * (inputs + outputs) > inputs * outputs:
-            return None  # the outer products take fewer multiplications than Gram matrices
+        share = _GRAM_THEN_TOTAL if then_total else _GRAM
+        if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
+            return None
         pieces = []
         for x, d in self.factors():
             squares = _squares(x, d)

@@ -165,34 +165,46 @@ def _sequence(
     return outputs[0].squeeze(1), *(end.squeeze(0) for end in outputs[1:])
 
 
-def _batched(function: type[torch.autograd.Function], weights: int) -> staticmethod:
-    """Make the rule by which `vmap` calls a function `(kind, *weights, *others)`."""
+def _batched(
+    function: type[torch.autograd.Function],
+    weights: int,
+    size: int,
+    in_dims: tuple[int | None, ...],
+    args: tuple[Any, ...],
+) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+    """Call a function `(kind, *weights, *others)` for a batch, as a rule for `vmap` is to.
 
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        size, dims, values = info.batch_size, list(in_dims), list(args)
-        for index in range(1, 1 + weights):
-            # One that was expanded is shared all the same.
-            if dims[index] is not None and values[index].stride(dims[index]) == 0:
-                values[index], dims[index] = values[index].select(dims[index], 0), None
-        shared = all(dim is None for dim in dims[1 : 1 + weights])
-        place = -3 if shared else -4  # in front of N or of K, which it then joins
-        for index, value in enumerate(values):
-            if not isinstance(value, Tensor) or (shared and 1 <= index <= weights):
-                continue
-            if dims[index] is None:
-                shape = value.shape
-                value = value.unsqueeze(place)
-                value = value.expand(*shape[: place + 1], size, *shape[place + 1 :])
-            else:
-                value = value.movedim(dims[index], place)
-            values[index] = value.flatten(place, place + 1)
-        parts = [
-            None if part is None else part.unflatten(place + 1, (size, -1))
-            for part in function.apply(*values)
-        ]
-        return tuple(parts), tuple(None if p is None else p.dim() + place for p in parts)
+    Args:
+        function: One of those below.
+        weights: How many there are.
+        size: Of the batch.
+        in_dims: Where each argument has its dimension of the batch.
+        args: The arguments.
 
-    return staticmethod(vmap)
+    Returns:
+        What the function returns, and where each part has its dimension of the batch.
+    """
+    dims, values = list(in_dims), list(args)
+    for index in range(1, 1 + weights):
+        # One that was expanded is shared all the same.
+        if dims[index] is not None and values[index].stride(dims[index]) == 0:
+            values[index], dims[index] = values[index].select(dims[index], 0), None
+    shared = all(dim is None for dim in dims[1 : 1 + weights])
+    place = -3 if shared else -4  # in front of N or of K, which it then joins
+    for index, value in enumerate(values):
+        if not isinstance(value, Tensor) or (shared and 1 <= index <= weights):
+            continue
+        if dims[index] is None:
+            value = value.unsqueeze(place)
+            value = value.expand(*value.shape[:place], size, *value.shape[place + 1 :])
+        else:
+            value = value.movedim(dims[index], place)
+        values[index] = value.flatten(place, place + 1)
+    parts = [
+        None if part is None else part.unflatten(place + 1, (size, -1))
+        for part in function.apply(*values)
+    ]
+    return tuple(parts), tuple(None if part is None else part.dim() + place for part in parts)
 
 
 class _Run(torch.autograd.Function):
@@ -201,6 +213,10 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(kind: type[cells.Cell], *args: Any) -> tuple[Tensor, ...]:
         return kind.run(*args)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        return _batched(_Run, 3, info.batch_size, in_dims, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -223,6 +239,10 @@ class _Chain(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         hidden, *kept = others[count:]
         return hidden.view_as(hidden), *(end.clone() for end in kind.ends(*kept))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        return _batched(_Chain, 2, info.batch_size, in_dims, args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -258,12 +278,13 @@ class _Back(torch.autograd.Function):
         return kind.back(w_hh, w_hr, grads, start, *known)
 
     @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        return _batched(_Back, 2, info.batch_size, in_dims, args)
+
+    @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError("a recurrent layer is differentiated twice, for which it has no rule")
-
-
-_Run.vmap, _Chain.vmap, _Back.vmap = _batched(_Run, 3), _batched(_Chain, 2), _batched(_Back, 2)
