@@ -126,18 +126,15 @@ def clipped_sum(
     if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
     params = _prepare(model, data, targets, wrt, chunk_size, randomness)
-    result: dict[str, Tensor] = {}
+    result = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
     batch = (data.detach(), targets)
     for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
         reduced = _reduce(params, found, len(data[part]), keep=True)
         factors = (limit / reduced.norms).clamp(max=1)
         for name, total in reduced.totals(factors):
-            result[name] = result[name] + total if name in result else total
+            result[name] += total
         del found, reduced
-    return {
-        name: result[name] if name in result else torch.zeros_like(tensor)
-        for name, tensor in params.items()
-    }
+    return result
 
 
 @dataclass

@@ -181,7 +181,9 @@ def test_convolutions_place_by_place(dims, dilation, groups, monkeypatch):
     torch.manual_seed(0)
     kinds = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
     layer = kinds[dims](16, 4, (3, 2, 1)[:dims], 1, (1, 0, 2)[:dims], dilation, groups)
-    case = case_of(nn.Sequential(layer, nn.Tanh(), nn.Flatten()), (16, *(9, 8, 7)[:dims]), 3)
+    case = case_of(
+        nn.Sequential(layer, nn.Tanh(), nn.Flatten()), (16, *(9, 8, 7)[:dims]), 3, torch.float64
+    )
     with monkeypatch.context() as patch:  # it is this way that is tested
         patch.setattr(convolution.Convolution, "factors", None)
         check(case)
