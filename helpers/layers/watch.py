@@ -221,18 +221,29 @@ class _Notice(TorchFunctionMode):
         return id(value) in self.names
 
 
-def _note(outputs: Tensor, inputs: Tensor, *args: Any) -> Tensor:
+def _note(outputs: Tensor, inputs: Tensor, ticket: Tensor, *args: Any) -> Tensor:
     """Call `_Note`, or do what comes of it where nothing but the watch's own `vmap` is around.
 
     To call a function by way of `vmap` takes longer than many a layer.
     """
     around = retrieve_current_functorch_interpreter()
     if around.level() > 1 or around.key() != TransformType.Vmap:
-        return _Note.apply(outputs, inputs, *args)
+        return _Note.apply(outputs, inputs, ticket, *args)
     unwrapped, dims = zip(*(_unwrap_batched(each, 1) for each in (outputs, inputs)), strict=True)
     with around.lower():
-        kept, _ = _Note.vmap(around, dims, *unwrapped, *args)
+        kept = _keep(around.batch_size(), dims, *unwrapped, *args)
     return _add_batch_dim(kept, 0, 1)
+
+
+def _keep(
+    size: int, dims: tuple[int | None, ...], outputs: Tensor, inputs: Tensor, *args: Any
+) -> Tensor:
+    """Call `_Keep` with the tensors of all samples, the dimension of the batch in front."""
+    outputs, inputs = (
+        tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip((outputs, inputs), dims, strict=False)
+    )
+    return _Keep.apply(outputs, inputs, *args)
 
 
 class _Note(torch.autograd.Function):
@@ -256,12 +267,7 @@ class _Note(torch.autograd.Function):
         *args: Any,
     ) -> tuple[Tensor, int]:
         # The ticket, one for each sample, makes this run where outputs are the same for all.
-        size = info.batch_size() if callable(info.batch_size) else info.batch_size
-        outputs, inputs = (
-            tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip((outputs, inputs), in_dims, strict=False)
-        )
-        return _Keep.apply(outputs, inputs, *args), 0
+        return _keep(info.batch_size, in_dims, outputs, inputs, *args), 0
 
 
 class _Keep(torch.autograd.Function):
