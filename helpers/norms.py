@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from helpers import gradients
 from helpers.layers.found import Found
-from helpers.layers.use import Use, squared_norms
+from helpers.layers.use import Use, squared_norms, weighted_sum
 from helpers.layers.watch import Watch
 from helpers.transforms import checks
 
@@ -150,7 +150,7 @@ class _Reduced:
         for name, (use, role) in self.uses.items():
             yield name, use.total(role, factors.to(use.grads.dtype))
         for name, gradient in self.grads.items():
-            yield name, torch.einsum("b,b...->...", factors.to(gradient.dtype), gradient)
+            yield name, weighted_sum(factors.to(gradient.dtype), gradient)
 
 
 def _reduce(params: dict[str, Tensor], found: Found, size: int, *, keep: bool = False) -> _Reduced:
@@ -160,7 +160,7 @@ def _reduce(params: dict[str, Tensor], found: Found, size: int, *, keep: bool = 
     reduced = _Reduced(squares)
     for name in params:
         use = found.only_use(name)
-        own = use and use[0].squares(use[1])
+        own = use and use[0].squares(use[1], then_total=keep)
         if own is not None:
             reduced.uses[name] = use
         elif (gradients := found.gradients(name)) is not None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers import benchmark, gradients, norms
-from helpers.layers import watch
+from helpers.layers import convolution, watch
+from helpers.layers.use import squared_norms
 from helpers.models import SimpleCNN
 from tests.oracle import TOLERANCES, assert_equal, oracle
 from tests.test_gradients_properties import case_of, convolutions, networks
@@ -54,10 +55,7 @@ def test_every_model_of_the_zoo(name, chunk_size):
 
 
 # Torch has no rule for a batch of these with weights of their own.
-NOT_WATCHED = [
-    *("lstm", "lstm None", "lstm hx=None", "lstm deep", "lstm both ways", "lstm projected"),
-    *("gru", "gru None", "rnn", "rnn relu", "lstm cell", "spectral norm", "spectral norm hook"),
-]
+NOT_WATCHED = ["spectral norm", "spectral norm hook"]
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_WATCHED])
@@ -66,7 +64,7 @@ def test_one_pass_does(name, monkeypatch):
     norms.clipped_sum(*make(name).args, 1.0)
 
 
-@pytest.mark.parametrize("name", ["lstm", "spectral norm"])
+@pytest.mark.parametrize("name", NOT_WATCHED)
 def test_what_cannot_be_watched_goes_the_way_of_func_gradients(name, monkeypatch):
     case, calls = make(name), []
     real = gradients.func_gradients
@@ -174,6 +172,33 @@ def test_convolutions_by_both_ways(dims, images):
         if images:  # without the dimension of images
             model = Apply(lambda m, x: m.layer(x[0])[None].tanh().flatten(1), layer=layer)
         check(case_of(model, (channels, *(size,) * dims), 3, torch.float64))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions_place_by_place(dims, dilation, groups, monkeypatch):
+    torch.manual_seed(0)
+    kinds = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+    layer = kinds[dims](16, 4, (3, 2, 1)[:dims], 1, (1, 0, 2)[:dims], dilation, groups)
+    case = case_of(
+        nn.Sequential(layer, nn.Tanh(), nn.Flatten()), (16, *(9, 8, 7)[:dims]), 3, torch.float64
+    )
+    with monkeypatch.context() as patch:  # it is this way that is tested
+        patch.setattr(convolution.Convolution, "factors", None)
+        check(case)
+    monkeypatch.setattr(convolution, "_CACHED", 1)  # one sample after the other
+    grads = oracle(*case.args)
+    out = {name: torch.empty_like(tensor) for name, tensor in grads.items()}
+    assert_equal(gradients.func_gradients(*case.args, out=out), grads, 1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1_000_001])
+def test_squares_of_many_numbers_are_added_up_without_loss(size):
+    torch.manual_seed(0)
+    numbers = torch.randn(2, size)
+    exact = numbers.double().square().sum(1)
+    torch.testing.assert_close(squared_norms(numbers).double(), exact, rtol=5e-7, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

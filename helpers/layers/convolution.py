@@ -1,5 +1,6 @@
 """Convolutions of one to three dimensions: linear in the windows of their inputs."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helpers.layers.linear import Linear
-from helpers.layers.use import Adapter, Call
+from helpers.layers.use import Adapter, Call, place, weighted_sum
+
+# How many numbers of inputs and gradients are taken at a time where nothing is unfolded: they stay
+# in the cache of a core, where each is read once for each place of the kernel.
+_CACHED = 2**18
+
+# With fewer channels than this, products of one place of the kernel are too small to be fast; and
+# rows that are padded to more than this times their length take longer than copies of windows.
+_CHANNELS, _LONGER = 8, 1.5
 
 # How many numbers the unfolded inputs of a convolution may have at a time: 8 MB in float32.
 _PIECE = 2**21
@@ -37,10 +46,52 @@ class Convolution(Linear):
             )
             yield windows, d
 
+    def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
+        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
+        if role == "bias" or not self._slides():
+            super().write(role, out, add=add)
+            return
+        groups, dims = self.options["groups"], range(self._dims)
+        images, maps = self._images().squeeze(1), self._maps().squeeze(1)
+        step = max(1, _CACHED // (math.prod(images.shape[1:]) + math.prod(maps.shape[1:]) + 1))
+        # Gradients in rows as long as those of the inputs lie at one distance, for all positions,
+        # from what one place of the kernel sees: no window has to be copied.
+        padding, size = self.options["padding"], maps.shape[2:]
+        full = [n + 2 * p for n, p in zip(images.shape[2:], padding, strict=True)]
+        wide = maps.new_zeros((min(step, len(maps)), maps.shape[1], size[0], *full[1:]))
+        strides = [math.prod(full[dim + 1 :]) for dim in dims]
+        length = 1 + sum((size[dim] - 1) * strides[dim] for dim in dims)
+        jumps = [
+            gap * stride for gap, stride in zip(self.options["dilation"], strides, strict=True)
+        ]
+        starts = [
+            sum(n * jump for n, jump in zip(at, jumps, strict=True))
+            for at in itertools.product(*map(range, self.shape[2:]))
+        ]
+        pieces = (tensor.split(step) for tensor in (images, maps, out))
+        for x, d, rows in zip(*pieces, strict=True):
+            long = wide[: len(d)]
+            long[(..., *(slice(n) for n in size))] = d
+            x, d = (
+                t.flatten(2).unflatten(1, (groups, -1)).flatten(0, 1)
+                for t in (self._padded(x), long)
+            )
+            d = d[..., :length]
+            parts = [d @ x[..., start : start + length].mT for start in starts]
+            place(torch.stack(parts, -1).view(rows.shape), rows, add)
+
+    def _slides(self) -> bool:
+        """Say whether to take one place of the kernel after the other is the cheaper way."""
+        images, maps = self._images(), self._maps()
+        padded = [n + 2 * p for n, p in zip(images.shape[3:], self.options["padding"], strict=True)]
+        rows = math.prod(padded[1:]) / max(1, math.prod(maps.shape[4:]))
+        plain = all(stride == 1 for stride in self.options["stride"]) and images.shape[1] == 1
+        return plain and self.shape[1] >= _CHANNELS and rows <= _LONGER
+
     def total(self, role: str, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""
         if role == "bias":
-            return torch.einsum("b,bo->o", factors, self._bias())
+            return weighted_sum(factors, self._bias())
         images, grads = self._images(), self._maps() * factors.view(-1, 1, *(1,) * self._dims, 1)
         return torch.ops.aten.convolution_backward(
             grads.flatten(0, 1),

@@ -33,7 +33,7 @@ class Embedding(Use):
         samples = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
         return result.index_put_((samples, index), rows, accumulate=True)
 
-    def squares(self, role: str) -> Tensor | None:
+    def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""
         index, rows = self._rows()
         if rows.shape[1] ** 2 > self.shape[0]:

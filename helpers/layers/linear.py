@@ -16,7 +16,12 @@ from helpers.layers.use import (
     place,
     squared_norms,
     unless_cancelled,
+    weighted_sum,
 )
+
+# Gram matrices are the faster way to norms where they take less than this of the multiplications
+# of the outer products, as measured at 8 to 65 positions and 32 to 1000 inputs and outputs.
+_GRAM, _GRAM_THEN_TOTAL = 0.75, 0.4
 
 
 class Linear(Use):
@@ -72,13 +77,14 @@ class Linear(Use):
             pieces.append(rows.to(dtype).mT @ columns.to(dtype))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def squares(self, role: str) -> Tensor | None:
+    def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""
         if role == "bias":
             return None
         positions, inputs, outputs = self._sizes()
-        if positions > 1 and positions * (inputs + outputs) > inputs * outputs:
-            return None  # the outer products take fewer multiplications than Gram matrices
+        share = _GRAM_THEN_TOTAL if then_total else _GRAM
+        if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
+            return None
         pieces = []
         for x, d in self.factors():
             squares = _squares(x, d)
@@ -90,7 +96,7 @@ class Linear(Use):
     def total(self, role: str, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""
         if role == "bias":
-            return torch.einsum("b,bo->o", factors, self._bias())
+            return weighted_sum(factors, self._bias())
         grads = self.grads * factors.view(-1, *(1,) * (self.grads.dim() - 1))
         total = grads.flatten(0, -2).mT @ self.inputs.flatten(0, -2)
         order = self.options["order"]

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+# How many squares are added up at a time, and then these sums: long sums in float32 lose digits.
+_RUN = 256
+
 # The Gram way adds products of many signs. Where its sum is this much smaller than the sum of
 # their sizes, rounding could be seen in the norm, and the gradient itself is taken.
 _CANCELLED = 1 / 100
@@ -66,8 +69,13 @@ class Use:
         """
         return None
 
-    def squares(self, role: str) -> Tensor | None:
+    def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`.
+
+        Args:
+            role: "weight" or "bias".
+            then_total: Whether a sum of the gradients is asked for next, to which the gradients
+                themselves, once they are there, are a short way.
 
         Returns:
             `None` where the gradients themselves are the cheaper way to them, or the exact one.
@@ -102,7 +110,17 @@ def squared_norms(gradients: Tensor) -> Tensor:
         gradients = torch.view_as_real(gradients.resolve_conj())
     rows = gradients.flatten(1) if gradients.dim() > 1 else gradients[:, None]
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    return torch.einsum("bp,bp->b", rows, rows)
+    even = rows.shape[1] - rows.shape[1] % _RUN
+    squares = torch.linalg.vector_norm(rows[:, even:], dim=1).square()
+    if even:
+        runs = rows[:, :even].unflatten(1, (-1, _RUN))
+        squares += torch.linalg.vector_norm(runs, dim=2).square().sum(1)
+    return squares
+
+
+def weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
+    """Return the sum of gradients `(B, *shape)`, each times its factor, `(B,)`."""
+    return (factors @ gradients.reshape(len(gradients), -1)).view(gradients.shape[1:])
 
 
 def unless_cancelled(squares: Tensor, largest: Tensor) -> Tensor | None:

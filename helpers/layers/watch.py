@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.overrides import TorchFunctionMode
 
 from helpers.layers.found import Found
 from helpers.layers.kinds import CALLS
 from helpers.layers.use import Use
-from helpers.transforms import fallback, samples
+from helpers.transforms import fallback, recurrent, samples
 from helpers.transforms.modules import StandIn
 from helpers.transforms.randomness import (
     RANDOMNESS,
@@ -54,6 +56,7 @@ class Watch:
         self._stand_in = StandIn(model)
         self.params = {name: self._stand_in.params[name].detach() for name in params}
         self.randomness = randomness
+        function = recurrent.unrolling(function, self._stand_in.model)
         self._function = self._stand_in.reaching(function)
 
     def chunks(
@@ -211,11 +214,36 @@ class _Notice(TorchFunctionMode):
             for role, tensor in call.weights.items()
         }
         output = call.run(**weights)
-        output = _Note.apply(output, call.inputs, self.ticket, self.anchor, use, self.tape)
+        output = _note(output, call.inputs, self.ticket, self.anchor, use, self.tape)
         return call.finish(output) if call.finish else output
 
     def _known(self, value: Any) -> bool:
         return id(value) in self.names
+
+
+def _note(outputs: Tensor, inputs: Tensor, ticket: Tensor, *args: Any) -> Tensor:
+    """Call `_Note`, or do what comes of it where nothing but the watch's own `vmap` is around.
+
+    To call a function by way of `vmap` takes longer than many a layer.
+    """
+    around = retrieve_current_functorch_interpreter()
+    if around.level() > 1 or around.key() != TransformType.Vmap:
+        return _Note.apply(outputs, inputs, ticket, *args)
+    unwrapped, dims = zip(*(_unwrap_batched(each, 1) for each in (outputs, inputs)), strict=True)
+    with around.lower():
+        kept = _keep(around.batch_size(), dims, *unwrapped, *args)
+    return _add_batch_dim(kept, 0, 1)
+
+
+def _keep(
+    size: int, dims: tuple[int | None, ...], outputs: Tensor, inputs: Tensor, *args: Any
+) -> Tensor:
+    """Call `_Keep` with the tensors of all samples, the dimension of the batch in front."""
+    outputs, inputs = (
+        tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip((outputs, inputs), dims, strict=False)
+    )
+    return _Keep.apply(outputs, inputs, *args)
 
 
 class _Note(torch.autograd.Function):
@@ -239,11 +267,7 @@ class _Note(torch.autograd.Function):
         *args: Any,
     ) -> tuple[Tensor, int]:
         # The ticket, one for each sample, makes this run where outputs are the same for all.
-        outputs, inputs = (
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip((outputs, inputs), in_dims, strict=False)
-        )
-        return _Keep.apply(outputs, inputs, *args), 0
+        return _keep(info.batch_size, in_dims, outputs, inputs, *args), 0
 
 
 class _Keep(torch.autograd.Function):

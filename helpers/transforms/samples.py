@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from helpers.transforms import fallback
+from helpers.transforms import fallback, recurrent
 from helpers.transforms import randomness as streams
 from helpers.transforms.modules import StandIn
 
@@ -139,6 +139,7 @@ def vmapped(
         ValueError: The function draws random numbers and `randomness` is `"error"`.
     """
     params = {name: stand_in.params[name] for name in names}
+    function = recurrent.unrolling(function, stand_in.model)
     transformed = transform(stand_in.reaching(function))
     per_chunk = isolated(functools.partial(transformed, stand_in.model), stand_in)
     size = len(batch[0])
