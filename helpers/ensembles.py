@@ -1,0 +1,374 @@
+"""Many networks at once: their parameters stacked, `(M, *shape)`, and `vmap` over models.
+
+M networks of one architecture are one set of tensors. Training them together gives each what it
+would get alone, from the same start and the same data: nothing passes from one to another.
+
+Optimizers are functions here, of parameters, gradients and a state to new parameters and a new
+state, since a transform takes no `torch.optim.Optimizer`, which writes in place. One step:
+`step(params, grads, state, lr=..., weight_decay=...)`, all three of them `{name: tensor}`; the
+state is `{}` at first, later what the last step returned. `lr` and `weight_decay` are numbers or
+tensors `()`, so that under `vmap` each network may have its own. Nothing is written in place. They
+return the new parameters and the new state.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from tqdm import tqdm
+
+from helpers.transforms import checks, modules
+from helpers.transforms.randomness import streams_kept
+
+Tensors = dict[str, Tensor]
+Step = Callable[..., tuple[Tensors, Tensors]]
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """M networks of one architecture."""
+
+    model: nn.Module
+    """Their structure, on the meta device: `functional_call` gives it tensors."""
+    params: Tensors
+    """What training changes, by name: `(M, *shape)`, detached."""
+    buffers: Tensors
+    """Buffers and frozen parameters, by name: `(M, *shape)`, detached."""
+
+    def __len__(self) -> int:
+        return len(next(iter((self.params | self.buffers).values())))
+
+    def member(self, index: int) -> Tensors:
+        """Return the tensors of one network, as its `load_state_dict` takes them."""
+        return {name: tensor[index] for name, tensor in (self.params | self.buffers).items()}
+
+
+def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:
+    """Make one network from each seed, as it would be made alone after `torch.manual_seed`.
+
+    Args:
+        build: Makes a network, without arguments.
+        seeds: M whole numbers. The random streams are left as they were.
+
+    Returns:
+        The networks, stacked.
+
+    Raises:
+        ValueError: There is no seed, or the networks cannot be stacked; see `stack`.
+    """
+    models = []
+    with streams_kept(torch.device("cpu")):
+        for seed in seeds:
+            torch.manual_seed(seed)
+            models.append(build())
+    if not models:
+        raise ValueError("seeds must hold a seed at least, got none")
+    return stack(models)
+
+
+def stack(models: Sequence[nn.Module]) -> Ensemble:
+    """Stack networks that are there already.
+
+    Unlike `torch.func.stack_module_state`, it compares the layers themselves and not their tensors
+    alone: with the same shapes, a Tanh would silently become the first network's ReLU.
+
+    Args:
+        models: M networks of one architecture and one mode. They are not changed.
+
+    Returns:
+        Their tensors, copied and stacked.
+
+    Raises:
+        ValueError: There is no model, two differ in layers, in shapes or in mode, or share a
+            tensor, of which each would get a copy of its own.
+    """
+    models = list(models)
+    if not models:
+        raise ValueError("models must hold a model at least, got none")
+    for index, model in enumerate(models):
+        _check_alike(models[0], model, index)
+    tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+    _check_apart(tensors)
+    stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
+    trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
+    return Ensemble(
+        model=modules.with_tensors(models[0], lambda t: torch.empty_like(t, device="meta")),
+        params={name: stacked[name] for name in trained},
+        buffers={name: tensor for name, tensor in stacked.items() if name not in trained},
+    )
+
+
+def draw_orders(
+    seeds: Iterable[int], size: int, batch_size: int, steps: int, *, bootstrap: bool = False
+) -> Tensor:
+    """Draw which samples each network sees in each step, from a random stream for each seed.
+
+    Args:
+        seeds: M whole numbers, one for each network.
+        size: N, how many samples there are.
+        batch_size: B, how many a step takes, at most N.
+        steps: How many steps there are.
+        bootstrap: Whether a network has N samples drawn with replacement in the place of all.
+
+    Returns:
+        `(M, steps, B)`, int64, on the CPU. Each epoch goes through all samples of the network,
+        in a new order; what is left at its end and fills no batch is left out.
+
+    Raises:
+        ValueError: There is no seed, or no whole batch.
+    """
+    if not 1 <= batch_size <= size:
+        raise ValueError(f"batch_size must be from 1 to the {size} samples, got {batch_size}")
+    per_epoch = size // batch_size
+    orders = []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        own = torch.arange(size)
+        if bootstrap:
+            own = torch.randint(size, (size,), generator=generator)
+        epochs = [
+            own[torch.randperm(size, generator=generator)][: per_epoch * batch_size]
+            for _ in range(-(-steps // per_epoch))
+        ]
+        batches = torch.cat([torch.empty(0, dtype=torch.int64), *epochs]).view(-1, batch_size)
+        orders.append(batches[:steps])
+    if not orders:
+        raise ValueError("seeds must hold a seed at least, got none")
+    return torch.stack(orders)
+
+
+def train(
+    ensemble: Ensemble,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    data: Tensor,
+    targets: Tensor,
+    order: Tensor,
+    step: Step,
+    *,
+    lr: float | Tensor,
+    weight_decay: float | Tensor = 0.0,
+    chunk_size: int | None = None,
+    randomness: str = "error",
+) -> Ensemble:
+    """Train each network on batches of its own.
+
+    Args:
+        ensemble: M networks. It is not changed.
+        loss_fn: `loss_fn(predictions, targets)`, given a batch, returns a scalar.
+        data: `(N, ...)`, on the device of the networks.
+        targets: `(N, ...)`, there too.
+        order: `(M, steps, B)`, indices of samples: what `draw_orders` returns.
+        step: `sgd_step`, `momentum_step`, `adam_step`, or another of this form.
+        lr: The learning rate; of all, or `(M,)`, one for each network.
+        weight_decay: Likewise.
+        chunk_size: How many networks to train at a time, from the first step to the last; `None`
+            means all. It bounds the memory beside the parameters themselves.
+        randomness: What networks share when a forward draws random numbers: `"error"` refuses,
+            `"different"` draws for each, `"same"` once. Neither draws what a network would alone.
+
+    Returns:
+        The trained networks; buffers as the forwards left them (BatchNorm in training mode writes
+        its running statistics).
+
+    Raises:
+        ValueError: `order` is not of this form, or `lr` or `weight_decay` is neither one number
+            nor M, or the loss is no scalar, or a batch size or chunk is refused.
+        RuntimeError: A forward draws random numbers, and `randomness` is `"error"`; torch's own.
+    """
+    checks.check_batch(data=data, targets=targets)
+    checks.check_chunk_size(chunk_size)
+    checks.check_randomness(randomness)
+    size = len(ensemble)
+    if order.dim() != 3 or len(order) != size:
+        raise ValueError(
+            f"order must be (M, steps, B) for M = {size} networks, got {tuple(order.shape)}"
+        )
+    like = next(iter(ensemble.params.values()))
+    rates = (
+        _one_for_each("lr", lr, size, like),
+        _one_for_each("weight_decay", weight_decay, size, like),
+    )
+
+    def advance(
+        params: Tensors,
+        buffers: Tensors,
+        state: Tensors,
+        batch: tuple[Tensor, Tensor],
+        rates: tuple[Tensor, Tensor],
+    ) -> tuple[Tensors, Tensors, Tensors]:
+        def compute_loss(params: Tensors) -> tuple[Tensor, Tensors]:
+            # A forward may write into buffers, which under `grad` must be tensors made inside.
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            predictions = functional_call(ensemble.model, (params, own), (batch[0],))
+            loss = checks.check_scalar(loss_fn(predictions, batch[1]), given="a batch")
+            return loss, own
+
+        grads, buffers = grad(compute_loss, has_aux=True)(params)
+        params, state = step(params, grads, state, lr=rates[0], weight_decay=rates[1])
+        return params, buffers, state
+
+    advance_all = vmap(advance, randomness=randomness)
+    starts = range(0, size, chunk_size or size)
+    done: list[tuple[Tensors, Tensors]] = []
+    with tqdm(
+        total=len(starts) * order.shape[1], desc=f"training {size} networks", delay=1, leave=False
+    ) as progress:
+        for start in starts:
+            part = slice(start, start + (chunk_size or size))
+            params, buffers = (
+                {name: tensor[part] for name, tensor in tensors.items()}
+                for tensors in (ensemble.params, ensemble.buffers)
+            )
+            state: Tensors = {}
+            own_rates = tuple(rate[part] for rate in rates)
+            for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
+                batch = (data[indices], targets[indices])
+                params, buffers, state = advance_all(params, buffers, state, batch, own_rates)
+                progress.update()
+            done.append((params, buffers))
+    params, buffers = (
+        {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
+        for parts in zip(*done, strict=True)
+    )
+    return Ensemble(ensemble.model, params, buffers)
+
+
+@torch.no_grad()
+def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None) -> Tensor:
+    """Run every network on the same inputs.
+
+    Args:
+        ensemble: M networks, in evaluation mode or without random numbers. They are not changed.
+        inputs: `(N, ...)`.
+        chunk_size: How many networks to run at a time; `None` means all.
+
+    Returns:
+        `(M, N, ...)`, detached.
+
+    Raises:
+        ValueError: The chunk is refused.
+    """
+    checks.check_chunk_size(chunk_size)
+
+    def run(params: Tensors, buffers: Tensors) -> Tensor:
+        own = {name: buffer.clone() for name, buffer in buffers.items()}
+        return functional_call(ensemble.model, (params, own), (inputs,))
+
+    return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
+
+
+def sgd_step(
+    params: Tensors,
+    grads: Tensors,
+    state: Tensors,
+    *,
+    lr: float | Tensor,
+    weight_decay: float | Tensor = 0.0,
+) -> tuple[Tensors, Tensors]:
+    """Step as `torch.optim.SGD(lr=lr, weight_decay=weight_decay)` does; the state stays `{}`."""
+    return {name: p - lr * (grads[name] + weight_decay * p) for name, p in params.items()}, state
+
+
+def momentum_step(
+    params: Tensors,
+    grads: Tensors,
+    state: Tensors,
+    *,
+    lr: float | Tensor,
+    weight_decay: float | Tensor = 0.0,
+    momentum: float = 0.9,
+) -> tuple[Tensors, Tensors]:
+    """Step as `torch.optim.SGD` with `momentum` does; the state is the speed of each parameter."""
+    speed = {
+        name: momentum * state.get(name, 0.0) + (grads[name] + weight_decay * p)
+        for name, p in params.items()
+    }
+    return {name: p - lr * speed[name] for name, p in params.items()}, speed
+
+
+def adam_step(
+    params: Tensors,
+    grads: Tensors,
+    state: Tensors,
+    *,
+    lr: float | Tensor,
+    weight_decay: float | Tensor = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> tuple[Tensors, Tensors]:
+    """Step as `torch.optim.Adam` does (Kingma and Ba 2015, arXiv:1412.6980, Algorithm 1).
+
+    The state has two means of each parameter, under `("mean", name)` and `("square", name)`, and
+    under `"steps"` how many steps there were.
+    """
+    first = next(iter(params.values()))
+    steps = state.get("steps", first.new_zeros(())) + 1
+    new_params, new_state = {}, {"steps": steps}
+    for name, p in params.items():
+        g = grads[name] + weight_decay * p
+        mean = betas[0] * state.get(("mean", name), 0.0) + (1 - betas[0]) * g
+        square = betas[1] * state.get(("square", name), 0.0) + (1 - betas[1]) * g * g
+        root = (square / (1 - betas[1] ** steps)).sqrt()
+        new_params[name] = p - lr * (mean / (1 - betas[0] ** steps)) / (root + eps)
+        new_state |= {("mean", name): mean, ("square", name): square}
+    return new_params, new_state
+
+
+def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> Tensor:
+    """Return a number for each network, `(M,)`."""
+    values = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if values.shape not in ((), (size,)):
+        raise ValueError(
+            f"{name} must be one number or {size}, one for each network, got {tuple(values.shape)}"
+        )
+    return values.expand(size)
+
+
+def _check_alike(first: nn.Module, model: nn.Module, index: int) -> None:
+    """Refuse a model that the first one's structure cannot stand for."""
+    ours, theirs = (dict(each.named_modules()) for each in (first, model))
+    for name in chain(ours, (name for name in theirs if name not in ours)):
+        one, other = (_line(each.get(name)) for each in (ours, theirs))
+        if one != other:
+            raise ValueError(
+                f"models must have one architecture: {name or 'the model'} is {one} in model 0 "
+                f"and {other} in model {index}"
+            )
+        if ours[name].training != theirs[name].training:
+            modes = [("eval", "train")[each[name].training] for each in (ours, theirs)]
+            raise ValueError(
+                f"models must have one mode: {name or 'the model'} is in {modes[0]} mode in model "
+                f"0 and in {modes[1]} mode in model {index}; call .train() or .eval() on all"
+            )
+
+
+def _line(module: nn.Module | None) -> str:
+    """Write a module by itself, with its tensors: Linear(3 -> 2), weight (2, 3)."""
+    if module is None:
+        return "missing"
+    own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+    tensors = [
+        f"{name} {tuple(t.shape)}{'' if t.requires_grad or t.grad_fn else ' fixed'} {t.dtype}"
+        for name, t in own
+    ]
+    written = f"{type(module).__name__}({module.extra_repr()})"
+    return ", ".join([written, *tensors])
+
+
+def _check_apart(tensors: list[Tensors]) -> None:
+    """Refuse models that share a tensor, which would come apart."""
+    owners: dict[int, tuple[int, str]] = {}
+    for index, own in enumerate(tensors):
+        for name, tensor in own.items():
+            if not tensor.numel():
+                continue
+            owner = owners.setdefault(tensor.untyped_storage().data_ptr(), (index, name))
+            if owner[0] != index:
+                raise ValueError(
+                    f"models must not share tensors: {name} of model {index} is {owner[1]} of "
+                    f"model {owner[0]}, and each would get a copy of its own; map over the others "
+                    "and pass what is shared with in_dims=None"
+                )
