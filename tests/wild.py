@@ -4,6 +4,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -102,6 +103,55 @@ def _new_layer_scale(self: Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) * self.fc.scale
 
 
+# State that belongs to a class, or to a file.
+
+
+class Counted(nn.Linear):
+    """A layer whose class counts the calls of all its layers."""
+
+    calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        type(self).calls += 1
+        return super().forward(inputs) * type(self).calls
+
+
+class Collecting(nn.Linear):
+    """A layer whose class has a list and a dictionary, which all its layers fill."""
+
+    cache: ClassVar[dict[str, Tensor]] = {}
+    seen: ClassVar[list[Tensor]] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen.append(inputs)
+        return super().forward(inputs) @ self._product() * len(self.seen)
+
+    def _product(self) -> Tensor:
+        if "product" not in self.cache:
+            Collecting.latest = self.weight @ self.weight.T
+            self.cache["product"] = Collecting.latest
+        return self.cache["product"]
+
+
+CACHE: dict[str, Tensor] = {}
+CALLS = 0
+
+
+class Caching(nn.Linear):
+    """A layer that keeps what it computes in variables of its file."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) @ _product(self.weight) * CALLS
+
+
+def _product(weight: Tensor) -> Tensor:
+    global CALLS
+    CALLS += 1
+    if "product" not in CACHE:
+        CACHE["product"] = weight @ weight.T
+    return CACHE["product"]
+
+
 # A forward that was wrapped on the instance, and hooks that close over another layer.
 
 
@@ -158,6 +208,62 @@ def _in_an_object() -> nn.Module:
     model = Apply(lambda m, x: F.linear(x, m.holder.weight, bias=m.holder.bias), fc=nn.Linear(3, 2))
     model.holder = Memory()
     model.holder.weight, model.holder.bias = model.fc.weight, model.fc.bias
+    return model
+
+
+class Product(torch.autograd.Function):
+    """A product that torch transforms."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor) -> Tensor:
+        return inputs @ weight.T
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grads: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, weight = ctx.saved_tensors
+        return grads @ weight, grads.T @ inputs
+
+
+class OldProduct(torch.autograd.Function):
+    """The same, as it was written before `setup_context`."""
+
+    @staticmethod
+    def forward(ctx, inputs: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return inputs @ weight.T
+
+    backward = Product.backward
+
+
+def _closed_over(function: Callable[..., Tensor]) -> nn.Module:
+    """Give a function a weight that no module hands over."""
+    fc = nn.Linear(3, 2)
+    weight = fc.weight
+    return Apply(lambda m, x: m.fc(x) + function(x, weight).sin(), fc=fc)
+
+
+def _closed_over_later() -> nn.Module:
+    """Use the weight of the closure for some samples only."""
+    fc = nn.Linear(3, 2)
+    weight = fc.weight
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        outputs = self.fc(inputs)
+        return outputs + OldProduct.apply(inputs, weight) if inputs.sum() > 0 else outputs
+
+    return Apply(run, fc=fc)
+
+
+def _checkpointed_closure() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    first, second = model[0], model[2]
+    model.forward = lambda x: second(checkpoint(first, x.requires_grad_(), use_reentrant=True))
     return model
 
 
@@ -313,6 +419,9 @@ ROWS: dict[str, Build] = {
     "hooks on first use": lambda: Apply(
         _hidden_states, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), cache=[], seen=[]
     ),
+    "counted by its class": lambda: Counted(3, 2),
+    "kept on its class": lambda: Collecting(3, 3),
+    "kept in its file": lambda: Caching(3, 3),
     "wrapped by a timer": lambda: _timed(nn.Linear(3, 2)),
     "wrapped inside": _inner_wrapped,
     "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),
@@ -323,6 +432,10 @@ ROWS: dict[str, Build] = {
     "parameters in a list": _listed,
     "parameters in an object": _in_an_object,
     "parameter in a closure": _in_a_closure,
+    "closure into a function": lambda: _closed_over(Product.apply),
+    "closure into an old function": lambda: _closed_over(OldProduct.apply),
+    "closure into a function, later": _closed_over_later,
+    "closure into a checkpoint": _checkpointed_closure,
     "max norm": lambda: _max_norm(lambda: torch.tensor([2])),
     "max norm of one": lambda: _max_norm(lambda: torch.tensor(2)),
     "weight clamped": lambda: Apply(_clamped, fc=nn.Linear(3, 2)),
@@ -362,6 +475,17 @@ GROUPS = [((3,), ROWS), ((3,), WORDS), ((2, 4, 4), IMAGES)]
 MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}
 
 
+def renew() -> None:
+    """Let classes and this file forget what models have left there."""
+    global CALLS
+    CALLS = Counted.calls = 0
+    CACHE.clear()
+    Collecting.cache.clear()
+    Collecting.seen.clear()
+    if "latest" in vars(Collecting):
+        del Collecting.latest
+
+
 def make(name: str, batch_size: int = 4) -> Case:
     """Build a case in float64 from its own seed, so that two calls give equal models."""
     build, shape = MODELS[name]
@@ -373,6 +497,7 @@ def make(name: str, batch_size: int = 4) -> Case:
             data = torch.randint(6, (batch_size, *shape))
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             output = other(data[:1])  # some change when they run
+        renew()
         targets = torch.randn(batch_size, *output.shape[1:], dtype=torch.float64)
         return Case(model, data, targets, squared)
 
@@ -385,3 +510,7 @@ def _in_double(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor):
                 setattr(module, key, value.double())
     return model
+
+
+UNCALLED = ("scripted", "data parallel")
+"""What `functional_call`, which a task of the gradient computers calls, refuses."""

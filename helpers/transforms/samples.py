@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.modules import StandIn
+from helpers.transforms.reach import Reach
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
@@ -43,7 +44,7 @@ def loop(
     take: Callable[[int, Any], None],
     *,
     randomness: str = "error",
-) -> None:
+) -> set[str]:
     """Call a function for one sample after the other, in plain autograd.
 
     The function gets no parameters and buffers: those of the copy itself are meant, of which the
@@ -61,22 +62,30 @@ def loop(
         randomness: `"error"` refuses a function that draws random numbers; `"different"` and
             `"same"` are as in `torch.vmap`.
 
+    Returns:
+        The names of parameters that the function did not take from the copy: it closes over those
+        of the model itself, and gave them to a `torch.autograd.Function`.
+
     Raises:
         ValueError: The function draws random numbers, and `randomness` is `"error"`.
     """
     stand_in = StandIn(model)
+    names = [*names]
     for name in names:
         stand_in.params[name].requires_grad_()
     # Writes that leave no trace are looked for once, behind the first sample, and at the end: to
     # compare all numbers takes longer than many a sample.
+    reach = stand_in.reach(stand_in.params | stand_in.buffers)
     with eager():
-        if _pass(function, stand_in, batch, take, randomness, careful=False):
-            _pass(function, stand_in, batch, take, randomness, careful=True)
+        if _pass(function, stand_in, reach, batch, take, randomness, careful=False):
+            _pass(function, stand_in, reach, batch, take, randomness, careful=True)
+    return reach.captured.intersection(names)
 
 
 def _pass(
     function: Function,
     stand_in: StandIn,
+    reach: Reach,
     batch: Batch,
     take: Callable[[int, Any], None],
     randomness: str,
@@ -86,15 +95,14 @@ def _pass(
     """Call the function for all samples; say whether one met what another had written."""
     device, size = batch[0].device, len(batch[0])
     first = streams.random_state(device)
-    own = stand_in.params | stand_in.buffers
-    reach = stand_in.reach(own)
     for index in range(size):
         if randomness == "same":
             streams.restore_random_state(first, device)
         state = streams.random_state(device)
         # Clones, since autograd does not save tensors that were made in inference mode.
         sample = [tensor[index].detach().clone() for tensor in batch]
-        seen = reach if index == 0 or reach.met or reach.met_norm else contextlib.nullcontext()
+        needed = index == 0 or stand_in.has_functions or reach.met or reach.met_norm
+        seen = reach if needed else contextlib.nullcontext()
         try:
             with torch.enable_grad(), seen:
                 take(index, function(stand_in.model, {}, {}, *sample))
