@@ -37,6 +37,24 @@ def _functional_norm(self: Apply, inputs: Tensor) -> Tensor:
     return (maps.flatten(2).transpose(1, 2) * self.position).flatten(1)
 
 
+def _norm_then_relu(norm: nn.Module) -> nn.Module:
+    """The block of residual networks, which saves memory by writing into the normalised maps."""
+    if getattr(norm, "running_mean", None) is not None:
+        norm.running_mean.uniform_(-1, 1)
+    body = nn.Sequential(nn.Conv2d(2, 4, 3), norm.eval(), nn.ReLU(inplace=True))
+    return nn.Sequential(body, nn.Conv2d(4, 2, 1), nn.Flatten())
+
+
+def _norm_then_added() -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        maps = self.norm(self.conv(inputs))
+        maps += inputs[:, :, 1:-1, 1:-1]
+        maps.mul_(0.5)[:, 0] *= 3
+        return maps.flatten(2).transpose(1, 2).reshape(len(inputs), -1).sin_()
+
+    return Apply(run, conv=nn.Conv2d(2, 2, 3), norm=nn.BatchNorm2d(2).eval())
+
+
 def _stem_by_function() -> nn.Module:
     position = nn.Parameter(torch.randn(4, 4))
     model = Apply(_functional_norm, conv=nn.Conv2d(2, 4, 3), position=position)
@@ -470,6 +488,9 @@ IMAGES: dict[str, Build] = {
         nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
     ),
     "stem by function": _stem_by_function,
+    "norm, then relu in place": lambda: _norm_then_relu(nn.BatchNorm2d(4)),
+    "instance norm, then relu in place": lambda: _norm_then_relu(nn.InstanceNorm2d(4, affine=True)),
+    "norm, then writes": _norm_then_added,
 }
 GROUPS = [((3,), ROWS), ((3,), WORDS), ((2, 4, 4), IMAGES)]
 MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__
@@ -57,7 +58,7 @@ class Reach(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in _NORMS:
             self.met_norm = True
-            return Contiguous.apply(result) if self._cure else result
+            return _cured(result) if self._cure else result
         return result
 
     def _swapped(self, values: Any) -> Any:
@@ -84,6 +85,17 @@ def _in_function() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _cured(outputs: Tensor) -> Tensor:
+    """Let the gradient at the outputs of a normalisation lie in memory in order."""
+    if peek_interpreter_stack() is not None:
+        return Contiguous.apply(outputs)
+    # In plain autograd, what a function returns as a view could not be written into, as by
+    # `nn.ReLU(inplace=True)`.
+    if outputs.requires_grad:
+        outputs.register_hook(torch.Tensor.contiguous)
+    return outputs
 
 
 class Contiguous(torch.autograd.Function):
