@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from helpers import gradients, jacobians, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.limits import diagnose
+from helpers.tooling.wild.traces import difference, everything
 from tests import wild, zoo
 from tests.oracle import METHODS
 from tests.test_gradient_computers import LossOf
-from tests.traces import difference, everything
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from helpers import jacobians, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.tooling.wild.traces import everything
 from helpers.transforms.fallback import FallbackWarning
 from tests import wild
 from tests.oracle import METHODS, TOLERANCES, assert_equal
 from tests.test_gradient_computers import LossOf
-from tests.traces import everything
 
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 every_model = pytest.mark.parametrize("name", wild.MODELS)
@@ -73,7 +73,7 @@ def expected(name: str) -> dict[str, Tensor]:
 
 # torch's own, of a checkpoint whose first layer needs no gradient, and of nested tensors.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]

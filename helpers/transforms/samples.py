@@ -106,6 +106,9 @@ def _pass(
         try:
             with torch.enable_grad(), seen:
                 take(index, function(stand_in.model, {}, {}, *sample))
+        except Exception as error:
+            fallback.explain(error, stand_in.models)
+            raise
         finally:
             stand_in.undo()
         if index == 0 and randomness == "error":
@@ -115,6 +118,7 @@ def _pass(
     return size > 1 and stand_in.undo_writes(hidden=True)
 
 
+@fallback.once
 def vmapped(
     function: Function,
     stand_in: StandIn,
@@ -160,6 +164,7 @@ def vmapped(
         if randomness == "same":  # what `torch.vmap` does for its chunks
             streams.restore_random_state(state, device)
         chunk = tuple(tensor[start : start + step] for tensor in batch)
+        failed = None
         try:
             with eager():
                 results = map_samples(
@@ -170,8 +175,10 @@ def vmapped(
         except Exception as error:  # whatever a model can raise; the loop says if it is at fault
             if fallback.is_no_memory(error):
                 raise
+            failed = error
+        if failed is not None:  # here, since what the loop raises has no part in it
             streams.restore_random_state(state, device)
-            return fallback.instead(otherwise, error, stand_in.models)
+            return fallback.instead(otherwise, failed, stand_in.models)
         if out is None and step >= size:
             # A function with parameters of its own would leave a graph.
             return tree_map(torch.detach, results)
@@ -232,12 +239,15 @@ def map_samples(
     dims = (0,) * len(batch)
     try:
         try:
-            return vmap(per_sample, in_dims=(None, None, *dims), **options)(params, buffers, *batch)
+            with fallback.named():
+                compute = vmap(per_sample, in_dims=(None, None, *dims), **options)
+                return compute(params, buffers, *batch)
         except RuntimeError as error:
             if not any(fragment in str(error) for fragment in _UNBATCHED):
                 raise
         own = tree_map(lambda buffer: buffer.expand(len(batch[0]), *buffer.shape), buffers)
-        return vmap(per_sample, in_dims=(None, 0, *dims), **options)(params, own, *batch)
+        with fallback.named():
+            return vmap(per_sample, in_dims=(None, 0, *dims), **options)(params, own, *batch)
     except RuntimeError as error:
         if "randomness error mode" in str(error):
             raise streams.Drawn(streams.RANDOMNESS) from error
