@@ -90,7 +90,7 @@ def failing_loss(case: zoo.Case) -> zoo.Case:
 
 
 def seen(case: zoo.Case) -> dict[str, object]:
-    return everything(*case.batch, wild.CACHE, wild.CALLS, case.model)
+    return everything(*case.batch, wild.CACHE, wild.CALLS, wild.ACTIVATIONS, case.model)
 
 
 def check(case: zoo.Case, calls: int) -> set[str]:

@@ -3,6 +3,7 @@
 import functools
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -168,6 +169,28 @@ def _product(weight: Tensor) -> Tensor:
     if "product" not in CACHE:
         CACHE["product"] = weight @ weight.T
     return CACHE["product"]
+
+
+class Registry(OrderedDict):
+    """A dictionary of classes that makes an object of one when it is asked for it."""
+
+    def __getitem__(self, name: str) -> object:
+        return super().__getitem__(name)()
+
+
+ACTIVATIONS = Registry(tanh=nn.Tanh, relu=nn.ReLU)
+
+
+class Activated(nn.Linear):
+    """A layer that takes its activation from a registry of its file, and from one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.own = Registry(tanh=nn.Tanh)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.own.latest = 1
+        return self.own["tanh"](ACTIVATIONS["tanh"](super().forward(inputs)))
 
 
 # A forward that was wrapped on the instance, and hooks that close over another layer.
@@ -440,6 +463,7 @@ ROWS: dict[str, Build] = {
     "counted by its class": lambda: Counted(3, 2),
     "kept on its class": lambda: Collecting(3, 3),
     "kept in its file": lambda: Caching(3, 3),
+    "registry": Activated,
     "wrapped by a timer": lambda: _timed(nn.Linear(3, 2)),
     "wrapped inside": _inner_wrapped,
     "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),

@@ -1,7 +1,7 @@
 """What a forward can change in a model besides its registered tensors, and how it is undone."""
 
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from operator import is_
@@ -35,7 +35,7 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
         seen.add(id(value))
         yield value
         if isinstance(value, dict):
-            waiting.extend(value.values())
+            waiting.extend(_as_stored(value).values())
         elif isinstance(value, list | tuple | set | deque):
             waiting.extend(value)
         elif isinstance(value, types.MethodType):
@@ -85,7 +85,7 @@ class Kept:
         for value in walk([*models, *self._outside.holders]):
             if isinstance(value, dict):
                 if value:
-                    self._dictionaries.append((value, dict(value)))
+                    self._dictionaries.append((value, _as_stored(value)))
                 else:
                     self._empty.append(value)
             elif isinstance(value, list | set | deque):
@@ -118,8 +118,10 @@ class Kept:
                 dictionary.clear()
         for dictionary, values in self._dictionaries:
             if not _is_same(dictionary, values):
-                dictionary.clear()
-                dictionary.update(values)
+                kind = OrderedDict if isinstance(dictionary, OrderedDict) else dict
+                kind.clear(dictionary)
+                for key, value in values.items():
+                    kind.__setitem__(dictionary, key, value)
         for container, values in self._others:
             container.clear()
             container.update(values) if isinstance(container, set) else container.extend(values)
@@ -133,8 +135,17 @@ class Kept:
             generator.set_state(state)
 
 
+def _as_stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
+    """Copy a dictionary, or what one of another class has stored: that may answer otherwise."""
+    if type(dictionary) in (dict, OrderedDict):
+        return dict(dictionary)
+    return {key: dict.__getitem__(dictionary, key) for key in dict.keys(dictionary)}
+
+
 def _is_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
-    """Compare dictionaries by the identity of what they hold, and by their order."""
+    """Compare a dictionary with what it had stored, by identity and by order."""
+    if type(now) not in (dict, OrderedDict):
+        now = _as_stored(now)
     return _alike(now, then) and _alike(now.values(), then.values())
 
 

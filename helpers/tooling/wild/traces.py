@@ -43,7 +43,7 @@ def everything(*roots: Any) -> dict[str, object]:
             seen[f"{place} (generator)"] = exactly(value.get_state())
         elif isinstance(value, dict):
             seen[f"{place} (keys)"] = [key if isinstance(key, _PLAIN) else id(key) for key in value]
-            for key, part in [*value.items()]:
+            for key, part in [(key, dict.__getitem__(value, key)) for key in value]:
                 record(f"{place}[{key!r}]", part)
         elif isinstance(value, list | tuple | set | deque):
             seen[f"{place} (length)"] = len(value)
