@@ -9,8 +9,9 @@ TIMINGS ?=
 REPO ?=
 PYTHON_VERSION ?= 3.12
 HAVE ?=
+MODELS ?=
 
-variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO PYTHON_VERSION HAVE
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO PYTHON_VERSION HAVE MODELS
 read_by_run := DEVICE LESSON PARAMS
 read_by_nbval := LESSON LAX
 read_by_outputs := LESSON TIMINGS
@@ -18,6 +19,7 @@ read_by_bench := DEVICE
 read_by_colab := LESSON REPO
 read_by_student := LESSON
 read_by_bundle := PYTHON_VERSION HAVE
+read_by_wild := MODELS
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
 ifneq ($(unknown),)
@@ -36,10 +38,12 @@ python := .venv/bin/python
 made := .venv/made-by-$(subst /,-,$(PYTHON))
 lists := requirements.txt tests/requirements.txt
 lock := .ci/constraints.txt
+wild_lists := tests/wild/requirements.txt tests/wild/alone.txt
+wild := build/wild-env/made
 
 .DEFAULT_GOAL := help
 .PHONY: help run bench peers test test-all nbval outputs colab student html report bundle \
-	lab lint lock clean
+	wild lab lint lock clean
 
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -54,6 +58,7 @@ help:  ## list this
 	@echo "  REPO=owner/name  colab: the repository on GitHub that links lead to"
 	@echo "  HAVE=FILE        bundle: what pip list --format=freeze prints on the machine"
 	@echo "  PYTHON_VERSION=3.12  bundle: the machine's Python"
+	@echo "  MODELS=\"a b\"     wild: only models whose titles hold one of these, such as timm or swin"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
@@ -110,6 +115,17 @@ report: $(made)  ## set what runs left in build/ side by side in build/report.ht
 bundle: $(made)  ## pack build/bundle.tar.gz for a machine with a GPU and no network
 	@exec $(python) -m helpers.tooling.bundle --python-version "$(PYTHON_VERSION)" \
 		$(if $(HAVE),--have "$(HAVE)")
+
+# In an environment of its own, with the pinned torch, which nothing here may replace.
+wild: $(wild)  ## hold the contract against models of well-known libraries, in build/wild-env
+	@exec build/wild-env/bin/python -m helpers.tooling.wild $(MODELS)
+
+$(wild): $(wild_lists) $(lock)
+	"$(PYTHON)" -m venv --clear build/wild-env
+	build/wild-env/bin/python -m pip install torch numpy -r tests/wild/requirements.txt -c $(lock)
+	build/wild-env/bin/python -m pip install --no-deps -r tests/wild/alone.txt
+	@build/wild-env/bin/python -m helpers.tooling.pins torch
+	touch $@
 
 lab: $(made)  ## open the lessons in JupyterLab
 	$(python) -m jupyter lab notebooks

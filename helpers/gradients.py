@@ -7,7 +7,9 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   names, in its order, and only they are differentiated.
 - Values: detached, with the parameter's dtype and device; zeros for a parameter that the loss
   does not reach; `(0, *parameter.shape)` for an empty batch.
-- The model is left as it was: parameters, buffers, mode, `.grad`.
+- The model is left as it was: parameters, buffers, mode, `.grad`, what it keeps on itself and what
+  its code keeps in its class and in its file. What a function closes over, such as a list that a
+  hook fills, is not the model's: it stays as the forward left it.
 - Refused, each with one sentence: sizes of `data` and `targets` that differ, an unknown name in
   `wrt`, a loss that is not a scalar, BatchNorm in training mode, and random numbers in the
   forward when nothing says how samples share them.
@@ -98,7 +100,11 @@ def functorch_gradients(
                 stand_in.model, disable_autograd_tracking=True
             )
     except Exception as error:  # it makes a copy, and whatever a model holds may refuse
-        return fallback.instead(loop, error, stand_in.models)
+        failed = error
+    else:
+        failed = None
+    if failed is not None:
+        return fallback.instead(loop, failed, stand_in.models)
     fixed = dict(zip(fmodel.param_names, every, strict=True))
     stand_in.replace(fmodel, fixed | dict(zip(fmodel.buffer_names, own_buffers, strict=True)))
 
@@ -125,6 +131,7 @@ def functorch_gradients(
 
 
 @torch.inference_mode(False)
+@fallback.once
 def func_gradients(
     model: nn.Module,
     loss_fn: LossFn,

@@ -139,7 +139,7 @@ def _by_loop(
     """Compute Jacobians `(B, Y, P)`, B and P at least 1, a row at a time."""
     result = None
 
-    def run(pull: derivatives.Pull) -> None:
+    def run(pull: derivatives.Pull) -> set[str]:
         def differentiate(stand_in: nn.Module, *args: Any) -> list[list[Tensor]]:
             own = dict(stand_in.named_parameters())
             leaves = [own[name] for name in params]
@@ -154,9 +154,9 @@ def _by_loop(
             for place, blocks in zip(result[index], rows, strict=True):
                 place.copy_(torch.cat([block.flatten() for block in blocks]))
 
-        samples.loop(differentiate, model, params, (data,), take)
+        return samples.loop(differentiate, model, params, (data,), take)
 
-    derivatives.with_pull(run)
+    derivatives.with_pull(run, model, params)
     return result
 
 

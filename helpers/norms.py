@@ -29,7 +29,7 @@ from helpers import gradients
 from helpers.layers.found import Found
 from helpers.layers.use import Use, squared_norms, weighted_sum
 from helpers.layers.watch import Watch
-from helpers.transforms import checks
+from helpers.transforms import checks, fallback
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -38,6 +38,7 @@ _CHUNK = 2**27
 
 
 @torch.inference_mode(False)
+@fallback.once
 def gradient_norms(
     model: nn.Module,
     loss_fn: LossFn,
@@ -85,6 +86,7 @@ def gradient_norms(
 
 
 @torch.inference_mode(False)
+@fallback.once
 def clipped_sum(
     model: nn.Module,
     loss_fn: LossFn,

@@ -29,7 +29,7 @@ from tests.test_gradients import snapshot
 from tests.zoo import MODELS, Apply, Buffered, Case, make
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # vmap's, of LSTM
+    pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),  # vmap's, of LSTM
     pytest.mark.filterwarnings("ignore:LSTM with projections"),
     pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning"),  # the old hook's
 ]

@@ -11,7 +11,7 @@ from tests.oracle import METHODS, TOLERANCES, assert_equal, oracle
 from tests.zoo import MODELS, Apply, make, squared
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # vmap's, of LSTM
+    pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),  # vmap's, of LSTM
     pytest.mark.filterwarnings("ignore:LSTM with projections"),
     pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning"),  # the old hook's
 ]

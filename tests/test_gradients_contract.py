@@ -12,7 +12,9 @@ from helpers import gradients, jacobians
 from tests.oracle import METHODS, TOLERANCES, assert_equal, oracle
 from tests.zoo import Apply, make, squared
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*which torch.vmap takes one sample"
+)  # of attention
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 tolerance = TOLERANCES[torch.float64]
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from helpers import jacobians, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.tooling.wild.traces import everything
 from helpers.transforms.fallback import FallbackWarning
 from tests import wild
 from tests.oracle import METHODS, TOLERANCES, assert_equal
@@ -72,7 +73,7 @@ def expected(name: str) -> dict[str, Tensor]:
 
 # torch's own, of a checkpoint whose first layer needs no gradient, and of nested tensors.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
@@ -93,6 +94,9 @@ FALLBACKS = {
     "frozen weight halved": _WRITES,
     "checkpoint": "the model uses activation checkpointing, or hooks on saved tensors",
     "checkpoint reentrant": "the model uses a torch.autograd.Function without setup_context",
+    "closure into an old function": "a torch.autograd.Function without setup_context",
+    "closure into a function, later": f"the model {_ITEM}",
+    "closure into a checkpoint": "the model calls requires_grad_() in its forward",
     "scripted": "the model is a scripted module",
     "data parallel": "the model is wrapped in DataParallel: take its .module",
     "item": f"the model {_ITEM}",
@@ -115,67 +119,6 @@ def test_what_cannot_be_batched_says_so_once_and_nothing_else_is_heard(name):
     for text in said:
         assert FALLBACKS[name] in text
         assert all(each.filename == __file__ for each in heard if each.category is FallbackWarning)
-
-
-def exactly(tensor: Tensor) -> bytes:
-    tensor = tensor.detach()
-    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    return tensor.contiguous().numpy().tobytes()
-
-
-def everything(model: nn.Module) -> dict[str, object]:
-    """Record what a caller could see change in a model, and in what its functions hold."""
-    seen: dict[str, object] = {}
-
-    def record(place: str, value: object) -> None:
-        if isinstance(value, Tensor):
-            grad = None if value.grad is None else exactly(value.grad)
-            flags = value.requires_grad, value.is_leaf, type(value), value._version, grad
-            seen[place] = (id(value), exactly(value), *flags)
-        elif isinstance(value, nn.Module):
-            seen[place] = id(value), type(value)
-            for key, part in vars(value).items():
-                if id(part) not in inside:
-                    inside.add(id(part))
-                    record(f"{place}.{key}", part)
-        elif isinstance(value, dict):
-            seen[place] = [*map(str, value)]
-            for key, part in value.items():
-                record(f"{place}[{key!r}]", part)
-        elif isinstance(value, list | tuple | set):
-            seen[place] = len(value)
-            for index, part in enumerate(value):
-                record(f"{place}[{index}]", part)
-        elif isinstance(value, wild.Memory):
-            record(f"{place}()", vars(value))
-        else:
-            seen[place] = value if isinstance(value, int | float | str | None) else id(value)
-
-    inside: set[int] = set()
-    record("model", model)
-    for name, module in model.named_modules():
-        record(name, module)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        record(name, tensor)
-    return seen
-
-
-def with_grads(model: nn.Module) -> nn.Module:
-    for parameter in list(model.parameters())[::2]:
-        parameter.grad = torch.full_like(parameter, 7.0)
-    return model
-
-
-@every_method
-@every_model
-@pytest.mark.filterwarnings("ignore::helpers.transforms.fallback.FallbackWarning")
-def test_the_model_is_left_as_it_was(name, method):
-    case = wild.make(name)
-    if name != "scripted":
-        with_grads(case.model)
-    before = everything(case.model)
-    method(*case.args)
-    assert everything(case.model) == before
 
 
 @every_method

@@ -14,7 +14,7 @@ from tests.oracle import TOLERANCES, assert_equal, oracle
 from tests.zoo import Apply, make
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),
     pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning"),
 ]
 METHODS = {

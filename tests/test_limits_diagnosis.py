@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from helpers.limits import ENTRIES, Case, bare_gradients, diagnose
 from helpers.limits.bare import Classifier
 from helpers.limits.entries.silent_state import Stashing, Twice
+from helpers.tooling.wild.traces import everything as all_of
 from tests import wild, zoo
-from tests.test_gradients_wild import everything as all_of
 from tests.test_limits import BATCH, report_if_changed
 
 IN_THE_CALL = {

@@ -19,7 +19,7 @@ from tests.test_gradients_properties import case_of, convolutions, networks
 from tests.zoo import MODELS, Apply, Case, make, squared
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),
     pytest.mark.filterwarnings("ignore:LSTM with projections"),
     pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning"),
 ]

@@ -3,7 +3,9 @@
 import functools
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +36,24 @@ def _stem(norm: nn.Module, dims: int = 2) -> nn.Module:
 def _functional_norm(self: Apply, inputs: Tensor) -> Tensor:
     maps = F.batch_norm(self.conv(inputs), self.mean, self.var, self.scale, self.shift)
     return (maps.flatten(2).transpose(1, 2) * self.position).flatten(1)
+
+
+def _norm_then_relu(norm: nn.Module) -> nn.Module:
+    """The block of residual networks, which saves memory by writing into the normalised maps."""
+    if getattr(norm, "running_mean", None) is not None:
+        norm.running_mean.uniform_(-1, 1)
+    body = nn.Sequential(nn.Conv2d(2, 4, 3), norm.eval(), nn.ReLU(inplace=True))
+    return nn.Sequential(body, nn.Conv2d(4, 2, 1), nn.Flatten())
+
+
+def _norm_then_added() -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        maps = self.norm(self.conv(inputs))
+        maps += inputs[:, :, 1:-1, 1:-1]
+        maps.mul_(0.5)[:, 0] *= 3
+        return maps.flatten(2).transpose(1, 2).reshape(len(inputs), -1).sin_()
+
+    return Apply(run, conv=nn.Conv2d(2, 2, 3), norm=nn.BatchNorm2d(2).eval())
 
 
 def _stem_by_function() -> nn.Module:
@@ -102,6 +122,77 @@ def _new_layer_scale(self: Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) * self.fc.scale
 
 
+# State that belongs to a class, or to a file.
+
+
+class Counted(nn.Linear):
+    """A layer whose class counts the calls of all its layers."""
+
+    calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        type(self).calls += 1
+        return super().forward(inputs) * type(self).calls
+
+
+class Collecting(nn.Linear):
+    """A layer whose class has a list and a dictionary, which all its layers fill."""
+
+    cache: ClassVar[dict[str, Tensor]] = {}
+    seen: ClassVar[list[Tensor]] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen.append(inputs)
+        return super().forward(inputs) @ self._product() * len(self.seen)
+
+    def _product(self) -> Tensor:
+        if "product" not in self.cache:
+            Collecting.latest = self.weight @ self.weight.T
+            self.cache["product"] = Collecting.latest
+        return self.cache["product"]
+
+
+CACHE: dict[str, Tensor] = {}
+CALLS = 0
+
+
+class Caching(nn.Linear):
+    """A layer that keeps what it computes in variables of its file."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) @ _product(self.weight) * CALLS
+
+
+def _product(weight: Tensor) -> Tensor:
+    global CALLS
+    CALLS += 1
+    if "product" not in CACHE:
+        CACHE["product"] = weight @ weight.T
+    return CACHE["product"]
+
+
+class Registry(OrderedDict):
+    """A dictionary of classes that makes an object of one when it is asked for it."""
+
+    def __getitem__(self, name: str) -> object:
+        return super().__getitem__(name)()
+
+
+ACTIVATIONS = Registry(tanh=nn.Tanh, relu=nn.ReLU)
+
+
+class Activated(nn.Linear):
+    """A layer that takes its activation from a registry of its file, and from one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.own = Registry(tanh=nn.Tanh)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.own.latest = 1
+        return self.own["tanh"](ACTIVATIONS["tanh"](super().forward(inputs)))
+
+
 # A forward that was wrapped on the instance, and hooks that close over another layer.
 
 
@@ -158,6 +249,62 @@ def _in_an_object() -> nn.Module:
     model = Apply(lambda m, x: F.linear(x, m.holder.weight, bias=m.holder.bias), fc=nn.Linear(3, 2))
     model.holder = Memory()
     model.holder.weight, model.holder.bias = model.fc.weight, model.fc.bias
+    return model
+
+
+class Product(torch.autograd.Function):
+    """A product that torch transforms."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor) -> Tensor:
+        return inputs @ weight.T
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grads: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, weight = ctx.saved_tensors
+        return grads @ weight, grads.T @ inputs
+
+
+class OldProduct(torch.autograd.Function):
+    """The same, as it was written before `setup_context`."""
+
+    @staticmethod
+    def forward(ctx, inputs: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return inputs @ weight.T
+
+    backward = Product.backward
+
+
+def _closed_over(function: Callable[..., Tensor]) -> nn.Module:
+    """Give a function a weight that no module hands over."""
+    fc = nn.Linear(3, 2)
+    weight = fc.weight
+    return Apply(lambda m, x: m.fc(x) + function(x, weight).sin(), fc=fc)
+
+
+def _closed_over_later() -> nn.Module:
+    """Use the weight of the closure for some samples only."""
+    fc = nn.Linear(3, 2)
+    weight = fc.weight
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        outputs = self.fc(inputs)
+        return outputs + OldProduct.apply(inputs, weight) if inputs.sum() > 0 else outputs
+
+    return Apply(run, fc=fc)
+
+
+def _checkpointed_closure() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    first, second = model[0], model[2]
+    model.forward = lambda x: second(checkpoint(first, x.requires_grad_(), use_reentrant=True))
     return model
 
 
@@ -313,6 +460,10 @@ ROWS: dict[str, Build] = {
     "hooks on first use": lambda: Apply(
         _hidden_states, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), cache=[], seen=[]
     ),
+    "counted by its class": lambda: Counted(3, 2),
+    "kept on its class": lambda: Collecting(3, 3),
+    "kept in its file": lambda: Caching(3, 3),
+    "registry": Activated,
     "wrapped by a timer": lambda: _timed(nn.Linear(3, 2)),
     "wrapped inside": _inner_wrapped,
     "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),
@@ -323,6 +474,10 @@ ROWS: dict[str, Build] = {
     "parameters in a list": _listed,
     "parameters in an object": _in_an_object,
     "parameter in a closure": _in_a_closure,
+    "closure into a function": lambda: _closed_over(Product.apply),
+    "closure into an old function": lambda: _closed_over(OldProduct.apply),
+    "closure into a function, later": _closed_over_later,
+    "closure into a checkpoint": _checkpointed_closure,
     "max norm": lambda: _max_norm(lambda: torch.tensor([2])),
     "max norm of one": lambda: _max_norm(lambda: torch.tensor(2)),
     "weight clamped": lambda: Apply(_clamped, fc=nn.Linear(3, 2)),
@@ -357,9 +512,23 @@ IMAGES: dict[str, Build] = {
         nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
     ),
     "stem by function": _stem_by_function,
+    "norm, then relu in place": lambda: _norm_then_relu(nn.BatchNorm2d(4)),
+    "instance norm, then relu in place": lambda: _norm_then_relu(nn.InstanceNorm2d(4, affine=True)),
+    "norm, then writes": _norm_then_added,
 }
 GROUPS = [((3,), ROWS), ((3,), WORDS), ((2, 4, 4), IMAGES)]
 MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}
+
+
+def renew() -> None:
+    """Let classes and this file forget what models have left there."""
+    global CALLS
+    CALLS = Counted.calls = 0
+    CACHE.clear()
+    Collecting.cache.clear()
+    Collecting.seen.clear()
+    if "latest" in vars(Collecting):
+        del Collecting.latest
 
 
 def make(name: str, batch_size: int = 4) -> Case:
@@ -373,6 +542,7 @@ def make(name: str, batch_size: int = 4) -> Case:
             data = torch.randint(6, (batch_size, *shape))
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             output = other(data[:1])  # some change when they run
+        renew()
         targets = torch.randn(batch_size, *output.shape[1:], dtype=torch.float64)
         return Case(model, data, targets, squared)
 
@@ -385,3 +555,7 @@ def _in_double(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor):
                 setattr(module, key, value.double())
     return model
+
+
+UNCALLED = ("scripted", "data parallel")
+"""What `functional_call`, which a task of the gradient computers calls, refuses."""

@@ -107,7 +107,9 @@ class Watch:
                 seen, rest = self._run(batch)
         except Drawn as error:
             raise ValueError(RANDOMNESS) from error
-        except RuntimeError as error:
+        except NotSeen:
+            raise
+        except Exception as error:  # whatever a model can raise; the loop says if it is at fault
             if isinstance(error, torch.AcceleratorError) or fallback.is_no_memory(error):
                 raise  # a slower way that takes more memory is no answer to it
             raise NotSeen("torch cannot run the model for a batch of weights") from error

@@ -4,7 +4,8 @@ What `helpers.gradients` and `helpers.gradient_computers` have in common. The fu
 `helpers.transforms.samples`: `function(model, params, buffers, *sample)`.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def by_loop(
     if not grads or not len(batch[0]):
         return grads
 
-    def run(pull: Pull) -> None:
+    def run(pull: Pull) -> set[str]:
         def differentiate(stand_in: nn.Module, *args: Any) -> list[Tensor]:
             own = dict(stand_in.named_parameters())
             return pull(function(stand_in, *args), [own[name] for name in grads])
@@ -54,9 +55,9 @@ def by_loop(
             for per_sample_grad, row in zip(grads.values(), rows, strict=True):
                 per_sample_grad[index] = row
 
-        samples.loop(differentiate, model, params, batch, take, randomness=randomness)
+        return samples.loop(differentiate, model, grads, batch, take, randomness=randomness)
 
-    with_pull(run)
+    with_pull(run, model, grads)
     return grads
 
 
@@ -66,17 +67,39 @@ Pull = Callable[..., list[Tensor]]
 """`pull(scalar, leaves, *, retain_graph=False)`: its gradients; zeros where it reaches none."""
 
 
-def with_pull(run: Callable[[Pull], None]) -> None:
+def with_pull(run: Callable[[Pull], set[str]], model: nn.Module, names: Iterable[str]) -> None:
     """Run a function that differentiates: by gradients asked for, or else by a whole backward.
 
     Reentrant checkpoints want the latter, which fills the `.grad` of all that is there.
+
+    Args:
+        run: Differentiates a copy of the model, and returns the names of parameters that belong to
+            the model itself, as `helpers.transforms.samples.loop` does. Then it runs again, and the
+            gradient is the sum of both.
+        model: The model itself.
+        names: The parameters to differentiate by, in the order of the leaves.
+
+    Raises:
+        ValueError: One of the parameters that are met in the model itself is frozen there.
     """
+    own = dict(model.named_parameters())
+    # A backward within the backward may reach what no graph shows.
+    accumulate = functools.partial(_accumulate, spared=[*own.values()])
     try:
-        run(_ask)
+        captured = run(_ask)
     except RuntimeError as error:
         if not any(words in str(error) for words in _REENTRANT):
             raise
-        run(_accumulate)
+        captured = run(accumulate)
+    for name in captured:
+        if not own[name].requires_grad:
+            raise ValueError(
+                f"{name} reaches a torch.autograd.Function by a closure, and its gradient is found "
+                "there only while it requires one: call its requires_grad_() first, or take it "
+                "from the module in the forward"
+            )
+    if captured:
+        run(functools.partial(accumulate, originals=[own[name] for name in names]))
 
 
 def _ask(scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False) -> list[Tensor]:
@@ -87,22 +110,34 @@ def _ask(scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False) ->
 
 
 def _accumulate(
-    scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
+    scalar: Tensor,
+    leaves: list[Tensor],
+    *,
+    spared: Sequence[Tensor],
+    originals: Sequence[Tensor] = (),
+    retain_graph: bool = False,
 ) -> list[Tensor]:
     if not scalar.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    others = [leaf for leaf in _leaves(scalar) if not any(leaf is own for own in leaves)]
-    kept = [leaf.grad for leaf in others]
-    for leaf in others:
-        leaf.grad = None
-    try:
-        scalar.backward(retain_graph=retain_graph)
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-    finally:
-        for leaf in leaves:
+    with torch._C.DisableTorchFunction():  # or `Reach` would lead it from the originals
+        met = {id(leaf): leaf for leaf in (*_leaves(scalar), *spared)}
+        others = [leaf for leaf in met.values() if not any(leaf is own for own in leaves)]
+        kept = [leaf.grad for leaf in others]
+        for leaf in others:
             leaf.grad = None
-        for leaf, before in zip(others, kept, strict=True):
-            leaf.grad = before
+        try:
+            scalar.backward(retain_graph=retain_graph)
+            totals = [torch.zeros_like(leaf) for leaf in leaves]
+            for group in (leaves, originals):
+                for total, leaf in zip(totals, group, strict=False):
+                    if leaf.grad is not None:
+                        total += leaf.grad
+            return totals
+        finally:
+            for leaf in leaves:
+                leaf.grad = None
+            for leaf, before in zip(others, kept, strict=True):
+                leaf.grad = before
 
 
 def _leaves(scalar: Tensor) -> list[Tensor]:

@@ -1,8 +1,12 @@
 """What cannot be batched: where it is and why, in words, for those who get it from a loop."""
 
+import functools
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -34,11 +38,54 @@ _CAUSES = {
     "BackwardHook": "has full backward hooks",
     "is a view": "has full backward hooks, or writes into a view",
 }
+_SLOW = "There is a performance drop"  # how torch says that one operation has no rule
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 class FallbackWarning(UserWarning):
-    """A model could not be batched, and its samples were taken one after the other."""
+    """A model, or a part of it, could not be batched: samples were taken one after the other."""
+
+
+_heard: ContextVar[set[str] | None] = ContextVar("heard", default=None)
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let each call of a function warn of a thing once, however many of its chunks meet it."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _heard.get() is not None:
+            return function(*args, **kwargs)
+        token = _heard.set(set())
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _heard.reset(token)
+
+    return run
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Say of what torch warns of in a block, operations without a rule for `vmap`, where it is."""
+    found: dict[str, str] = {}  # by operation, what uses it; a backward comes behind its forward
+
+    def show(message: Warning | str, *rest: Any) -> None:
+        operation = re.search(r"batching rule for aten::(\w+)", str(message))
+        if operation is None:
+            heard(message, *rest)
+        else:
+            found.setdefault(operation[1].removesuffix("_backward"), _running())
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_SLOW)
+        heard, warnings.showwarning = warnings.showwarning, show
+        yield
+    for operation, place in found.items():
+        _warn(
+            f"{place} uses {operation}, which torch.vmap takes one sample after the other: that "
+            "is slower"
+        )
 
 
 def is_no_memory(error: Exception) -> bool:
@@ -62,13 +109,29 @@ def instead(compute: Callable[[], Any], error: Exception, models: Iterable[nn.Mo
     place, cause = find_place(error, models), find_cause(error)
     error.__traceback__ = None  # it holds the tensors of the attempt
     result = compute()
-    warnings.warn(
+    _warn(
         f"the samples were taken one after the other, which is slower: {place} {cause}, which "
-        "torch.vmap cannot transform",
-        FallbackWarning,
-        stacklevel=_outside(),
+        "torch.vmap cannot transform"
     )
     return result
+
+
+def explain(error: Exception, models: Iterable[nn.Module]) -> None:
+    """Add to an error of the model itself that no transform is to blame for it.
+
+    Args:
+        error: What was raised in a loop. What `helpers` refuse is left as it is.
+        models: As in `instead`.
+    """
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    code, here = step.tb_frame.f_code, step.tb_frame.f_globals.get("__name__", "")
+    if not here.startswith("helpers.") or code.co_name == "__torch_function__":
+        error.add_note(
+            f"{find_place(error, models)} raised this for a batch of one, without any transform: "
+            "mend the model or the loss"
+        )
 
 
 def find_place(error: Exception, models: Iterable[nn.Module]) -> str:
@@ -96,11 +159,31 @@ def find_cause(error: Exception) -> str:
     return next(fitting, "does something that has no rule for batches")
 
 
+def _warn(text: str) -> None:
+    heard = _heard.get()
+    if heard is not None:
+        if text in heard:
+            return
+        heard.add(text)
+    warnings.warn(text, FallbackWarning, stacklevel=_outside())
+
+
+def _running() -> str:
+    """Name the kind of the innermost module that is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            return type(module).__name__
+        frame = frame.f_back
+    return "the loss, or the backward pass,"
+
+
 def _outside() -> int:
     """Count the frames up to the first that is not in `helpers`."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
-        ("helpers.", "torch.")
+        ("helpers.", "torch.", "contextlib")
     ):
         level, frame = level + 1, frame.f_back
     return level

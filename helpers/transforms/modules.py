@@ -151,6 +151,11 @@ class StandIn:
         self._keep(model)
 
     @property
+    def has_functions(self) -> bool:
+        """Whether functions stand in the model, which may hold the original."""
+        return self._kept.has_functions
+
+    @property
     def models(self) -> tuple[nn.Module, ...]:
         """The modules whose code may run."""
         return (self.model, self._runs, self.original)

@@ -1,13 +1,16 @@
 """Calls of torch seen on their way: to lead tensors to where they are used, and past a fault."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
+_APPLY = torch.autograd.Function.apply.__func__.__code__
 _NORMS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 
 
@@ -32,6 +35,9 @@ class Reach(TorchFunctionMode):
         """The names of the tensors that were met, by the `id` of each."""
         self.met_norm = False
         """Whether a normalisation was met."""
+        self.captured: set[str] = set()
+        """The names of tensors that a function closes over and that a `torch.autograd.Function` was
+        given: it is not led to those that are meant, since no mode sees its call."""
         self._names, self._cure = names, cure
         self._meant = {
             number: tensors[name]
@@ -43,13 +49,16 @@ class Reach(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch."""
-        args = self._swapped(args)
+        swapped = self._swapped(args)
         if kwargs:
             kwargs = dict(zip(kwargs, self._swapped([*kwargs.values()]), strict=True))
+        if swapped is not args and not torch.is_grad_enabled() and _in_function():
+            self.captured |= {self._names[id(value)] for value in args if id(value) in self._meant}
+        args = swapped
         result = func(*args, **(kwargs or {}))
         if func in _NORMS:
             self.met_norm = True
-            return Contiguous.apply(result) if self._cure else result
+            return _cured(result) if self._cure else result
         return result
 
     def _swapped(self, values: Any) -> Any:
@@ -66,6 +75,27 @@ class Reach(TorchFunctionMode):
                 swapped = swapped or [*values]
                 swapped[index] = other
         return values if swapped is None else type(values)(swapped)
+
+
+def _in_function() -> bool:
+    """Say whether the forward of a `torch.autograd.Function` is running."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _cured(outputs: Tensor) -> Tensor:
+    """Let the gradient at the outputs of a normalisation lie in memory in order."""
+    if peek_interpreter_stack() is not None:
+        return Contiguous.apply(outputs)
+    # In plain autograd, what a function returns as a view could not be written into, as by
+    # `nn.ReLU(inplace=True)`.
+    if outputs.requires_grad:
+        outputs.register_hook(torch.Tensor.contiguous)
+    return outputs
 
 
 class Contiguous(torch.autograd.Function):

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from helpers.transforms import fallback, recurrent
 from helpers.transforms import randomness as streams
 from helpers.transforms.modules import StandIn
+from helpers.transforms.reach import Reach
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
@@ -43,7 +44,7 @@ def loop(
     take: Callable[[int, Any], None],
     *,
     randomness: str = "error",
-) -> None:
+) -> set[str]:
     """Call a function for one sample after the other, in plain autograd.
 
     The function gets no parameters and buffers: those of the copy itself are meant, of which the
@@ -61,22 +62,30 @@ def loop(
         randomness: `"error"` refuses a function that draws random numbers; `"different"` and
             `"same"` are as in `torch.vmap`.
 
+    Returns:
+        The names of parameters that the function did not take from the copy: it closes over those
+        of the model itself, and gave them to a `torch.autograd.Function`.
+
     Raises:
         ValueError: The function draws random numbers, and `randomness` is `"error"`.
     """
     stand_in = StandIn(model)
+    names = [*names]
     for name in names:
         stand_in.params[name].requires_grad_()
     # Writes that leave no trace are looked for once, behind the first sample, and at the end: to
     # compare all numbers takes longer than many a sample.
+    reach = stand_in.reach(stand_in.params | stand_in.buffers)
     with eager():
-        if _pass(function, stand_in, batch, take, randomness, careful=False):
-            _pass(function, stand_in, batch, take, randomness, careful=True)
+        if _pass(function, stand_in, reach, batch, take, randomness, careful=False):
+            _pass(function, stand_in, reach, batch, take, randomness, careful=True)
+    return reach.captured.intersection(names)
 
 
 def _pass(
     function: Function,
     stand_in: StandIn,
+    reach: Reach,
     batch: Batch,
     take: Callable[[int, Any], None],
     randomness: str,
@@ -86,18 +95,20 @@ def _pass(
     """Call the function for all samples; say whether one met what another had written."""
     device, size = batch[0].device, len(batch[0])
     first = streams.random_state(device)
-    own = stand_in.params | stand_in.buffers
-    reach = stand_in.reach(own)
     for index in range(size):
         if randomness == "same":
             streams.restore_random_state(first, device)
         state = streams.random_state(device)
         # Clones, since autograd does not save tensors that were made in inference mode.
         sample = [tensor[index].detach().clone() for tensor in batch]
-        seen = reach if index == 0 or reach.met or reach.met_norm else contextlib.nullcontext()
+        needed = index == 0 or stand_in.has_functions or reach.met or reach.met_norm
+        seen = reach if needed else contextlib.nullcontext()
         try:
             with torch.enable_grad(), seen:
                 take(index, function(stand_in.model, {}, {}, *sample))
+        except Exception as error:
+            fallback.explain(error, stand_in.models)
+            raise
         finally:
             stand_in.undo()
         if index == 0 and randomness == "error":
@@ -107,6 +118,7 @@ def _pass(
     return size > 1 and stand_in.undo_writes(hidden=True)
 
 
+@fallback.once
 def vmapped(
     function: Function,
     stand_in: StandIn,
@@ -153,6 +165,7 @@ def vmapped(
         if randomness == "same":  # what `torch.vmap` does for its chunks
             streams.restore_random_state(state, device)
         chunk = tuple(tensor[start : start + step] for tensor in batch)
+        failed = None
         try:
             with eager():
                 results = map_samples(
@@ -163,8 +176,10 @@ def vmapped(
         except Exception as error:  # whatever a model can raise; the loop says if it is at fault
             if fallback.is_no_memory(error):
                 raise
+            failed = error
+        if failed is not None:  # here, since what the loop raises has no part in it
             streams.restore_random_state(state, device)
-            return fallback.instead(otherwise, error, stand_in.models)
+            return fallback.instead(otherwise, failed, stand_in.models)
         if out is None and step >= size:
             # A function with parameters of its own would leave a graph.
             return tree_map(torch.detach, results)
@@ -225,12 +240,15 @@ def map_samples(
     dims = (0,) * len(batch)
     try:
         try:
-            return vmap(per_sample, in_dims=(None, None, *dims), **options)(params, buffers, *batch)
+            with fallback.named():
+                compute = vmap(per_sample, in_dims=(None, None, *dims), **options)
+                return compute(params, buffers, *batch)
         except RuntimeError as error:
             if not any(fragment in str(error) for fragment in _UNBATCHED):
                 raise
         own = tree_map(lambda buffer: buffer.expand(len(batch[0]), *buffer.shape), buffers)
-        return vmap(per_sample, in_dims=(None, 0, *dims), **options)(params, own, *batch)
+        with fallback.named():
+            return vmap(per_sample, in_dims=(None, 0, *dims), **options)(params, own, *batch)
     except RuntimeError as error:
         if "randomness error mode" in str(error):
             raise streams.Drawn(streams.RANDOMNESS) from error

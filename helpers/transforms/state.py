@@ -1,14 +1,17 @@
 """What a forward can change in a model besides its registered tensors, and how it is undone."""
 
 import types
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from helpers.transforms.outside import Outside
 
 # What cannot change, or leads to what is no model's own: there a walk goes no further.
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, range, slice)
@@ -32,7 +35,7 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
         seen.add(id(value))
         yield value
         if isinstance(value, dict):
-            waiting.extend(value.values())
+            waiting.extend(_as_stored(value).values())
         elif isinstance(value, list | tuple | set | deque):
             waiting.extend(value)
         elif isinstance(value, types.MethodType):
@@ -55,6 +58,8 @@ def is_object(value: Any) -> bool:
 class Kept:
     """The state of modules as it is now: attributes, containers, plain tensors, hooks.
 
+    What their code keeps in attributes of classes and in variables of files belongs to it.
+
     `undo` brings it back, whether it was rebound or changed in place: counters, caches, lists,
     hooks that were registered on first use. Made once, it serves for any number of calls.
 
@@ -73,10 +78,14 @@ class Kept:
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._generators: list[tuple[torch.Generator, Tensor]] = []
         self._empty: list[dict[Any, Any]] = []
-        for value in walk(models):
+        models = [*models]
+        self._outside = Outside(
+            each for model in models if isinstance(model, nn.Module) for each in model.modules()
+        )
+        for value in walk([*models, *self._outside.holders]):
             if isinstance(value, dict):
                 if value:
-                    self._dictionaries.append((value, dict(value)))
+                    self._dictionaries.append((value, _as_stored(value)))
                 else:
                     self._empty.append(value)
             elif isinstance(value, list | set | deque):
@@ -95,7 +104,7 @@ class Kept:
         """Say whether something is not as it was, tensors and arrays by their writes."""
         return (
             any(self._empty)
-            or any(not _alike(now.items(), then.items()) for now, then in self._dictionaries)
+            or any(not _is_same(now, then) for now, then in self._dictionaries)
             or any(not _alike(now, then) for now, then in self._others)
             or any(tensor._version != version for tensor, _, version in self._tensors)
             or any(not np.array_equal(now, then) for now, then in self._arrays)
@@ -103,12 +112,16 @@ class Kept:
 
     def undo(self) -> None:
         """Bring the state back."""
+        self._outside.undo()
         for dictionary in self._empty:
             if dictionary:
                 dictionary.clear()
         for dictionary, values in self._dictionaries:
-            dictionary.clear()
-            dictionary.update(values)
+            if not _is_same(dictionary, values):
+                kind = OrderedDict if isinstance(dictionary, OrderedDict) else dict
+                kind.clear(dictionary)
+                for key, value in values.items():
+                    kind.__setitem__(dictionary, key, value)
         for container, values in self._others:
             container.clear()
             container.update(values) if isinstance(container, set) else container.extend(values)
@@ -122,13 +135,23 @@ class Kept:
             generator.set_state(state)
 
 
-def _alike(now: Iterable[Any], then: Iterable[Any]) -> bool:
+def _as_stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
+    """Copy a dictionary, or what one of another class has stored: that may answer otherwise."""
+    if type(dictionary) in (dict, OrderedDict):
+        return dict(dictionary)
+    return {key: dict.__getitem__(dictionary, key) for key in dict.keys(dictionary)}
+
+
+def _is_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+    """Compare a dictionary with what it had stored, by identity and by order."""
+    if type(now) not in (dict, OrderedDict):
+        now = _as_stored(now)
+    return _alike(now, then) and _alike(now.values(), then.values())
+
+
+def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
     """Compare containers by the identity of what they hold."""
-    one, other = (
-        [id(part) for each in values for part in (each if type(each) is tuple else (each,))]
-        for values in (now, then)
-    )
-    return one == other
+    return len(now) == len(then) and all(map(is_, now, then))
 
 
 def rewrite(tensor: Tensor, values: Tensor) -> None:

@@ -18,6 +18,7 @@ FAKE_PYTHON = """\
 case "$*" in
   "-m venv .venv-jax") mkdir -p .venv-jax/bin; cp "$0" .venv-jax/bin/python;;
   "-m venv --clear .venv") rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
+  "-m venv --clear build/wild-env") mkdir -p build/wild-env/bin; cp "$0" build/wild-env/bin/python;;
   "-m pip install"*) test ! -e offline || exit 1;;
   "-m helpers.tooling.lesson.files"*) echo notebooks/01_a.ipynb notebooks/02_b.ipynb;;
 esac
@@ -154,6 +155,33 @@ def test_peers_leave_torch_alone(checkout):
     assert "torch" not in jax
 
 
+def test_wild_has_an_environment_of_its_own_with_the_pinned_torch(checkout):
+    for name in ("requirements.txt", "alone.txt"):
+        (checkout / "tests" / "wild").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "tests" / "wild" / name, checkout / "tests" / "wild" / name)
+    assert make(checkout, "wild", "PYTHON=./fake", "MODELS=timm swin").returncode == 0
+    environment, libraries, alone, check, run = log(checkout)
+    assert environment == "-m venv --clear build/wild-env"
+    assert libraries == (
+        "-m pip install torch numpy -r tests/wild/requirements.txt -c .ci/constraints.txt"
+    )
+    assert alone == "-m pip install --no-deps -r tests/wild/alone.txt"
+    assert check == "-m helpers.tooling.pins torch"
+    assert run == "-m helpers.tooling.wild timm swin"
+    assert make(checkout, "wild", "PYTHON=./fake").returncode == 0
+    assert log(checkout) == ["-m helpers.tooling.wild"]
+    assert not (checkout / ".venv").exists()
+
+
+def test_what_asks_for_torchvision_is_installed_without_it():
+    lists = [
+        (ROOT / "tests" / "wild" / name).read_text() for name in ("requirements.txt", "alone.txt")
+    ]
+    ordinary, alone = map(pins.read, lists)
+    assert {"timm", "vit-pytorch"} <= set(alone)
+    assert not {"timm", "vit-pytorch", "torchvision", "torch"} & set(ordinary)
+
+
 def test_pins_are_compared_with_what_is_installed():
     installed = torch.__version__.partition("+")[0]
     assert pins.findings(["torch"], f"torch=={installed}\n") == []
@@ -233,6 +261,8 @@ def test_ci_calls_make_and_nothing_else(checkout):
         ("student", "REPO=a/b"),
         ("html", "LESSON=03"),
         ("report", "LESSON=01"),
+        ("wild", "LESSON=01"),
+        ("bench", "MODELS=timm"),
     ],
 )
 def test_variable_that_the_target_does_not_read_is_refused(checkout, arguments):

@@ -1,0 +1,1 @@
+"""The contract of `helpers.gradients`, held against models of well-known libraries."""
