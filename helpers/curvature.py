@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
@@ -123,7 +123,8 @@ def gauss_newton_product(
 
     def weigh(prediction: Tensor, pushed: Tensor, target: Tensor) -> Tensor:
         slope = grad(lambda prediction: compute_loss(prediction, target))
-        return jvp(slope, (prediction,), (pushed,))[1]
+        # A Hessian is its own transpose; the `jvp` of torch fails for the slope of mse_loss.
+        return vjp(slope, prediction)[1](pushed)[0]
 
     checks.check_batch(data=data, targets=targets)
     return _mean(model, (data, targets), vector, chunk_size, weigh)
