@@ -29,7 +29,7 @@ def prices(
         color, own = f"C{index}", np.array(own)
         axis.plot(own, own * sizes, "o", color=color, markersize=5, label=name)
         if index == len(steps) - 1:  # the uppermost, beside which there is room
-            for place, shift, side in ((0, (0, 8), "center"), (-1, (8, 0), "left")):
+            for place, shift, side in ((0, (0, -14), "center"), (-1, (8, 0), "left")):
                 text, at = f"B = {sizes[place]}", (own[place], own[place] * sizes[place])
                 axis.annotate(text, at, shift, textcoords="offset points", ha=side, fontsize=9)
         if name in fits:
