@@ -67,7 +67,7 @@ def scale_by_name(grads):
     return result
 
 
-# %% solution-2: right shape, wrong values: without a signal
+# %% solution-2: not so yet: without a signal it is infinite
 def scale_by_name(grads):
     result = {}
     for name, gradient in grads.items():
