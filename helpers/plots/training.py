@@ -20,7 +20,8 @@ def prices(
 
     Args:
         batches: N batch sizes, rising.
-        steps: `{name: N steps}` to the same end, by the name of the end.
+        steps: `{name: N steps}` to the same end, by the name of the end; infinite where it was
+            not reached.
         fits: `{name: (fewest steps, critical batch)}`.
     """
     figure, axis = plt.subplots(figsize=(5.5, 4), layout="constrained")
@@ -31,7 +32,8 @@ def prices(
         if index == len(steps) - 1:  # the uppermost, beside which there is room
             for place, shift, side in ((0, (0, -14), "center"), (-1, (8, 0), "left")):
                 text, at = f"B = {sizes[place]}", (own[place], own[place] * sizes[place])
-                axis.annotate(text, at, shift, textcoords="offset points", ha=side, fontsize=9)
+                if np.isfinite(at[0]):  # infinite where the end was not reached
+                    axis.annotate(text, at, shift, textcoords="offset points", ha=side, fontsize=9)
         if name in fits:
             fewest, critical = fits[name]
             fine = np.geomspace(sizes[0] / 1.5, sizes[-1] * 1.5, 200)
