@@ -28,11 +28,12 @@ def prices(
     sizes = np.array(batches)
     for index, (name, own) in enumerate(steps.items()):
         color, own = f"C{index}", np.array(own)
+        own[np.isinf(own)] = np.nan  # an end that was not reached has no place
         axis.plot(own, own * sizes, "o", color=color, markersize=5, label=name)
         if index == len(steps) - 1:  # the uppermost, beside which there is room
             for place, shift, side in ((0, (0, -14), "center"), (-1, (8, 0), "left")):
                 text, at = f"B = {sizes[place]}", (own[place], own[place] * sizes[place])
-                if np.isfinite(at[0]):  # infinite where the end was not reached
+                if np.isfinite(at[0]):
                     axis.annotate(text, at, shift, textcoords="offset points", ha=side, fontsize=9)
         if name in fits:
             fewest, critical = fits[name]
