@@ -42,7 +42,9 @@ def prices(
             axis.plot(along, along * fine, color=color, linewidth=1)
             axis.plot(2 * fewest, 2 * fewest * critical, "s", color=color, mfc="white", ms=9)
     axis.plot([], [], "s", color="gray", mfc="white", ms=9, label="critical batch")
-    axis.set(xscale="log", yscale="log", xlabel="steps S", ylabel="samples E = B S")
+    # Logarithmic axes refuse to have nothing on them.
+    scale = "log" if any(np.isfinite(own).any() for own in steps.values()) else "linear"
+    axis.set(xscale=scale, yscale=scale, xlabel="steps S", ylabel="samples E = B S")
     axis.grid(alpha=0.3)
     figure.legend(fontsize=9, loc="outside upper center", ncols=2)
     return finish(figure)
