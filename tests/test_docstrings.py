@@ -4,12 +4,14 @@ import doctest
 
 import pytest
 
-from helpers import gradients, jacobians, norms, privacy, projection
+from helpers import curvature, gradients, jacobians, noise, norms, privacy, projection
 from helpers.limits.diagnosis import findings
 
 SHOWN = {
     gradients: ["func_gradients"],
     jacobians: ["func_jacobians"],
+    noise: ["noise_scale"],
+    curvature: ["fisher_product", "gauss_newton_product", "empirical_fisher_product", "matrix"],
     norms: ["gradient_norms", "clipped_sum"],
     privacy: ["private_sum", "epsilon", "noise_multiplier_for"],
     projection: ["project_batches"],

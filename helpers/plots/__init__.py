@@ -6,6 +6,7 @@ from helpers.plots.images import attributions, digits, kernel_gradients, norms, 
 from helpers.plots.privacy import canaries, releases, spreads
 from helpers.plots.sliders import Slider
 from helpers.plots.timings import multiples
+from helpers.plots.training import matrices, prices, rankings
 
 __all__ = [
     "Slider",
@@ -17,8 +18,11 @@ __all__ = [
     "effects",
     "in_dims",
     "kernel_gradients",
+    "matrices",
     "multiples",
     "norms",
+    "prices",
+    "rankings",
     "releases",
     "shares",
     "similarities",

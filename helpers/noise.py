@@ -1,0 +1,96 @@
+"""The gradient noise scale: how large a batch still pays, from the gradients of single samples.
+
+The gradients of samples have a mean, the true gradient G, and a covariance matrix Sigma. The mean
+of B of them has the noise tr(Sigma) / B around G. Where B is far below tr(Sigma) / |G|^2, noise is
+most of what a batch gradient holds, and twice the batch is worth it; far above, it is not
+(McCandlish, Kaplan, Amodei and the OpenAI Dota Team 2018, "An Empirical Model of Large-Batch
+Training", arXiv:1812.06162, where the ratio is called B_simple).
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from helpers import norms
+
+LossFn = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """Estimates from one batch.
+
+    Attributes:
+        noise: The trace of the covariance of the samples' gradients, with the divisor B - 1.
+        signal: The squared norm of the true gradient: that of the batch gradient, less noise / B,
+            which is what the noise adds to it on average. Where the batch is too small to show
+            the signal, it may come out below 0.
+    """
+
+    noise: float
+    signal: float
+
+    @property
+    def scale(self) -> float:
+        """Their ratio, in samples; infinite where the signal is not above 0.
+
+        Noise and signal are right on average, their ratio is not: take the means of both over
+        several batches first.
+        """
+        return self.noise / self.signal if self.signal > 0 else math.inf
+
+
+def noise_scale(
+    model: nn.Module, loss_fn: LossFn, data: Tensor, targets: Tensor, *, chunk_size: int = 64
+) -> NoiseScale:
+    """Estimate the gradient noise scale from the norms of the samples' gradients.
+
+    The B x P numbers of the gradients are never there at once: the norms come from
+    `helpers.norms`, and the sum of the gradients has P numbers.
+
+    Args:
+        model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
+        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
+        data: `(B, ...)`, B at least 2, drawn from all that the estimate is about.
+        targets: `(B, ...)`.
+        chunk_size: How many samples to take at a time. It bounds the memory.
+
+    Returns:
+        Noise, signal and their ratio, for the parameters with `requires_grad` together.
+
+    Raises:
+        TypeError: `data` or `targets` is no tensor.
+        ValueError: There are fewer than 2 samples, or one of the refusals of `func_gradients`.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(1, 1, bias=False)  # predicts w, and w is 0
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> data, targets = torch.ones(2, 1), torch.tensor([[-1.0], [-2.0]])
+        >>> found = noise_scale(model, nn.functional.mse_loss, data, targets)  # gradients 2 and 4
+        >>> found  # their variance is 2, their mean 3, and 3^2 - 2 / 2 = 8
+        NoiseScale(noise=2.0, signal=8.0)
+        >>> found.scale
+        0.25
+    """
+    options = {"chunk_size": chunk_size}
+    own = norms.gradient_norms(model, loss_fn, data, targets, **options).double()
+    size = len(own)
+    if size < 2:
+        raise ValueError(
+            f"data must hold 2 samples at least, to differ from each other, got {size}"
+        )
+    # A limit that clips none of them.
+    total = norms.clipped_sum(model, loss_fn, data, targets, sys.float_info.max, **options)
+    measured = sum(_square(tensor / size) for tensor in total.values())
+    # Rounding may bring the variance of equal gradients below 0.
+    noise = max(0.0, (own.square().sum().item() - size * measured) / (size - 1))
+    return NoiseScale(noise, measured - noise / size)
+
+
+def _square(tensor: Tensor) -> float:
+    """Compute the squared norm of a tensor, complex ones too, in float64."""
+    return tensor.abs().double().square().sum().item()

@@ -1,0 +1,299 @@
+# Answers, right and wrong: the id of the solution that each stands for, and the verdict it gets.
+
+# %% solution-1: correct
+def smallest_batch(noise, signal, share):
+    return int(-(-noise * (1 - share) // (signal * share)))
+
+
+# %% solution-1: correct
+def smallest_batch(noise, signal, share):
+    batch = 1
+    while noise / (signal * batch + noise) > share:
+        batch += 1
+    return batch
+
+
+# %% solution-1: not so yet: share 0.5: it is enough
+def smallest_batch(noise, signal, share):
+    return math.floor(noise / signal * (1 - share) / share)
+
+
+# %% solution-1: not so yet: share 0.5: one less is not
+def smallest_batch(noise, signal, share):
+    return math.ceil(noise / signal / share)
+
+
+# %% solution-1: not so yet: it is an int
+def smallest_batch(noise, signal, share):
+    return noise / signal * (1 - share) / share
+
+
+# %% solution-1: not so yet: share 0.1: it is enough
+def smallest_batch(noise, signal, share):
+    return math.ceil(noise / signal)
+
+
+# %% solution-2: correct
+def scale_by_name(grads):
+    result = {}
+    for name, gradient in grads.items():
+        size, gradient = len(gradient), gradient.reshape(len(gradient), -1)
+        mean = gradient.mean(0)
+        trace = (gradient - mean).square().sum() / (size - 1)
+        signal = mean @ mean - trace / size
+        result[name] = trace / signal if signal > 0 else torch.full_like(trace, float("inf"))
+    return result
+
+
+# %% solution-2: correct
+def scale_by_name(grads):
+    def scale(gradient):
+        size = len(gradient)
+        squares = gradient.square().sum() / size
+        batch = gradient.mean(dim=0).square().sum()
+        noise = (squares - batch) * size / (size - 1)
+        signal = (size * batch - squares) / (size - 1)
+        return torch.where(signal > 0, noise / signal, torch.inf)
+
+    return {name: scale(gradient) for name, gradient in grads.items()}
+
+
+# %% solution-2: right shape, wrong values: 1.weight
+def scale_by_name(grads):
+    result = {}
+    for name, gradient in grads.items():
+        flat = gradient.flatten(1)
+        result[name] = flat.var(dim=0).sum() / flat.mean(dim=0).square().sum()
+    return result
+
+
+# %% solution-2: not so yet: without a signal it is infinite
+def scale_by_name(grads):
+    result = {}
+    for name, gradient in grads.items():
+        flat = gradient.flatten(1)
+        noise = flat.var(dim=0).sum()
+        result[name] = noise / (flat.mean(dim=0).square().sum() - noise / len(flat))
+    return result
+
+
+# %% solution-2: not so yet: it has the names of grads
+def scale_by_name(grads):
+    return {}
+
+
+# %% solution-2: wrong shape: 1.weight
+def scale_by_name(grads):
+    result = {}
+    for name, gradient in grads.items():
+        noise = gradient.var(dim=0)
+        signal = gradient.mean(dim=0).square() - noise / len(gradient)
+        result[name] = torch.where(signal > 0, noise / signal, torch.inf)
+    return result
+
+
+# %% solution-3: correct
+def without_conflict(own, other):
+    product = (own * other).sum()
+    return own - product / other.square().sum() * other if product < 0 else own
+
+
+# %% solution-3: correct
+def without_conflict(own, other):
+    direction = F.normalize(other, dim=0)
+    return own - (own @ direction).clamp(max=0) * direction
+
+
+# %% solution-3: right shape, wrong values: no conflict
+def without_conflict(own, other):
+    return own - own @ other / (other @ other) * other
+
+
+# %% solution-3: right shape, wrong values: in conflict
+def without_conflict(own, other):
+    product = own @ other
+    return own if product >= 0 else own - product / other.norm() * other
+
+
+# %% solution-3: right shape, wrong values: in conflict
+def without_conflict(own, other):
+    product = own @ other
+    return own if product >= 0 else other - product / (own @ own) * own
+
+
+# %% solution-3: right shape, wrong values: the other is 0
+def without_conflict(own, other):
+    product = own @ other
+    return own if product > 0 else own - product / (other @ other) * other
+
+
+# %% solution-3: not so yet: it changed own
+def without_conflict(own, other):
+    product = own @ other
+    if product < 0:
+        own -= product / (other @ other) * other
+    return own
+
+
+# %% solution-4: correct
+def solve(product, right, damping, steps):
+    shapes = {name: tensor.shape for name, tensor in right.items()}
+
+    def to_flat(vector):
+        return torch.cat([vector[name].reshape(-1) for name in shapes])
+
+    def to_names(flat):
+        parts = flat.split([shape.numel() for shape in shapes.values()])
+        return {n: part.view(s) for (n, s), part in zip(shapes.items(), parts, strict=True)}
+
+    def apply(flat):
+        return to_flat(product(to_names(flat))) + damping * flat
+
+    b = to_flat(right)
+    x = torch.zeros_like(b)
+    r = b - apply(x)
+    d = r.clone()
+    for _ in range(steps):
+        image = apply(d)
+        length = (r @ r) / (d @ image)
+        x = x + length * d
+        new = r - length * image
+        d = new + (new @ new) / (r @ r) * d
+        r = new
+    return to_names(x)
+
+
+# %% solution-4: correct
+def solve(product, right, damping, steps):
+    x = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
+    residual = {name: tensor.clone() for name, tensor in right.items()}
+    direction = {name: tensor.clone() for name, tensor in right.items()}
+    square = sum(t.square().sum() for t in residual.values())
+    for _ in range(steps):
+        image = product(direction)
+        image = {name: image[name] + damping * direction[name] for name in x}
+        length = square / sum((direction[name] * image[name]).sum() for name in x)
+        for name in x:
+            x[name] += length * direction[name]
+            residual[name] -= length * image[name]
+        last, square = square, sum(t.square().sum() for t in residual.values())
+        direction = {name: residual[name] + square / last * direction[name] for name in x}
+        if square < 1e-28:
+            break
+    return x
+
+
+# %% solution-4: right shape, wrong values: damping 0.01
+def solve(product, right, damping, steps):
+    x = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
+    for _ in range(steps):
+        image = product(x)
+        x = {n: x[n] + 0.5 * (right[n] - image[n] - damping * x[n]) for n in x}
+    return x
+
+
+# %% solution-4: right shape, wrong values: damping 0.01
+def solve(product, right, damping, steps):
+    return {name: tensor / damping for name, tensor in right.items()}
+
+
+# %% solution-4: not so yet: 101 products or fewer
+def solve(product, right, damping, steps):
+    matrix = curvature.matrix(product, right, chunk_size=1)
+    for _ in range(20):
+        product(right)
+    matrix = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    flat = torch.linalg.solve(matrix, flatten(right))
+    return jacobians.unflatten_jacobians(flat, net)
+
+
+# %% solution-4: not so yet: 2 steps: 3 or fewer
+def solve(product, right, damping, steps):
+    matrix = curvature.matrix(product, right, chunk_size=1)
+    matrix = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    flat = torch.linalg.solve(matrix, flatten(right))
+    return jacobians.unflatten_jacobians(flat, net)
+
+
+# %% solution-4: not so yet: it has the names of right
+def solve(product, right, damping, steps):
+    return {}
+
+
+# %% solution-5: correct
+def scales_from_log(small_squares, small, big_squares, big, decay):
+    noise, signal = two_batch(small_squares, small, big_squares, big)
+    scales = torch.empty_like(noise)
+    for step in range(len(noise)):
+        weights = torch.tensor([float(decay) ** (step - s) for s in range(step + 1)])
+        weights = weights.to(noise)
+        scales[step] = (weights @ noise[: step + 1]) / (weights @ signal[: step + 1])
+    return scales
+
+
+# %% solution-5: correct
+def scales_from_log(small_squares, small, big_squares, big, decay):
+    small_average = big_average = weight = 0
+    scales = []
+    for small_square, big_square in zip(small_squares, big_squares):
+        small_average = decay * small_average + small_square
+        big_average = decay * big_average + big_square
+        weight = decay * weight + 1
+        noise, signal = two_batch(small_average / weight, small, big_average / weight, big)
+        scales.append(noise / signal)
+    return torch.stack(scales)
+
+
+# %% solution-5: right shape, wrong values: the scales
+def scales_from_log(small_squares, small, big_squares, big, decay):
+    noises, signals = two_batch(small_squares, small, big_squares, big)
+    average = weight = 0
+    scales = []
+    for scale in noises / signals:
+        average, weight = decay * average + scale, decay * weight + 1
+        scales.append(average / weight)
+    return torch.stack(scales)
+
+
+# %% solution-5: right shape, wrong values: the scales
+def scales_from_log(small_squares, small, big_squares, big, decay):
+    noises, signals = two_batch(small_squares, small, big_squares, big)
+    return noises.cumsum(0) / signals.cumsum(0)
+
+
+# %% solution-5: right shape, wrong values: the scales
+def scales_from_log(small_squares, small, big_squares, big, decay):
+    noises, signals = two_batch(small_squares, small, big_squares, big)
+    noise, signal, scales = noises[0], signals[0], []
+    for own_noise, own_signal in zip(noises, signals):
+        noise = decay * noise + (1 - decay) * own_noise
+        signal = decay * signal + (1 - decay) * own_signal
+        scales.append(noise / signal)
+    return torch.stack(scales)
+
+
+# %% solution-5: right shape, wrong values: the scales
+def scales_from_log(small_squares, small, big_squares, big, decay):
+    noises, signals = two_batch(big_squares, small, small_squares, big)
+    noise = signal = 0
+    scales = []
+    for own_noise, own_signal in zip(noises, signals):
+        noise, signal = decay * noise + own_noise, decay * signal + own_signal
+        scales.append(noise / signal)
+    return torch.stack(scales)
+
+
+# %% solution-5: wrong shape: the scales
+def scales_from_log(small_squares, small, big_squares, big, decay):
+    noises, signals = two_batch(small_squares, small, big_squares, big)
+    return noises.mean() / signals.mean()
+
+
+# %% solution-5: right shape, wrong values: with a decay of 0
+def scales_from_log(small_squares, small, big_squares, big, decay):
+    noises, signals = two_batch(small_squares, small, big_squares, big)
+    decay, noise, signal, scales = 0.9, 0, 0, []
+    for own_noise, own_signal in zip(noises, signals):
+        noise, signal = decay * noise + own_noise, decay * signal + own_signal
+        scales.append(noise / signal)
+    return torch.stack(scales)

@@ -1,0 +1,310 @@
+"""Products with curvature matrices, against matrices made from loops, in float64."""
+
+import copy
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers import benchmark, gradients, jacobians
+from helpers.curvature import (
+    empirical_fisher_product,
+    fisher_product,
+    gauss_newton_product,
+    matrix,
+)
+from tests.zoo import MODELS, Case, make
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:the samples were taken one after the other"),
+    pytest.mark.filterwarnings("ignore:LSTM with projections"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning"),
+]
+close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+
+
+def classifier(samples: int = 5) -> Case:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    data = torch.randn(samples, 4, dtype=torch.float64)
+    return Case(model, data, torch.randint(3, (samples,)), F.cross_entropy)
+
+
+def params_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def random_vector(model: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.randn_like(p) for name, p in params_of(model).items()}
+
+
+def flat(vector: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in vector.values()])
+
+
+def explicit(case: Case, kind: str) -> Tensor:
+    """Sum a matrix sample by sample, from backwards of one output or loss at a time."""
+    total = 0
+    for index in range(len(case.data)):
+        one = slice(index, index + 1)
+        if kind == "empirical":
+            grads = gradients.loop_gradients(
+                case.model, case.loss_fn, case.data[one], case.targets[one]
+            )
+            row = flat(grads)
+            total = total + torch.outer(row, row)
+            continue
+        jacobian = jacobians.loop_jacobians(case.model, case.data[one])[0]
+        outputs = copy.deepcopy(case.model)(case.data[one]).detach()
+        if kind == "fisher":
+            p = outputs[0].softmax(0)
+            inner = sum(
+                p[y] * torch.outer(r := F.one_hot(torch.tensor(y), len(p)) - p, r)
+                for y in range(len(p))
+            )
+        else:
+            inner = torch.autograd.functional.hessian(
+                lambda z: case.loss_fn(z[None], case.targets[one]),  # noqa: B023
+                outputs[0],
+            )
+        total = total + jacobian.T @ inner @ jacobian
+    return total / len(case.data)
+
+
+def product_of(case: Case, kind: str, vector: dict[str, Tensor], **options) -> dict[str, Tensor]:
+    if kind == "fisher":
+        return fisher_product(case.model, case.data, vector, **options)
+    function = {"empirical": empirical_fisher_product, "newton": gauss_newton_product}[kind]
+    return function(*case.args, vector, **options)
+
+
+KINDS = ["fisher", "empirical", "newton"]
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2, 9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_is_that_of_the_matrix(kind, chunk_size):
+    case = classifier()
+    vector = random_vector(case.model)
+    got = product_of(case, kind, vector, chunk_size=chunk_size)
+    assert list(got) == list(vector)
+    assert all(got[name].shape == vector[name].shape for name in vector)
+    assert not any(tensor.requires_grad for tensor in got.values())
+    close(flat(got), explicit(case, kind) @ flat(vector))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_matrix_itself(kind):
+    case = classifier()
+    got = matrix(functools.partial(product_of, case, kind), params_of(case.model), chunk_size=4)
+    close(got, explicit(case, kind))
+    close(got, got.T)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_parameters_have_their_block(kind):
+    case = classifier()
+    names = ["2.bias", "0.weight"]  # in another order than the model's
+    like = {name: params_of(case.model)[name] for name in names}
+    numbered = jacobians.unflatten_jacobians(torch.arange(27).double(), case.model)
+    places = flat({name: numbered[name] for name in names}).long()
+    got = matrix(functools.partial(product_of, case, kind), like)
+    close(got, explicit(case, kind)[places][:, places])
+
+
+def fourth_power(predictions: Tensor, targets: Tensor) -> Tensor:
+    """A loss whose second derivative depends on the target."""
+    return ((predictions - targets) ** 4).sum()
+
+
+@pytest.mark.parametrize("loss_fn", [F.mse_loss, F.huber_loss, fourth_power])
+def test_other_losses(loss_fn):
+    case = classifier()
+    case.targets, case.loss_fn = torch.rand(5, 3, dtype=torch.float64), loss_fn
+    vector = random_vector(case.model)
+    close(flat(product_of(case, "newton", vector)), explicit(case, "newton") @ flat(vector))
+
+
+def test_fisher_and_gauss_newton_of_cross_entropy_are_one():
+    case = classifier()
+    vector = random_vector(case.model)
+    close(product_of(case, "fisher", vector), product_of(case, "newton", vector))
+
+
+def test_the_empirical_fisher_with_drawn_labels_has_the_fisher_as_its_mean():
+    case = classifier(samples=1)
+    vector = random_vector(case.model)
+    p = case.model(case.data)[0].softmax(0).detach()
+    mean = sum(
+        p[y]
+        * flat(
+            product_of(
+                Case(case.model, case.data, torch.tensor([y]), case.loss_fn), "empirical", vector
+            )
+        )
+        for y in range(3)
+    )
+    close(mean, flat(product_of(case, "fisher", vector)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_of_the_zoo(name):
+    case = make(name)
+    vector, size = random_vector(case.model), len(case.data)
+    before = copy.deepcopy(case.model.state_dict())
+
+    def check(got: dict[str, Tensor], expected: Tensor) -> None:
+        scale = expected.abs().max().clamp(min=1)
+        close(flat(got) / scale, expected / scale)
+
+    grads = gradients.loop_gradients(*case.args)
+    rows = torch.cat([grad.reshape(size, -1) for grad in grads.values()], dim=1)
+    got = product_of(case, "empirical", vector, chunk_size=2)
+    check(got, rows.T @ (rows @ flat(vector)) / size)
+
+    with torch.no_grad():
+        outputs = torch.cat([copy.deepcopy(case.model)(one) for one in case.data.split(1)])
+    if outputs.dim() == 2:  # what Jacobians take
+        every = jacobians.loop_jacobians(case.model, case.data)  # (B, Y, P)
+        hessian = torch.autograd.functional.hessian
+        weighed = [
+            hessian(lambda z, t=target: case.loss_fn(z[None], t[None]), output) @ pushed
+            for output, target, pushed in zip(
+                outputs, case.targets, every @ flat(vector), strict=True
+            )
+        ]
+        expected = torch.einsum("byp,by->p", every, torch.stack(weighed)) / size
+        check(product_of(case, "newton", vector), expected)
+    torch.testing.assert_close(dict(case.model.state_dict()), dict(before), rtol=0, atol=0)
+
+
+def test_neither_the_matrix_nor_the_gradients_are_made():
+    model = nn.Sequential(nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 10))  # P = 164,410
+    data, targets = torch.randn(64, 400), torch.randint(10, (64,))
+    vector = random_vector(model)
+    one = flat(vector).nbytes
+    for run in (
+        lambda: fisher_product(model, data, vector),
+        lambda: gauss_newton_product(model, F.cross_entropy, data, targets, vector),
+        lambda: empirical_fisher_product(model, F.cross_entropy, data, targets, vector),
+    ):
+        assert benchmark.memory(run).peak < 10 * one  # the gradients would be 64
+
+
+def test_the_model_is_left_as_it_was():
+    case = classifier()
+    case.model[0].bias.grad = torch.ones(3, dtype=torch.float64)
+    before = copy.deepcopy(case.model.state_dict())
+    for kind in KINDS:
+        product_of(case, kind, random_vector(case.model))
+    close(dict(case.model.state_dict()), dict(before))
+    assert case.model[0].bias.grad.sum() == 3
+    assert case.model[0].weight.grad is None
+
+
+REFUSED = {
+    "sizes": (
+        lambda c, v: gauss_newton_product(c.model, c.loss_fn, c.data, c.targets[:3], v),
+        ValueError,
+        "data and targets must have one batch size, got 5 and 3",
+    ),
+    "no sample": (
+        lambda c, v: fisher_product(c.model, c.data[:0], v),
+        ValueError,
+        "data must hold a sample at least, got none",
+    ),
+    "no tensor": (
+        lambda c, v: fisher_product(c.model, c.data.tolist(), v),
+        TypeError,
+        "data must be a tensor (B, ...), got list",
+    ),
+    "unknown name": (
+        lambda c, v: fisher_product(c.model, c.data, {"9.bias": v["0.bias"]}),
+        ValueError,
+        "vector names '9.bias', which is no parameter of this model that requires a gradient",
+    ),
+    "shape": (
+        lambda c, v: fisher_product(c.model, c.data, v | {"0.bias": torch.ones(4)}),
+        ValueError,
+        "vector['0.bias'] must have the shape (3,), got (4,)",
+    ),
+    "dtype": (
+        lambda c, v: fisher_product(c.model, c.data, v | {"0.bias": torch.ones(3)}),
+        ValueError,
+        "vector['0.bias'] must have dtype torch.float64, got torch.float32",
+    ),
+    "a list": (
+        lambda c, v: fisher_product(c.model, c.data, list(v)),
+        TypeError,
+        "vector must be a dictionary {name: tensor}, got list",
+    ),
+    "nothing": (
+        lambda c, v: fisher_product(c.model, c.data, {}),
+        ValueError,
+        "vector must hold a parameter at least, got none",
+    ),
+    "no scalar": (
+        lambda c, v: empirical_fisher_product(c.model, lambda z, t: z, c.data, c.targets, v),
+        ValueError,
+        "loss_fn must return a scalar",
+    ),
+    "no logits": (
+        lambda c, v: fisher_product(
+            nn.Sequential(c.model, nn.Unflatten(1, (3, 1))),
+            c.data,
+            {"0." + name: t for name, t in v.items()},
+        ),
+        ValueError,
+        "the model must return",
+    ),
+    "batch norm": (
+        lambda c, v: fisher_product(nn.Sequential(nn.BatchNorm1d(4), c.model), c.data, {}),
+        ValueError,
+        "is BatchNorm in training mode",
+    ),
+    "dropout": (
+        lambda c, v: fisher_product(
+            nn.Sequential(nn.Dropout(), *c.model), c.data, {"1.bias": v["0.bias"]}
+        ),
+        ValueError,
+        "draws random numbers",
+    ),
+    "chunk": (
+        lambda c, v: fisher_product(c.model, c.data, v, chunk_size=0),
+        ValueError,
+        "chunk_size must be None or a whole number, at least 1, got 0",
+    ),
+    "large matrix": (
+        lambda c, v: matrix(dict, {"weight": torch.empty(1_199_882)}),
+        ValueError,
+        "the matrix of 1,199,882 parameters would take 5,759 GB",
+    ),
+    "matrix of nothing": (
+        lambda c, v: matrix(dict, {}),
+        ValueError,
+        "like must hold a parameter at least, got none",
+    ),
+    "matrix of a list": (
+        lambda c, v: matrix(dict, [torch.ones(2)]),
+        TypeError,
+        "like must be a dictionary {name: tensor}, got list",
+    ),
+    "no columns at a time": (
+        lambda c, v: matrix(dict, v, chunk_size=None),
+        ValueError,
+        "chunk_size must be a whole number, at least 1, got None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_sentence(name):
+    call, kind, words = REFUSED[name]
+    case = classifier()
+    with pytest.raises(kind) as caught:
+        call(case, random_vector(case.model))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

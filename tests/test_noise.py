@@ -1,0 +1,111 @@
+"""The gradient noise scale, against covariances of gradients that exist, in float64."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from helpers import benchmark, gradients
+from helpers.noise import NoiseScale, noise_scale
+from tests.zoo import Apply, Case, make
+
+CASES = ["linear", "tied weight", "frozen", "cnn", "scalars", "lstm"]
+
+
+def classifier(samples: int) -> Case:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    data = torch.randn(samples, 4, dtype=torch.float64)
+    return Case(model, data, torch.randint(3, (samples,)), F.cross_entropy)
+
+
+def rows_of(case: Case) -> torch.Tensor:
+    grads = gradients.loop_gradients(*case.args)
+    return torch.cat([grad.reshape(len(grad), -1) for grad in grads.values()], dim=1)
+
+
+@pytest.mark.parametrize("chunk_size", [64, 2])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.filterwarnings("ignore:the samples were taken one after the other")
+def test_it_is_trace_and_squared_norm(name, chunk_size):
+    case = make(name)
+    rows = rows_of(case)
+    found = noise_scale(*case.args, chunk_size=chunk_size)
+    noise = rows.var(dim=0).sum().item()
+    assert found.noise == pytest.approx(noise, rel=1e-9)
+    assert found.signal == pytest.approx(rows.mean(0).square().sum().item() - noise / len(rows))
+    positive = found.signal > 0
+    assert found.scale == (found.noise / found.signal if positive else math.inf)
+
+
+def test_noise_and_signal_are_right_on_average():
+    """All pairs that can be drawn from four samples, with replacement, are there: no chance."""
+    case = classifier(samples=4)
+    rows = rows_of(case)
+    found = [
+        noise_scale(case.model, case.loss_fn, case.data[list(pair)], case.targets[list(pair)])
+        for pair in itertools.product(range(4), repeat=2)
+    ]
+    noise = sum(each.noise for each in found) / 16
+    signal = sum(each.signal for each in found) / 16
+    assert noise == pytest.approx(rows.var(dim=0, correction=0).sum().item(), rel=1e-9)
+    assert signal == pytest.approx(rows.mean(0).square().sum().item(), rel=1e-9)
+
+
+def test_equal_samples_have_no_noise():
+    case = classifier(samples=1)
+    data, targets = case.data.repeat(7, 1), case.targets.repeat(7)
+    found = noise_scale(case.model, case.loss_fn, data, targets)
+    assert 0 <= found.noise < 1e-12
+    assert found.scale == pytest.approx(0, abs=1e-10)
+
+
+def test_a_signal_below_zero_has_no_finite_scale():
+    assert NoiseScale(noise=2.0, signal=-0.1).scale == math.inf
+    assert NoiseScale(noise=2.0, signal=0.0).scale == math.inf
+    # Two opposite gradients: their mean is 0, and less than nothing is left of it.
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    found = noise_scale(model, F.mse_loss, torch.ones(2, 1), torch.tensor([[1.0], [-1.0]]))
+    assert (found.noise, found.signal, found.scale) == (8.0, -4.0, math.inf)
+
+
+def test_the_gradients_of_a_batch_are_never_there():
+    model = nn.Sequential(nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 10))  # P = 164,410
+    data, targets = torch.randn(512, 400), torch.randint(10, (512,))
+    peak = benchmark.memory(lambda: noise_scale(model, F.cross_entropy, data, targets)).peak
+    assert peak < 10 * 164_410 * 4  # the gradients would be 512
+
+
+def test_chunks_bound_the_memory_of_what_has_no_formula():
+    layer = nn.Linear(200, 200)
+    model = Apply(lambda m, x: x @ m.layer.weight.T, layer=layer)  # P = 40,200
+    data, targets = torch.randn(256, 200), torch.randint(200, (256,))
+    options = {"chunk_size": 4}
+    peak = benchmark.memory(lambda: noise_scale(model, F.cross_entropy, data, targets, **options))
+    assert peak.peak < 30 * 40_200 * 4  # the gradients would be 256
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (lambda c: (c.data[:1], c.targets[:1]), ValueError, "data must hold 2 samples at least"),
+        (lambda c: (c.data[:0], c.targets[:0]), ValueError, "to differ from each other, got 0"),
+        (
+            lambda c: (c.data, c.targets[:3]),
+            ValueError,
+            "data and targets must have one batch size, got 5 and 3",
+        ),
+        (lambda c: (c.data.tolist(), c.targets), TypeError, "data must be a tensor"),
+    ],
+)
+def test_refused_in_one_sentence(change, kind, words):
+    case = classifier(samples=5)
+    with pytest.raises(kind) as caught:
+        noise_scale(case.model, case.loss_fn, *change(case))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
