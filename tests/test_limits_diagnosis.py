@@ -11,9 +11,14 @@ from torch import Tensor, nn
 
 from helpers.limits import ENTRIES, Case, bare_gradients, diagnose
 from helpers.limits.bare import Classifier
+from helpers.limits.diagnosis.habits import BESIDE
 from helpers.limits.entries.silent_state import Stashing, Twice
+from helpers.tooling.wild.traces import difference
 from helpers.tooling.wild.traces import everything as all_of
 from tests import wild, zoo
+from tests.oracle import assert_equal, oracle
+from tests.test_damage import MAKE
+from tests.test_gradients_wild import expected
 from tests.test_limits import BATCH, report_if_changed
 
 IN_THE_CALL = {
@@ -36,12 +41,6 @@ IN_THE_CALL = {
     "compiled-names",
 }
 IN_THE_CALL |= {"numpy-of-a-result"}  # its model does not run without transforms either
-NOT_NAMED_YET = {
-    "normalisation-transposed",
-    "parameter-in-a-list",
-    "state-in-a-container",
-    "wrapped-forward",
-}
 # What else is true of an entry's case.
 ALSO = {
     "item": ["samples-that-meet"],
@@ -50,6 +49,7 @@ ALSO = {
     "dynamic-shape": ["samples-that-meet"],
     "sample-into-buffer": ["samples-that-meet"],
     "replaced-batchnorm": ["samples-that-meet"],
+    "state-in-a-container": ["no-gradient"],
 }
 RECURRENT = [name for name in zoo.SEQUENCES if name.split()[0] in ("lstm", "gru", "rnn")]
 ATTENTION = ["encoder train", "encoder eval", "encoder norm first"]
@@ -93,7 +93,7 @@ def test_every_entry_lies_in_a_model_or_in_the_call():
     assert {n for n, e in ENTRIES.items() if e.find_case(*BATCH) is None} == IN_THE_CALL
 
 
-@pytest.mark.parametrize("name", [n for n in ENTRIES if n not in IN_THE_CALL | NOT_NAMED_YET])
+@pytest.mark.parametrize("name", [n for n in ENTRIES if n not in IN_THE_CALL])
 def test_it_names_the_cause_of_every_entry(name):
     report_if_changed(ENTRIES[name])
     diagnosis = diagnose(*ENTRIES[name].find_case(*BATCH))
@@ -366,6 +366,24 @@ HABITS = {
     "parameters in a list": [("parameter-in-a-list", "extra, shift")],
     "parameters in an object": [("parameter-in-a-list", "fc.bias, fc.weight")],
     "parameter in a closure": [("wrapped-forward", "fc.weight")],
+    "counted by its class": [("state-on-self", BESIDE)],
+    "kept on its class": [("state-on-self", BESIDE)],
+    "kept in its file": [("state-on-self", BESIDE)],
+    "closure into a function": [("wrapped-forward", "fc.weight")],
+    "closure into an old function": [
+        ("autograd-function", "the model"),
+        ("wrapped-forward", "fc.weight"),
+    ],
+    "closure into a function, later": [
+        ("data-dependent-branch", "the model"),
+        ("samples-that-meet", "the model"),
+        ("wrapped-forward", "fc.weight"),
+    ],
+    "closure into a checkpoint": [
+        ("requires-grad-inside", "the model"),
+        ("no-gradient", "0.weight, 0.bias"),
+        ("wrapped-forward", "0.bias, 0.weight, 2.bias and 1 more"),
+    ],
     "max norm": [("written-weights", "table.weight")],
     "max norm of one": [("written-weights", "table.weight")],
     "weight clamped": [("written-weights", "fc.weight")],
@@ -410,6 +428,50 @@ def test_habits_are_named_and_the_model_is_left_as_it_was(name):
     assert all_of(case.model) == before
     if name != "scripted":
         assert diagnosis.comparison["equal"].all()
+
+
+# What the bare composition is right for all the same: it is slow, or what is said holds for a copy,
+# for a batch of one, or for gradients that are zero or not wanted.
+RIGHT_ALL_THE_SAME = {
+    "bilinear",
+    "frozen",
+    "unused",
+    "no_grad inside",
+    "buffer rebound",
+    "embedding bag",
+    *ATTENTION,
+    "wild: wrapped by compile",
+    "wild: wrapped by autocast",
+    "wild: hook over another layer",
+    "wild: sparse buffer",
+    *(f"wild: stem {kind}" for kind in ("batch norm", "batch norm 3d", "instance norm")),
+    "wild: stem instance norm tracking",
+    "wild: stem by function",
+}
+
+
+def goes_wrong(name: str) -> bool:
+    """Say whether the bare composition raises, returns a wrong number or harms the model."""
+    case = MAKE[name]()
+    truth = expected(name[6:]) if name.startswith("wild: ") else oracle(*case.args)
+    wild.renew()
+    before = all_of(case.model, wild.CACHE)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            got = bare_gradients(*case.args)
+        assert_equal({name: got[name] for name in truth}, truth, 1e-9)
+        return bool(difference(before, all_of(case.model, wild.CACHE)))
+    except Exception:  # whatever it is; and what a transform left dead cannot be read
+        return True
+    finally:
+        wild.renew()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MAKE)
+def test_what_goes_wrong_is_named_and_what_does_not_is_clean(name):
+    named = HABITS.get(name[6:]) if name.startswith("wild: ") else NOT_CLEAN.get(name)
+    assert goes_wrong(name) == (bool(named) and name not in RIGHT_ALL_THE_SAME)
 
 
 def own_derivative(self: zoo.Apply, inputs: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import dis
 import functools
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,18 @@ class Outside:
             for function in functions:
                 self._visit(function, own, seen)
 
+    def changed(self) -> list[str]:
+        """List the names that are bound to something else."""
+        return [
+            name
+            for owner, name, value in self._bound
+            if _variables(owner).get(name, _MISSING) is not value
+        ]
+
     def undo(self) -> None:
         """Bind the names again to what they were bound to."""
         for owner, name, value in self._bound:
-            variables = owner if isinstance(owner, dict) else vars(owner)
-            if variables.get(name, _MISSING) is value:
+            if _variables(owner).get(name, _MISSING) is value:
                 continue
             if isinstance(owner, dict):
                 owner.pop(name) if value is _MISSING else owner.update({name: value})
@@ -80,6 +87,10 @@ class Outside:
                     self._visit(value, classes, seen)
                 elif isinstance(value, _HOLDERS) or _is_object_of(value, function):
                     self.holders.append(value)
+
+
+def _variables(owner: Any) -> Mapping[str, Any]:
+    return owner if isinstance(owner, dict) else vars(owner)
 
 
 def _is_own(kind: type) -> bool:

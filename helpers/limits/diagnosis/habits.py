@@ -15,7 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.bare import Case
 from helpers.limits.diagnosis.inspection import Found, listed
-from helpers.transforms import modules, samples, state
+from helpers.transforms import modules, outside, samples, state
 from helpers.transforms.randomness import streams_kept
 
 
@@ -28,20 +28,9 @@ class Habit:
     fix: str
 
 
+BESIDE = "the class or the file of the model"
+"""Where state is kept that is not on `self`."""
 HABITS = {
-    "wrapped-forward": Habit(
-        "silent",
-        "A function that the model runs, a forward wrapped on the instance or a hook, closes over "
-        "a module or its parameters. `functional_call` does not reach what a function closes over: "
-        "the gradient is zero.",
-        "Wrap in a subclass or in a module around the model; or take `func_gradients`.",
-    ),
-    "parameter-in-a-list": Habit(
-        "silent",
-        "A parameter is used from a plain list, a dictionary or an object that it also stands in. "
-        "`functional_call` swaps registered parameters only: the gradient is zero.",
-        "Use `nn.ParameterList`, or the attribute; or take `func_gradients`.",
-    ),
     "written-weights": Habit(
         "silent",
         "The forward writes into a parameter. Detached parameters share the model's storage, so "
@@ -50,8 +39,8 @@ HABITS = {
     ),
     "state-on-self": Habit(
         "silent",
-        "The forward keeps state on `self`. Under `vmap` it runs once for all samples, and what it "
-        "keeps is there in the next call, or in the next chunk.",
+        "The forward keeps state on `self`, in its class or in its file. Under `vmap` it runs once "
+        "for all samples, and what it keeps is there in the next call, or in the next chunk.",
         "Keep nothing between calls; or take `func_gradients`, which undoes it.",
     ),
     "nested-tensors": Habit(
@@ -59,14 +48,6 @@ HABITS = {
         "In evaluation mode, `nn.TransformerEncoder` turns what a padding mask covers into nested "
         "tensors, for which `vmap` has no rule.",
         "`nn.TransformerEncoder(..., enable_nested_tensor=False)`; or take `func_gradients`.",
-    ),
-    "normalisation-transposed": Habit(
-        "silent",
-        "On a CPU, the backward of batch and instance normalisation reads the gradient of a single "
-        "image in the wrong order where it comes transposed, as behind "
-        "`flatten(2).transpose(1, 2)`. Plain autograd with a batch of one is wrong too.",
-        "Put an identity whose backward returns `grad.contiguous()` behind the normalisation; or "
-        "take `func_gradients` or `loop_gradients`, which do.",
     ),
 }
 
@@ -79,6 +60,8 @@ def observe(case: Case) -> Iterator[Found]:
     swapped = {name: tensor.detach().clone() for name, tensor in stand_in.params.items()}
     versions = {name: tensor._version for name, tensor in swapped.items()}
     kept = _kept(stand_in.model)
+    beside = outside.Outside(stand_in.model.modules())
+    held_there = state.Kept(beside.holders)
     reach = stand_in.reach(swapped | stand_in.buffers)
     try:
         with streams_kept(case.data.device), samples.eager(), reach:
@@ -89,6 +72,8 @@ def observe(case: Case) -> Iterator[Found]:
     after = _kept(stand_in.model)
     changed = [place for place, each in kept.items() if each.changed()]
     changed += [place for place in after if place not in kept and not after[place].is_tensor]
+    if beside.changed() or held_there.changed():
+        changed.append(BESIDE)
     stand_in.undo()
     sources = {id(tensor) for tensor in (*case.model.parameters(), *case.model.buffers())}
     closed = [name for number, name in reach.met.items() if number in sources]

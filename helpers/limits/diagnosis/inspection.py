@@ -54,6 +54,9 @@ def structure(model: nn.Module) -> Iterator[Found]:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             yield "replaced-batchnorm", name or "the model"
+    stored = [place for place, each, own in _tensors(model) if not own and not each.is_leaf]
+    if stored:
+        yield "state-in-a-container", listed(stored)
     parameters = list(model.named_parameters())
     frozen = [name for name, p in parameters if not p.requires_grad]
     if frozen and len(frozen) < len(parameters):

@@ -94,6 +94,7 @@ def _run(case: Case, part: slice, found: list[Found]) -> Observation:
     for place, tensors in attributes(model).items():
         if [*map(id, tensors)] != [*map(id, stashes.get(place, []))]:
             found.append(("stashed-activation", place))
+    stand_in.undo()  # what is kept in a class is there for the next copy
     return Observation(model, watch, predictions, loss)
 
 

@@ -12,7 +12,7 @@ from helpers.limits.diagnosis.inspection import listed
 from helpers.limits.diagnosis.watch import Watch
 from helpers.limits.entry import Entry, describe, one_line
 from helpers.limits.gallery import ENTRIES
-from helpers.transforms import modules
+from helpers.transforms import modules, state
 
 UNKNOWN = "unknown"
 """The name of what no entry of the gallery covers."""
@@ -69,6 +69,7 @@ def _attempt(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
     model = fresh(case.model)
     for name in mended:
         model = _MENDED[name](model)
+    kept = state.Kept([model], model.parameters())  # before there are hooks, which lead to `watch`
     watch = Watch(model)
     loss_fn = watch.follow(case.loss_fn)
     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -91,6 +92,8 @@ def _attempt(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
             compute(params, buffers, case.data, case.targets)
     except Exception as error:  # to find out which is the purpose
         return watch, error
+    finally:
+        kept.undo()
     return watch, None
 
 

@@ -101,12 +101,14 @@ def by_pairs(model: nn.Module, data: Tensor, targets: Tensor) -> dict[str, Tenso
     normalisations is wrong for a batch of one whose gradient comes transposed.
     """
     rows: dict[str, list[Tensor]] = {}
+    leaves = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for sample, target in zip(data.split(1), targets.split(1), strict=True):
-        leaves = {name: p for name, p in model.named_parameters() if p.requires_grad}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loss = squared(model(sample.repeat_interleave(2, 0)), target.repeat(2, 1))
-        found = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True)
+        found = [torch.zeros_like(leaf) for leaf in leaves.values()]
+        if leaves and loss.requires_grad:
+            found = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True)
         for name, gradient in zip(leaves, found, strict=True):
             rows.setdefault(name, []).append(gradient / 2)
     return {name: torch.stack(gradients) for name, gradients in rows.items()}
