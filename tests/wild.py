@@ -491,6 +491,8 @@ ROWS: dict[str, Build] = {
     "data parallel inside": lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 2))),
     "item": lambda: Apply(_item, fc=nn.Linear(3, 2)),
     "recurrence in place": lambda: Apply(_recurrence, fc=nn.Linear(3, 3)),
+    "prelu, outputs as many as samples": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()),
+    "prelu of channels": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4)),
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
     "old function": lambda: Apply(lambda m, x: Doubling.apply(m.fc(x)), fc=nn.Linear(3, 2)),

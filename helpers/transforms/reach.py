@@ -55,6 +55,8 @@ class Reach(TorchFunctionMode):
         if swapped is not args and not torch.is_grad_enabled() and _in_function():
             self.captured |= {self._names[id(value)] for value in args if id(value) in self._meant}
         args = swapped
+        if func is torch.prelu and peek_interpreter_stack() is not None:
+            func = _prelu
         result = func(*args, **(kwargs or {}))
         if func in _NORMS:
             self.met_norm = True
@@ -75,6 +77,17 @@ class Reach(TorchFunctionMode):
                 swapped = swapped or [*values]
                 swapped[index] = other
         return values if swapped is None else type(values)(swapped)
+
+
+def _prelu(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Compute `torch.prelu` by what it is made of.
+
+    Under `vmap` over `jacrev`, torch's own backward sums over the wrong dimension: it raises, or
+    where there are as many outputs as samples returns wrong numbers.
+    """
+    if weight.dim() == 1 and inputs.dim() > 1:
+        weight = weight.view(-1, *(1,) * (inputs.dim() - 2))
+    return torch.where(inputs > 0, inputs, weight * inputs)
 
 
 def _in_function() -> bool:
