@@ -57,11 +57,14 @@ class Reach(TorchFunctionMode):
         args = swapped
         if func is torch.prelu and peek_interpreter_stack() is not None:
             func = _prelu
-        result = func(*args, **(kwargs or {}))
-        if func in _NORMS:
-            self.met_norm = True
-            return _cured(result) if self._cure else result
-        return result
+        if func not in _NORMS:
+            return func(*args, **(kwargs or {}))
+        self.met_norm = True
+        if not self._cure:
+            return func(*args, **(kwargs or {}))
+        kwargs = {**(kwargs or {})}
+        images, *rest = args or [kwargs.pop("input")]
+        return _cured(func(images.contiguous(), *rest, **kwargs))
 
     def _swapped(self, values: Any) -> Any:
         """Return a list or a tuple with the tensors that are meant."""
@@ -115,8 +118,10 @@ class Contiguous(torch.autograd.Function):
     """The identity, whose gradient lies in memory in the order of its dimensions.
 
     On a CPU, torch's backward of batch and instance normalisation reads the gradient of a single
-    image in the wrong order where it lies in another one, as behind `flatten(2).transpose(1, 2)`:
-    right numbers in permuted places, for a batch of one in plain autograd, and under `vmap`.
+    image in the wrong order where it lies in another one than the image: in that of tokens, as
+    behind `flatten(2).transpose(1, 2)`, or in the usual one, where the image has its channels last.
+    Right numbers in permuted places, for a batch of one in plain autograd, and under `vmap`. So
+    both are put in the usual order.
     """
 
     generate_vmap_rule = True
