@@ -105,6 +105,10 @@ FALLBACKS = {
     "quantisation observer": f"1 {_ITEM}",
     "padding looked for": f"the model {_ITEM}",
     "padding looked for, eval": f"the model {_ITEM}",
+    **{
+        f"channels last{norm}": "asks for an order in memory, such as channels_last"
+        for norm in ("", ", instance norm", ", group norm")
+    },
     "key padding mask, eval": "encoder uses nested tensors",
 }
 

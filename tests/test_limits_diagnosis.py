@@ -384,6 +384,10 @@ HABITS = {
         ("no-gradient", "0.weight, 0.bias"),
         ("wrapped-forward", "0.bias, 0.weight, 2.bias and 1 more"),
     ],
+    "channels last": [("memory-format", "the model")],
+    "channels last, instance norm": [("memory-format", "the model")],
+    "channels last, group norm": [("memory-format", "the model")],
+    "tokens as images": [("normalisation-transposed", "norm")],
     "max norm": [("written-weights", "table.weight")],
     "max norm of one": [("written-weights", "table.weight")],
     "weight clamped": [("written-weights", "fc.weight")],
@@ -447,6 +451,7 @@ RIGHT_ALL_THE_SAME = {
     *(f"wild: stem {kind}" for kind in ("batch norm", "batch norm 3d", "instance norm")),
     "wild: stem instance norm tracking",
     "wild: stem by function",
+    "wild: tokens as images",
 }
 
 

@@ -38,6 +38,31 @@ def _functional_norm(self: Apply, inputs: Tensor) -> Tensor:
     return (maps.flatten(2).transpose(1, 2) * self.position).flatten(1)
 
 
+def _channels_last(norm: nn.Module) -> nn.Module:
+    """Maps whose channels lie next to each other in memory, as on a fast path of convolutions."""
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        maps = self.conv(inputs.contiguous(memory_format=torch.channels_last))
+        maps = self.norm(maps.contiguous(memory_format=torch.channels_last))
+        return (maps.flatten(1) * self.scale).sin()
+
+    if getattr(norm, "running_mean", None) is not None:
+        norm.running_mean.uniform_(-1, 1)
+    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=norm.eval(), scale=nn.Parameter(torch.rand(16)))
+
+
+def _tokens_as_images() -> nn.Module:
+    """Tokens that lie one after the other are normalised as an image."""
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        tokens = self.fc(inputs.flatten(2).transpose(1, 2))
+        return self.norm(tokens.transpose(1, 2).unflatten(2, (4, 4))).flatten(1)
+
+    norm = nn.BatchNorm2d(3)
+    norm.running_mean.uniform_(-1, 1)
+    return Apply(run, fc=nn.Linear(2, 3), norm=norm.eval())
+
+
 def _norm_then_relu(norm: nn.Module) -> nn.Module:
     """The block of residual networks, which saves memory by writing into the normalised maps."""
     if getattr(norm, "running_mean", None) is not None:
@@ -491,6 +516,8 @@ ROWS: dict[str, Build] = {
     "data parallel inside": lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 2))),
     "item": lambda: Apply(_item, fc=nn.Linear(3, 2)),
     "recurrence in place": lambda: Apply(_recurrence, fc=nn.Linear(3, 3)),
+    "prelu, outputs as many as samples": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()),
+    "prelu of channels": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4)),
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
     "old function": lambda: Apply(lambda m, x: Doubling.apply(m.fc(x)), fc=nn.Linear(3, 2)),
@@ -515,6 +542,10 @@ IMAGES: dict[str, Build] = {
     "norm, then relu in place": lambda: _norm_then_relu(nn.BatchNorm2d(4)),
     "instance norm, then relu in place": lambda: _norm_then_relu(nn.InstanceNorm2d(4, affine=True)),
     "norm, then writes": _norm_then_added,
+    "channels last": lambda: _channels_last(nn.BatchNorm2d(4)),
+    "channels last, instance norm": lambda: _channels_last(nn.InstanceNorm2d(4, affine=True)),
+    "channels last, group norm": lambda: _channels_last(nn.GroupNorm(2, 4)),
+    "tokens as images": _tokens_as_images,
 }
 GROUPS = [((3,), ROWS), ((3,), WORDS), ((2, 4, 4), IMAGES)]
 MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}

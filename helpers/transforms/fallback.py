@@ -33,6 +33,7 @@ _CAUSES = {
     "sparse": "uses sparse tensors",
     "Sparse": "uses sparse tensors",
     "nested": "uses nested tensors",
+    "memory_format": "asks for an order in memory, such as channels_last",
     "backward()": "calls backward() in its forward",
     "requires_grad_()": "calls requires_grad_() in its forward",
     "BackwardHook": "has full backward hooks",

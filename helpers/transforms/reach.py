@@ -55,11 +55,16 @@ class Reach(TorchFunctionMode):
         if swapped is not args and not torch.is_grad_enabled() and _in_function():
             self.captured |= {self._names[id(value)] for value in args if id(value) in self._meant}
         args = swapped
-        result = func(*args, **(kwargs or {}))
-        if func in _NORMS:
-            self.met_norm = True
-            return _cured(result) if self._cure else result
-        return result
+        if func is torch.prelu and peek_interpreter_stack() is not None:
+            func = _prelu
+        if func not in _NORMS:
+            return func(*args, **(kwargs or {}))
+        self.met_norm = True
+        if not self._cure:
+            return func(*args, **(kwargs or {}))
+        kwargs = {**(kwargs or {})}
+        images, *rest = args or [kwargs.pop("input")]
+        return _cured(func(images.contiguous(), *rest, **kwargs))
 
     def _swapped(self, values: Any) -> Any:
         """Return a list or a tuple with the tensors that are meant."""
@@ -75,6 +80,17 @@ class Reach(TorchFunctionMode):
                 swapped = swapped or [*values]
                 swapped[index] = other
         return values if swapped is None else type(values)(swapped)
+
+
+def _prelu(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Compute `torch.prelu` by what it is made of.
+
+    Under `vmap` over `jacrev`, torch's own backward sums over the wrong dimension: it raises, or
+    where there are as many outputs as samples returns wrong numbers.
+    """
+    if weight.dim() == 1 and inputs.dim() > 1:
+        weight = weight.view(-1, *(1,) * (inputs.dim() - 2))
+    return torch.where(inputs > 0, inputs, weight * inputs)
 
 
 def _in_function() -> bool:
@@ -102,8 +118,10 @@ class Contiguous(torch.autograd.Function):
     """The identity, whose gradient lies in memory in the order of its dimensions.
 
     On a CPU, torch's backward of batch and instance normalisation reads the gradient of a single
-    image in the wrong order where it lies in another one, as behind `flatten(2).transpose(1, 2)`:
-    right numbers in permuted places, for a batch of one in plain autograd, and under `vmap`.
+    image in the wrong order where it lies in another one than the image: in that of tokens, as
+    behind `flatten(2).transpose(1, 2)`, or in the usual one, where the image has its channels last.
+    Right numbers in permuted places, for a batch of one in plain autograd, and under `vmap`. So
+    both are put in the usual order.
     """
 
     generate_vmap_rule = True

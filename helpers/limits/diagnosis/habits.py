@@ -43,6 +43,13 @@ HABITS = {
         "for all samples, and what it keeps is there in the next call, or in the next chunk.",
         "Keep nothing between calls; or take `func_gradients`, which undoes it.",
     ),
+    "memory-format": Habit(
+        "loud",
+        "The forward asks for an order in memory other than the usual one, such as "
+        "`contiguous(memory_format=torch.channels_last)`, which `vmap` does not know.",
+        "Convert model and data outside of the forward; or take `func_gradients`, which goes one "
+        "sample after the other there.",
+    ),
     "nested-tensors": Habit(
         "loud",
         "In evaluation mode, `nn.TransformerEncoder` turns what a padding mask covers into nested "

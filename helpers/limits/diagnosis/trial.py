@@ -16,6 +16,8 @@ from helpers.transforms import modules, state
 
 UNKNOWN = "unknown"
 """The name of what no entry of the gallery covers."""
+_HABITS = {"nested_tensor": "nested-tensors", "memory_format": "memory-format"}
+"""By a fragment of the message, what the gallery has no entry for: see `habits`."""
 _WRITES = ("in-place-into-zeros", "copy-into-zeros")
 
 
@@ -49,8 +51,9 @@ def transforms(case: Case) -> Iterator[tuple[str, str, str]]:
         if error is None:
             yield from _fallbacks(watch)
             return
-        if "nested_tensor" in str(error):
-            yield "nested-tensors", watch.place, ""
+        habit = next((each for words, each in _HABITS.items() if words in str(error)), None)
+        if habit:
+            yield habit, watch.place, ""
             return
         entry = _explain(error, watch)
         if entry and entry.name in _WRITES and "sample-into-buffer" not in mended:
