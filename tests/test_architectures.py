@@ -78,7 +78,7 @@ def test_all_ways_agree_for_any_architecture(case):
 
 
 @pytest.mark.whole
-@examples(max_examples=400, derandomize=False, print_blob=True)
+@examples(max_examples=100)
 @given(architectures())
 def test_all_ways_agree_for_many_more(case):
     check(case)
