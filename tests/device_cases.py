@@ -12,7 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers import devices, gradients, jacobians, norms, privacy, projection
+from helpers import (
+    curvature,
+    devices,
+    ensembles,
+    gradients,
+    jacobians,
+    noise,
+    norms,
+    privacy,
+    projection,
+)
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
@@ -73,8 +83,9 @@ def test_the_zoo_is_as_on_the_cpu(name, way):
     )
 
 
+@pytest.mark.parametrize("kind", ["rademacher", "sparse", "factored"])
 @pytest.mark.parametrize("computer", [FunctionalGradientComputer, IterativeGradientComputer])
-def test_computers_and_projection_are_as_on_the_cpu(computer):
+def test_computers_and_projection_are_as_on_the_cpu(computer, kind):
     def features(device):
         devices.make_repeatable(0)
         model = MLP()
@@ -83,11 +94,43 @@ def test_computers_and_projection_are_as_on_the_cpu(computer):
         task = ImageClassificationModelOutput()
         made = computer(model.to(device), task, count, torch.float32, device)
         batch = (data.to(device), targets.to(device))
-        return projection.project_batches(made, [batch], 16, seed=3)
+        return projection.project_batches(made, [batch], 16, kind=kind, seed=3)
 
     torch.testing.assert_close(
         features(DEVICE).cpu(), features(torch.device("cpu")), rtol=1e-5, atol=1e-6
     )
+
+
+def test_noise_scale_and_curvature_are_as_on_the_cpu():
+    case, there = zoo.make("cnn"), moved(zoo.make("cnn"))
+    scales = [noise.noise_scale(*each.args) for each in (case, there)]
+    assert scales[0].noise == pytest.approx(scales[1].noise, rel=1e-9)
+    assert scales[0].signal == pytest.approx(scales[1].signal, rel=1e-9)
+    vectors = [
+        {name: torch.ones_like(p) for name, p in each.model.named_parameters()}
+        for each in (case, there)
+    ]
+    here, other = (
+        curvature.gauss_newton_product(*each.args, vector)
+        for each, vector in zip((case, there), vectors, strict=True)
+    )
+    torch.testing.assert_close(on_cpu(other), here, rtol=1e-8, atol=1e-10)
+
+
+def test_ensembles_are_as_on_the_cpu():
+    def trained(device):
+        images, labels = torch.rand(8, 5).to(device), torch.arange(8).to(device) % 3
+        torch.manual_seed(1)
+        order = torch.randint(8, (2, 4, 3)).to(device)
+        made = ensembles.initialise(lambda: nn.Linear(5, 3).to(device), [0, 1])
+        step = ensembles.sgd_step
+        made = ensembles.train(made, F.cross_entropy, images, labels, order, step, lr=0.1)
+        return ensembles.predict(made, images)
+
+    torch.manual_seed(0)
+    expected = trained(torch.device("cpu"))
+    torch.manual_seed(0)
+    torch.testing.assert_close(on_cpu(trained(DEVICE)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_private_batches_and_sums_stay_on_the_device():

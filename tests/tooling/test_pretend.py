@@ -25,6 +25,9 @@ CANNOT = {
     },
 }
 """Cells that cannot run there, or not to the digit, each with the reason."""
+TOO_LONG = {"08_private_training", "09_gradient_noise", "11_tasks_and_ensembles"}
+"""Lessons that train for thousands of steps. Each operation there goes through Python, and a cell
+takes longer than the five minutes it has. What they import is in `tests/device_cases.py`."""
 
 
 def run_pytest(folder, *arguments, **environment):
@@ -48,7 +51,9 @@ def test_helpers_and_the_zoo():
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in LESSONS if path.stem not in TOO_LONG], ids=lambda path: path.stem
+)
 def test_lesson(path, desk):
     """Its saved outputs that must be the same everywhere are the same there."""
     notebook = files.read(path)
