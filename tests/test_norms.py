@@ -75,12 +75,11 @@ def test_what_cannot_be_watched_goes_the_way_of_func_gradients(name, monkeypatch
     assert calls == [[name for name, _ in case.model.named_parameters()]]
 
 
-def test_what_is_no_fault_of_the_model_is_not_taken_for_one(monkeypatch):
+def test_no_memory_is_no_reason_for_a_way_that_takes_more(monkeypatch):
     case = make("mlp")
-    for fault in (KeyError("a fault of our own"), torch.OutOfMemoryError("no memory")):
-        monkeypatch.setattr(watch.samples, "map_samples", _raising(fault))
-        with pytest.raises(type(fault), match=r"no memory|of our own"):
-            norms.gradient_norms(*case.args)
+    monkeypatch.setattr(watch.samples, "map_samples", _raising(torch.OutOfMemoryError("no memory")))
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        norms.gradient_norms(*case.args)
 
 
 def _raising(fault: Exception):

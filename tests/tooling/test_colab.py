@@ -174,8 +174,9 @@ def test_copy_carries_little_more_than_half_of_its_modules():
         len(text.splitlines()) for text in reach.carried(notebook, colab.HANDED_OVER).values()
     )
     # Half of it is what keeps gradients right on models as people write them, in `transforms`, and
-    # what writes them in place, in `layers`: all of that is reached from `func_gradients`.
-    assert carried <= 0.6 * whole
+    # what writes them in place, in `layers`, and recurrent layers that `vmap` is slow with: all of
+    # that is reached from `func_gradients`.
+    assert carried <= 0.65 * whole
 
 
 def test_lessons_carry_only_what_they_need():
