@@ -111,7 +111,6 @@ FALLBACKS = {
         for norm in ("", ", instance norm", ", group norm")
     },
     "key padding mask, eval": "encoder uses nested tensors",
-    "sparse buffer": "uses _sparse_addmm, which torch.vmap takes one sample after the other",
 }
 
 
