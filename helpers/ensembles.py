@@ -82,13 +82,14 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         Their tensors, copied and stacked.
 
     Raises:
-        ValueError: There is no model, two differ in layers, in shapes or in mode, or share a
-            tensor, of which each would get a copy of its own.
+        ValueError: There is no model, one lies in several processes, two differ in layers, in
+            shapes or in mode, or share a tensor, of which each would get a copy of its own.
     """
     models = list(models)
     if not models:
         raise ValueError("models must hold a model at least, got none")
     for index, model in enumerate(models):
+        checks.check_one_process(model)
         _check_alike(models[0], model, index)
     tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
     _check_apart(tensors)

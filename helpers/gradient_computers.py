@@ -79,8 +79,10 @@ class AbstractGradientComputer(ABC):
 
         Raises:
             TypeError: `grad_wrt` is one string.
-            ValueError: `grad_wrt` has an unknown name, or `grad_dim` is not P.
+            ValueError: `grad_wrt` has an unknown name, `grad_dim` is not P, or the model lies in
+                several processes.
         """
+        checks.check_one_process(model)
         params = self._params(model)
         entries = sum(parameter.numel() for parameter in params.values())
         if self.grad_dim != entries:

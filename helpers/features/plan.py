@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from helpers.features.jobs import Job
+from helpers.transforms import checks
 
 NAME = "plan.json"
 _LOOKED_AT = 4096
@@ -90,7 +91,11 @@ def make(job: Job, **options: object) -> Plan:
     Args:
         job: What is computed.
         options: The fields of `Plan` that the job does not say.
+
+    Raises:
+        ValueError: The model lies in several processes: each is to have all of its weights.
     """
+    checks.check_one_process(job.computer.model)
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
     return Plan(
         weights=_hash(_of_weights(job)),

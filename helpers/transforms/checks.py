@@ -1,5 +1,6 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
+import sys
 from collections.abc import Sequence
 from inspect import Parameter
 from typing import Any
@@ -8,13 +9,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+_COPY = "copy {} into a plain module in each process, which is exact"
+_LOOP = "call .backward() for one sample after the other, the same in all processes at a time"
+# By the place and the name of a type: what it does to a module, and the ways out. Nobody has an
+# object of such a type who has not imported its place, and to import all of them takes seconds.
+_SPREAD = {
+    ("torch.distributed.fsdp", "FSDPModule"): (
+        "is sharded over processes by fully_shard",
+        f"{_COPY.format('the full_tensor() of each parameter')}, or {_LOOP}",
+    ),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"): (
+        "is sharded over processes by FullyShardedDataParallel",
+        f"{_COPY.format('the weights that summon_full_params shows')}, or {_LOOP}",
+    ),
+    ("torch.nn.parallel", "DistributedDataParallel"): (
+        "is wrapped in DistributedDataParallel, whose backward takes the mean over processes",
+        "take its .module",
+    ),
+    ("torch.distributed._composable.replicate", "DDP"): (
+        "went through replicate(), so that its backward takes the mean over processes",
+        "take a module that did not",
+    ),
+}
+_DTENSOR = ("torch.distributed.tensor", "DTensor")
+
 
 def check_model(model: nn.Module) -> None:
-    """Refuse BatchNorm that normalises with the statistics of the batch.
+    """Refuse a model of several processes, and BatchNorm with the statistics of the batch.
 
     Raises:
         ValueError: With the name of the layer, the reason and the way out.
     """
+    check_one_process(model)
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
@@ -22,6 +48,34 @@ def check_model(model: nn.Module) -> None:
                 "batch, so the gradient of one sample alone is not defined; call model.eval() on "
                 "a model with running statistics, or use GroupNorm"
             )
+
+
+def check_one_process(model: nn.Module) -> None:
+    """Refuse a model that lies in several processes, or whose backward reduces over them.
+
+    Nothing can stand in for such weights: a deep copy of them is refused, or ends the process, and
+    they have no memory of their own to look at. Bare `vmap(grad)` takes DTensors where data and
+    targets are DTensors too. An ordinary backward works, and takes the mean over processes: that is
+    the gradient of one sample where all of them were given the same.
+
+    Raises:
+        ValueError: With what was met, and the ways out.
+    """
+    spread = {kind: says for place, says in _SPREAD.items() if (kind := _imported(*place))}
+    for name, module in model.named_modules():
+        for kind, (what, ways) in spread.items():
+            if isinstance(module, kind):
+                raise ValueError(f"{name or 'the model'} {what}: {ways}")
+    if kind := _imported(*_DTENSOR):
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if isinstance(tensor, kind):
+                ways = f"{_COPY.format('the full_tensor() of each')}, or {_LOOP}"
+                raise ValueError(f"{name} is a DTensor, spread over processes: {ways}")
+
+
+def _imported(place: str, name: str) -> type | None:
+    """Return a type, if somebody has imported its place."""
+    return getattr(sys.modules.get(place), name, None)
 
 
 def check_callable(model: nn.Module) -> None:
@@ -50,13 +104,19 @@ def check_batch(**batches: Tensor) -> None:
 
     Raises:
         TypeError: One of them is not a tensor.
-        ValueError: One has no batch dimension, or their sizes differ.
+        ValueError: One has no batch dimension or lies in several processes, or their sizes differ.
     """
+    distributed = _imported(*_DTENSOR)
     for name, batch in batches.items():
         if not isinstance(batch, Tensor):
             raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
         if batch.dim() == 0:
             raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
+        if distributed and isinstance(batch, distributed):
+            raise ValueError(
+                f"{name} is a DTensor, spread over processes: give its full_tensor(), or what "
+                "this process has of it, to_local()"
+            )
     sizes = [len(batch) for batch in batches.values()]
     if len(set(sizes)) > 1:
         raise ValueError(

@@ -119,8 +119,8 @@ def diagnose(
 
     Raises:
         TypeError: An argument is of a wrong kind.
-        ValueError: There is no sample, the batch sizes differ, a sample is not finite, or the model
-            does not run on these samples without any transform.
+        ValueError: There is no sample, the batch sizes differ, a sample is not finite, the model
+            lies in several processes, or it does not run on these samples without any transform.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
@@ -139,6 +139,7 @@ def diagnose(
         if found:
             return Diagnosis(_findings(found), None, "not possible before this is mended")
         inner, wrapped = inspection.unwrap(model)
+        checks.check_one_process(inner)
         case = Case(inner, loss_fn, *few)
         with modules.untouched(inner), samples.eager():
             seen = list(observation.observe(case))

@@ -1,0 +1,153 @@
+"""Modules over processes, put to the helpers; run by `tests.workers` in each process."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from helpers import curvature, ensembles, gradients, jacobians, norms, privacy
+from helpers.features import Job, plan
+from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.limits import diagnose
+from helpers.model_outputs import ImageClassificationModelOutput
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(3, 6), torch.tensor([0, 1, 2])
+
+
+def spread(world: int) -> dict[str, nn.Module]:
+    mesh = init_device_mesh("cpu", (world,))
+    wrap = {"device_id": torch.device("cpu"), "use_orig_params": True}
+    inner = network()
+    fully_shard(inner[0], mesh=mesh)
+    unsharded = fully_shard(network(), mesh=mesh, reshard_after_forward=False)
+    unsharded(samples()[0])  # its parameters are plain tensors until the next backward
+    by_layers = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    buffered = nn.BatchNorm1d(6).eval()
+    for name, buffer in buffered.named_buffers():
+        setattr(buffered, name, distribute_tensor(buffer, mesh))
+    return {
+        "parallelize_module": parallelize_module(network(), mesh, by_layers),
+        "distribute_module": distribute_module(network(), mesh),
+        "a buffer": buffered,
+        "fully_shard": fully_shard(network(), mesh=mesh),
+        "fully_shard, unsharded": unsharded,
+        "fully_shard, a layer": inner,
+        "FSDP1": FullyShardedDataParallel(network(), **wrap),
+        "FSDP1, a layer": nn.Sequential(FullyShardedDataParallel(nn.Linear(6, 4), **wrap)),
+        "DDP": nn.parallel.DistributedDataParallel(network()),
+        "replicate": replicate(network()),
+    }
+
+
+def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
+    data, targets = samples()
+    args = model, F.cross_entropy, data, targets
+    task = ImageClassificationModelOutput()
+    size = sum(parameter.numel() for parameter in model.parameters())
+    kind = task, size, torch.float32, "cpu"
+    computer = FunctionalGradientComputer(network(), task, 92, torch.float32, "cpu")
+    computer.model = model  # as if it had been sharded later
+    vector = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    return {
+        "loop_gradients": lambda: gradients.loop_gradients(*args),
+        "func_gradients": lambda: gradients.func_gradients(*args),
+        "functorch_gradients": lambda: gradients.functorch_gradients(*args),
+        "loop_jacobians": lambda: jacobians.loop_jacobians(model, data),
+        "func_jacobians": lambda: jacobians.func_jacobians(model, data),
+        "gradient_norms": lambda: norms.gradient_norms(*args),
+        "clipped_sum": lambda: norms.clipped_sum(*args, 1.0),
+        "private_sum": lambda: privacy.private_sum(*args, limit=1.0, noise_multiplier=1.0),
+        "fisher_product": lambda: curvature.fisher_product(model, data, vector),
+        "functional computer": lambda: FunctionalGradientComputer(model, *kind),
+        "iterative computer": lambda: IterativeGradientComputer(model, *kind),
+        "computer, sharded later": lambda: computer.compute_per_sample_grad((data, targets)),
+        "features": lambda: plan.make(Job(computer, [(data[0], targets[0])])),
+        "stack": lambda: ensembles.stack([model, copy.copy(model)]),
+        "diagnose": lambda: diagnose(*args),
+    }
+
+
+def refusals() -> dict[str, dict[str, str]]:
+    """Collect by module and helper what is raised."""
+    world = torch.distributed.get_world_size()
+    said: dict[str, dict[str, str]] = {}
+    for what, model in spread(world).items():
+        said[what] = {}
+        for helper, compute in helpers(model).items():
+            try:
+                compute()
+            except ValueError as error:
+                said[what][helper] = str(error)
+    mesh = init_device_mesh("cpu", (world,))
+    data, targets = samples()
+    try:
+        gradients.func_gradients(network(), F.cross_entropy, distribute_tensor(data, mesh), targets)
+    except ValueError as error:
+        said["data"] = {"func_gradients": str(error)}
+    return said
+
+
+def ways_out() -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Take the ways that the refusals name: gradients by name, from a copy and by `.backward()`."""
+    data, targets = samples()
+    found = {}
+    for what, model in spread(torch.distributed.get_world_size()).items():
+        if what in ("parallelize_module", "fully_shard", "fully_shard, a layer", "FSDP1"):
+            plain = network()
+            with torch.no_grad():
+                for parameter in plain.parameters():
+                    parameter.zero_()
+            _copy(model, plain)
+            copied = gradients.func_gradients(plain, F.cross_entropy, data, targets)
+            found[what] = copied, _by_backward(model, data, targets)
+    return found
+
+
+@torch.no_grad()
+def _copy(model: nn.Module, plain: nn.Module) -> None:
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model):
+            plain.load_state_dict(model.module.state_dict())
+        return
+    for own, parameter in zip(plain.parameters(), model.parameters(), strict=True):
+        own.copy_(_whole(parameter))
+
+
+def _by_backward(model: nn.Module, data: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    rows: dict[str, list[Tensor]] = {}
+    for index in range(len(data)):
+        model.zero_grad()
+        F.cross_entropy(model(data[index : index + 1]), targets[index : index + 1]).backward()
+        for name, gradient in _gradients(model).items():
+            rows.setdefault(name, []).append(gradient.clone())
+    return {name: torch.stack(each) for name, each in rows.items()}
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return {name: p.grad.clone() for name, p in model.module.named_parameters()}
+    return {name: _whole(p.grad) for name, p in model.named_parameters()}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
