@@ -6,6 +6,7 @@ import pytest
 
 from helpers import curvature, gradients, jacobians, noise, norms, privacy, projection
 from helpers.limits.diagnosis import findings
+from helpers.privacy import accounting
 
 SHOWN = {
     gradients: ["func_gradients"],
@@ -13,7 +14,8 @@ SHOWN = {
     noise: ["noise_scale"],
     curvature: ["fisher_product", "gauss_newton_product", "empirical_fisher_product", "matrix"],
     norms: ["gradient_norms", "clipped_sum"],
-    privacy: ["private_sum", "epsilon", "noise_multiplier_for"],
+    privacy: ["private_sum"],
+    accounting: ["epsilon", "noise_multiplier_for"],
     projection: ["project_batches"],
     findings: ["diagnose"],
 }

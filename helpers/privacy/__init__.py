@@ -1,0 +1,159 @@
+"""Private training: batches drawn by chance, a clipped sum with noise, and what it guarantees.
+
+One step of DP-SGD (Abadi et al. 2016, https://arxiv.org/abs/1607.00133) draws each sample with the
+same probability (`poisson_batches`), adds noise to the sum of the clipped gradients
+(`private_sum`), and divides by the *expected* size of a batch, `rate * n`. What all steps together
+guarantee say Opacus' accountants (`epsilon`); which noise a wanted guarantee needs, a search over
+them (`noise_multiplier_for`).
+
+Several processes give what one gives if they draw the same batches, from generators of one seed,
+and each hands its share of a batch to `private_sum`, with the group of all:
+
+    share = batch[dist.get_rank() :: dist.get_world_size()]
+    total = private_sum(model, loss_fn, data[share], targets[share], ..., group=dist.group.WORLD)
+
+Neighbours are data sets of which one has a sample more. The noise comes from torch's generators:
+right for studies; against somebody who can predict a Mersenne Twister it takes a cryptographic
+source, and Opacus' secure mode.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from helpers import norms
+from helpers.privacy import workers
+from helpers.privacy.accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
+from helpers.privacy.numbers import check_count, check_noise, check_rate
+
+__all__ = ["ACCOUNTANTS", "epsilon", "noise_multiplier_for", "poisson_batches", "private_sum"]
+
+
+def poisson_batches(
+    n: int, rate: float, steps: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Draw a batch for each step: every sample is in it with the probability `rate`, by itself.
+
+    The sizes of the batches differ, and one may be empty. That is what accountants of subsampling
+    assume; shuffled batches of one size have another guarantee.
+
+    Args:
+        n: How many samples there are.
+        rate: The probability of a sample to be in a batch, above 0 and at most 1.
+        steps: How many batches to draw.
+        generator: Where the chance comes from. Steps draw from it one after the other.
+
+    Returns:
+        An iterator over `steps` tensors of indices, `(size of the batch,)`, int64, in ascending
+        order, on the device of the generator. From generators of one seed, the same in each
+        process.
+
+    Raises:
+        TypeError: `generator` is no `torch.Generator`.
+        ValueError: `rate` is out of range, or `n` or `steps` is no whole number above 0.
+    """
+    check_count("n", n)
+    check_rate(rate)
+    check_count("steps", steps)
+    _check_generator(generator)
+    # A float32 from torch.rand is a multiple of 2**-24: too coarse for a rate of 1e-6.
+    dtype = torch.float32 if generator.device.type == "mps" else torch.float64
+    options = {"generator": generator, "device": generator.device, "dtype": dtype}
+    return ((torch.rand(n, **options) < rate).nonzero().squeeze(1) for _ in range(steps))
+
+
+@torch.inference_mode(False)
+def private_sum(
+    model: nn.Module,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    data: Tensor,
+    targets: Tensor,
+    *,
+    limit: float,
+    noise_multiplier: float,
+    generator: torch.Generator | None = None,
+    chunk_size: int | str | None = 64,
+    group: "dist.ProcessGroup | None" = None,
+) -> dict[str, Tensor]:
+    """Compute the sum of the samples' clipped gradients, plus Gaussian noise.
+
+    The noise has the standard deviation `noise_multiplier * limit` in each entry and is drawn once,
+    however many chunks there are. Divide the result by the expected size of a batch, not by the
+    size of this one. For an empty batch the result is the noise.
+
+    With a group of processes, each gives a share of one batch, empty ones too, and gets the sum
+    over all shares, the same bits as the others: after one reduction of the sums, and before it
+    one of three numbers, by which processes of other settings are noticed. The noise is that of
+    the group's first process; the others draw it too, so that generators stay in step. Up to the
+    order of the sum, the result is that of the first process with the whole batch.
+
+    Args:
+        model: Any module that maps `(B, ...)` to predictions `(B, ...)`, with real parameters. Its
+            buffers are not protected: what they know of private data is outside of the guarantee.
+        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
+        data: `(B, ...)`.
+        targets: `(B, ...)`.
+        limit: The largest norm, over all parameters together, that a gradient keeps.
+        noise_multiplier: The noise's standard deviation as a multiple of `limit`; 0 for none.
+        generator: Where the noise comes from; `None` means torch's own stream of the device.
+        chunk_size: As in `helpers.norms.clipped_sum`.
+        group: The processes that share the batch, all of which call this, with the same weights;
+            `torch.distributed.group.WORLD` after `init_process_group`. `None` means this process
+            alone, whatever others there are.
+
+    Returns:
+        `{name: parameter.shape}`, detached, for the parameters with `requires_grad`.
+
+    Raises:
+        TypeError: `data` or `targets` is no tensor, `generator` no `torch.Generator`, or `group` no
+            group of this process.
+        ValueError: One of the refusals of `helpers.norms.clipped_sum`, BatchNorm in training mode
+            and a `limit` out of range among them; `noise_multiplier` is negative or not finite; a
+            parameter is complex, or not on the generator's device; processes have other settings,
+            which all of them refuse.
+
+    Example:
+        >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> options = {"limit": 0.5, "noise_multiplier": 0.0}
+        >>> private_sum(model, nn.functional.mse_loss, data, targets, **options)["weight"]
+        tensor([[-0.5000, -0.5000]])
+    """
+    check_noise(noise_multiplier)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            _check_place(name, parameter, generator)
+    if group is not None:
+        workers.check_group(group)
+    result = norms.clipped_sum(model, loss_fn, data, targets, limit, chunk_size=chunk_size)
+    for total in result.values():
+        options = {"generator": generator, "device": total.device, "dtype": total.dtype}
+        noise = torch.normal(0.0, noise_multiplier * limit, total.shape, **options)
+        if group is None or dist.get_rank(group) == 0:
+            total += noise
+    if group is not None:
+        workers.add_up(group, [*result.values()], limit=limit, noise_multiplier=noise_multiplier)
+    return result
+
+
+def _check_generator(generator: torch.Generator) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+
+
+def _check_place(name: str, parameter: Tensor, generator: torch.Generator | None) -> None:
+    if parameter.is_complex():
+        raise ValueError(
+            f"{name} is complex, and torch's complex noise has half of its variance in each part: "
+            "give its real and imaginary parts as parameters"
+        )
+    if generator is None:
+        return
+    _check_generator(generator)
+    if generator.device != parameter.device:
+        raise ValueError(
+            f"generator is on {generator.device} and {name} on {parameter.device}: "
+            f"torch.Generator({str(parameter.device)!r}) makes one there"
+        )

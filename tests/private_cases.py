@@ -1,0 +1,104 @@
+"""Private training by the processes of a group; run by `tests.workers` in each of them."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers import privacy
+
+N, RATE, STEPS = 40, 0.2, 6
+OPTIONS = {"limit": 0.5, "noise_multiplier": 0.8}
+
+
+class TwoPrecisions(nn.Sequential):
+    """A network with a parameter in another precision than the rest."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * self.scale.to(inputs.dtype)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return TwoPrecisions()
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(N, 5), torch.randint(3, (N,))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def train(rank: int, world: int, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """Take some steps of DP-SGD, and return the weights."""
+    model, (data, targets) = network(), samples()
+    noise = seeded(7 + rank)  # that of the first process is the one that counts
+    for batch in privacy.poisson_batches(N, RATE, STEPS, seeded(5)):
+        share = batch[rank::world]
+        args = model, F.cross_entropy, data[share], targets[share]
+        total = privacy.private_sum(*args, **OPTIONS, generator=noise, group=group)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= 0.5 * total[name] / (RATE * N)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def once(count: int, rank: int, world: int, group: object, **options: float) -> dict[str, Tensor]:
+    """Add up over the first samples, each process its share of them."""
+    data, targets = (part[:count][rank::world] for part in samples())
+    generator = options.pop("generator", seeded(7 + rank))
+    args = network(), F.cross_entropy, data, targets
+    settings = OPTIONS | {"generator": generator, "group": group} | options
+    return privacy.private_sum(*args, **settings)
+
+
+def in_a_group() -> dict[str, object]:
+    """Do what one process does, as one of the processes of the whole group."""
+    rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    mine = rank, world, group
+    found: dict[str, object] = {
+        "trained": train(*mine),
+        "empty shares": once(1, *mine),
+        "an empty batch": once(0, *mine),
+        "without noise": once(N, *mine, noise_multiplier=0.0),
+    }
+    same = seeded(3)
+    once(N, *mine, generator=same)
+    found["next draw"] = torch.rand(1, generator=same)
+    found["alone"] = once(N, 0, 1, None)
+    if world == 1:
+        return found
+    found["refused"] = [
+        _refused(lambda: once(N, *mine, noise_multiplier=0.5 + rank)),
+        _refused(lambda: once(N, *mine, limit=1.0 - 0.25 * rank)),
+        _refused(lambda: _with_other_sizes(rank, group)),
+    ]
+    last = dist.new_group([world - 2, world - 1])  # in which another process is the first
+    if rank >= world - 2:
+        found["a smaller group"] = once(N, rank - (world - 2), 2, last, generator=seeded(rank))
+    else:
+        found["a smaller group"] = _refused(lambda: once(N, 0, 1, last))
+    return found
+
+
+def _with_other_sizes(rank: int, group: object) -> None:
+    data, targets = samples()
+    model = nn.Linear(5, 3 + rank)
+    privacy.private_sum(model, F.cross_entropy, data, targets, **OPTIONS, group=group)
+
+
+def _refused(compute: Callable[[], object]) -> str:
+    try:
+        compute()
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return "not at all"
