@@ -39,6 +39,7 @@ IN_THE_CALL = {
     "chunks-concatenated",
     "grouped-convolution",
     "compiled-names",
+    "prelu-in-jacobians",
 }
 IN_THE_CALL |= {"numpy-of-a-result"}  # its model does not run without transforms either
 # What else is true of an entry's case.
@@ -387,7 +388,7 @@ HABITS = {
     "channels last": [("memory-format", "the model")],
     "channels last, instance norm": [("memory-format", "the model")],
     "channels last, group norm": [("memory-format", "the model")],
-    "tokens as images": [("normalisation-transposed", "norm")],
+    "tokens as images": [("normalisation-of-tokens", "norm")],
     "max norm": [("written-weights", "table.weight")],
     "max norm of one": [("written-weights", "table.weight")],
     "weight clamped": [("written-weights", "fc.weight")],

@@ -14,6 +14,7 @@ from helpers.limits.entries import (
     loud_wrappers,
     loud_writes,
     silent_calls,
+    silent_faults,
     silent_held,
     silent_losses,
     silent_models,
@@ -37,6 +38,7 @@ ENTRIES: dict[str, Entry] = {
         silent_state,
         silent_held,
         silent_models,
+        silent_faults,
         silent_calls,
         slow,
     )

@@ -103,13 +103,18 @@ def observe(case: Case) -> Iterator[Found]:
 
 
 def _transposed(case: Case, sample: Tensor, target: Tensor) -> Iterator[Found]:
-    """Find normalisations whose gradient is another one where its memory is put in order."""
-    gradients = []
+    """Find normalisations whose gradient is another one where memory is put in order."""
+    gradients, of_tokens = [], []
     for cure in (True, False):
         stand_in = modules.StandIn(case.model)
         _norms_in_eval(stand_in.model)
         leaves = [p.requires_grad_() for p in stand_in.params.values() if p.is_floating_point()]
         reach = stand_in.reach(stand_in.params | stand_in.buffers, cure=cure)
+        for module in stand_in.model.modules():
+            if isinstance(module, _BatchNorm):
+                module.register_forward_pre_hook(
+                    lambda _, images: of_tokens.append(not images[0].is_contiguous())
+                )
         try:
             with streams_kept(sample.device), samples.eager(), reach:
                 loss = case.loss_fn(stand_in.model(sample), target)
@@ -127,7 +132,8 @@ def _transposed(case: Case, sample: Tensor, target: Tensor) -> Iterator[Found]:
             for name, module in case.model.named_modules()
             if isinstance(module, _BatchNorm | _InstanceNorm)
         ]
-        yield "normalisation-transposed", listed(norms or ["the model"])
+        entry = "normalisation-of-tokens" if any(of_tokens) else "normalisation-transposed"
+        yield entry, listed(norms or ["the model"])
 
 
 def _norms_in_eval(model: nn.Module) -> None:

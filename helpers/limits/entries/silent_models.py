@@ -1,16 +1,15 @@
 """Silent entries: models whose samples meet, or whose gradients stop, without a word."""
 
 import copy
-from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, replace_all_batch_norm_modules_
+from torch.func import grad, replace_all_batch_norm_modules_
 
 from helpers.gradients import loop_gradients
-from helpers.limits.bare import Case, Classifier, bare_gradients, one_vector
+from helpers.limits.bare import Case, Classifier, bare_gradients
 from helpers.limits.entry import Silent, agree, alike, raises
 
 
@@ -94,105 +93,6 @@ def mixed_fixed(images: Tensor, labels: Tensor) -> Case:
             return super().forward(images - mean)
 
     return Case(Model().to(images), F.cross_entropy, images, labels)
-
-
-class Stem(nn.Module):
-    """A convolution and a normalisation, read as a sequence of positions."""
-
-    def __init__(self, norm: nn.Module, behind: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 4, 7, stride=7), norm
-        self.behind = behind
-        self.fc = nn.Linear(4, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        features = self.behind(self.norm(self.conv(images)))  # (B, 4, 4, 4)
-        positions = features.flatten(2).transpose(1, 2)  # (B, 16, 4)
-        return self.fc(positions.tanh().mean(dim=1))
-
-
-def gradients_in_a_loop(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    params = dict(model.named_parameters())
-    rows = [
-        torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(params.values()))
-        for x, y in zip(images, labels, strict=True)
-    ]
-    return dict(zip(params, map(torch.stack, zip(*rows, strict=True)), strict=True))
-
-
-def transposed(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    model = Stem(nn.BatchNorm2d(4)).to(images).eval()
-    return gradients_in_a_loop(model, images, labels)
-
-
-class Contiguous(torch.autograd.Function):
-    """The identity, whose gradient lies in memory in the order of its indices."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.contiguous()
-
-
-def transposed_fixed(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    model = Stem(nn.BatchNorm2d(4), Contiguous.apply).to(images).eval()
-    return gradients_in_a_loop(model, images, labels)
-
-
-def _transposed_case(images: Tensor, labels: Tensor) -> Case:
-    return Case(Stem(nn.BatchNorm2d(4)).to(images).eval(), F.cross_entropy, images, labels)
-
-
-def _transposed_truth(images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Differentiate each sample in a batch of two copies of it, where nothing is misread."""
-    model = Stem(nn.BatchNorm2d(4)).to(images).eval()
-    return gradients_in_a_loop(_Doubled(model), images, labels)
-
-
-class _Doubled(nn.Module):
-    """A model that is run on two copies of its sample, for the first of which it answers."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def named_parameters(self, *args, **options):
-        return self.model.named_parameters(*args, **options)
-
-    def forward(self, image: Tensor) -> Tensor:
-        return self.model(image.repeat(2, 1, 1, 1))[:1]
-
-
-def _loop_is_right(model: nn.Module, images: Tensor, labels: Tensor) -> bool:
-    """Compare the loop with batches of two copies, for a variant of the model."""
-    model = model.to(images).eval()
-    got = gradients_in_a_loop(model, images, labels)
-    right = gradients_in_a_loop(_Doubled(model), images, labels)
-    return agree(one_vector(got), one_vector(right))
-
-
-def _slope_is_that_of_vmap(images: Tensor, labels: Tensor) -> bool:
-    """Compare the bare composition with a difference quotient, in a random direction."""
-    model, loss_fn, image, label = _transposed_case(images[:1], labels[:1])
-    grads = bare_gradients(model, loss_fn, image, label)
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    direction = {name: torch.randn_like(p) for name, p in params.items()}
-
-    def loss(step):
-        moved = {name: p + step * direction[name] for name, p in params.items()}
-        return loss_fn(functional_call(model, moved, (image,)), label)
-
-    slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
-    return agree(sum((g[0] * direction[name]).sum() for name, g in grads.items()), slope, 1e-6)
 
 
 def numpy_draw(images: Tensor, labels: Tensor) -> bool:
@@ -303,35 +203,6 @@ ENTRIES = [
         broken=mixed,
         fixed=mixed_fixed,
         lasting=True,
-    ),
-    Silent(
-        name="normalisation-transposed",
-        symptom="the loop's gradients of the normalisation, and of all that comes before it",
-        cause="A fault of torch on a CPU, of the *loop*. In a batch of one, a BatchNorm2d that "
-        "`flatten(2).transpose(1, 2)` follows gets its gradient in the order (position, channel) "
-        "in memory, and reads it as (channel, position): right numbers at wrong places.",
-        also={
-            "`vmap(grad)` gives the right numbers": lambda *few: alike(
-                _transposed_case, _transposed_truth, *few
-            ),
-            "and agrees with a difference quotient, in a random direction": _slope_is_that_of_vmap,
-            "`InstanceNorm2d` has the same fault": lambda *few: (
-                not _loop_is_right(Stem(nn.InstanceNorm2d(4, affine=True)), *few)
-            ),
-            "`GroupNorm` has not": lambda *few: _loop_is_right(Stem(nn.GroupNorm(2, 4)), *few),
-            "`clone()` and `* 1` behind the normalisation do not help": lambda *few: (
-                not _loop_is_right(Stem(nn.BatchNorm2d(4), lambda x: x.clone() * 1), *few)
-            ),
-            "a ReLU there does": lambda *few: _loop_is_right(
-                Stem(nn.BatchNorm2d(4), torch.relu), *few
-            ),
-        },
-        fix="Take `vmap(grad)`; or put an identity behind the normalisation whose backward makes "
-        "the gradient contiguous.",
-        broken=transposed,
-        fixed=transposed_fixed,
-        truth=_transposed_truth,
-        case=_transposed_case,
     ),
     Silent(
         name="numpy-draws",
