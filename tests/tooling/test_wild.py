@@ -91,12 +91,12 @@ def test_a_refusal_is_ours_and_any_other_error_is_not():
     assert wild.is_bad(result)
 
 
-def test_a_model_that_does_not_run_is_told_and_is_no_verdict():
+def test_a_model_that_does_not_run_is_told_and_is_bad():
     model, data = linear()
     result = contract.check("a", model, data[:, :2])
     assert result.verdicts == {}
     assert result.says[0].startswith("does not run by itself: RuntimeError: mat1 and mat2")
-    assert not wild.is_bad(result)
+    assert wild.is_bad(result)
 
 
 def test_the_loop_of_pairs_is_right_where_torch_is_wrong_for_a_batch_of_one():
@@ -165,7 +165,13 @@ def test_the_command_line_writes_a_report_and_says_whether_all_held(monkeypatch,
     assert wild.main([]) == 1
     assert "1 models: 1 wrong." in capsys.readouterr().out
     assert "a: two" in (tmp_path / wild.REPORT).read_text()
-    assert wild.main(["none such"]) == 0
+    with pytest.raises(SystemExit):
+        wild.main(["none such"])
+    assert "no title holds none such" in capsys.readouterr().err
+    monkeypatch.setattr(
+        wild, "run_all", lambda listed: iter([contract.Result("a: two", {}, ["not here"])])
+    )
+    assert wild.main([]) == 1
 
 
 def test_a_worker_writes_a_line_for_each_title(monkeypatch, capsys):

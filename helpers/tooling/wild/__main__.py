@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 0, or 1 when a model broke the contract, or got lost.
+        The exit status: 0, or 1 when a model broke the contract, got lost, or did not run: the
+        list holds none that does not.
     """
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.wild", description=__doc__)
     parser.add_argument("only", nargs="*", help="parts of titles, such as timm or swin")
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if asked.only:
         listed = [each for each in listed if any(part in each.title for part in asked.only)]
+        if not listed:
+            parser.error(f"no title holds {' or '.join(asked.only)}: {libraries.LIST} has them all")
     results = []
     for result in run_all(listed):
         results.append(result)
@@ -103,8 +106,10 @@ def _pass_on(worker: subprocess.Popen[str], lines: "queue.Queue[str]") -> None:
 
 
 def is_bad(result: contract.Result) -> bool:
-    """Say whether a model broke the contract, or got lost."""
-    return any(verdict in (*contract.BAD, LOST) for verdict in result.verdicts.values())
+    """Say whether a model broke the contract, got lost, or did not run."""
+    return not result.verdicts or any(
+        verdict in (*contract.BAD, LOST) for verdict in result.verdicts.values()
+    )
 
 
 def line(result: contract.Result) -> str:
