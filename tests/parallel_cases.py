@@ -86,6 +86,11 @@ def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
     }
 
 
+def both() -> tuple[object, object]:
+    """Collect what is refused, and take the ways out."""
+    return refusals(), ways_out()
+
+
 def refusals() -> dict[str, dict[str, str]]:
     """Collect by module and helper what is raised."""
     world = torch.distributed.get_world_size()

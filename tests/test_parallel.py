@@ -38,32 +38,33 @@ SAID = {
 
 
 @pytest.fixture(scope="module")
-def refusals(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("refusals")
-    return workers.run("tests.parallel_cases:refusals", 1, folder)[0]
+def found(tmp_path_factory):
+    """What each of two processes was told, and what the ways out gave it."""
+    return workers.run("tests.parallel_cases:both", 2, tmp_path_factory.mktemp("parallel"))
 
 
 @pytest.mark.parametrize("what", SAID)
-def test_every_helper_refuses_it_in_one_sentence(what, refusals):
+def test_every_helper_refuses_it_in_one_sentence(what, found):
     expected = dict.fromkeys(parallel_cases.helpers(parallel_cases.network()), SAID[what])
     if what == "DDP":
         del expected["diagnose"]  # it has an entry for the wrapper, and looks inside
-    assert refusals[what] == expected
+    assert [refusals[what] for refusals, _ in found] == [expected] * 2
 
 
-def test_data_over_processes_is_refused(refusals):
-    assert refusals["data"]["func_gradients"] == (
-        "data is a DTensor, spread over processes: give its full_tensor(), or what this process "
-        "has of it, to_local()"
-    )
+def test_data_over_processes_is_refused(found):
+    for refusals, _ in found:
+        assert refusals["data"]["func_gradients"] == (
+            "data is a DTensor, spread over processes: give its full_tensor(), or what this "
+            "process has of it, to_local()"
+        )
 
 
-def test_the_ways_out_are_exact(tmp_path):
+def test_the_ways_out_are_exact(found):
     model, loss_fn = parallel_cases.network(), F.cross_entropy
     expected = gradients.loop_gradients(model, loss_fn, *parallel_cases.samples())
-    for found in workers.run("tests.parallel_cases:ways_out", 2, tmp_path):
-        assert list(found) == ["parallelize_module", "fully_shard", "fully_shard, a layer", "FSDP1"]
-        for copied, looped in found.values():
+    for _, ways in found:
+        assert list(ways) == ["parallelize_module", "fully_shard", "fully_shard, a layer", "FSDP1"]
+        for copied, looped in ways.values():
             for name, rows in expected.items():
                 torch.testing.assert_close(copied[name], rows, rtol=1e-5, atol=1e-7)
                 torch.testing.assert_close(looped[name], rows, rtol=1e-5, atol=1e-7)

@@ -6,12 +6,13 @@ import torch
 from tests import private_cases, workers
 
 WORLDS = (1, 2, 4)
+several = pytest.mark.parametrize("found", WORLDS[1:], indirect=True, ids="{} processes".format)
 CLOSE = {"rtol": 0, "atol": 1e-6}
 """A sum of 40 clipped gradients and the noise has entries of order 1, in float32: 8 units of the
 last place, for sums in another order."""
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world} processes")
+@pytest.fixture(scope="module", params=WORLDS, ids="{} processes".format)
 def found(request, tmp_path_factory):
     """What each process found, in the order of ranks."""
     folder = tmp_path_factory.mktemp("private")
@@ -60,9 +61,8 @@ def test_without_a_group_a_process_is_alone(found):
         assert all(torch.equal(each["alone"][name], tensor) for name, tensor in expected.items())
 
 
+@several
 def test_other_settings_are_refused_by_all_processes(found):
-    if len(found) == 1:
-        pytest.skip("a process alone has no others")
     last = len(found) - 1
     says = "must be the same in all processes of the group, got"
     for rank, each in enumerate(found):
@@ -76,9 +76,8 @@ def test_other_settings_are_refused_by_all_processes(found):
         ]
 
 
+@several
 def test_the_noise_is_that_of_the_first_in_the_group(found):
-    if len(found) == 1:
-        pytest.skip("a process alone is the first")
     first = len(found) - 2
     generator = private_cases.seeded(first)
     expected = private_cases.once(40, 0, 1, None, generator=generator)
