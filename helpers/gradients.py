@@ -11,8 +11,8 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   its code keeps in its class and in its file. What a function closes over, such as a list that a
   hook fills, is not the model's: it stays as the forward left it.
 - Refused, each with one sentence: sizes of `data` and `targets` that differ, an unknown name in
-  `wrt`, a loss that is not a scalar, BatchNorm in training mode, and random numbers in the
-  forward when nothing says how samples share them.
+  `wrt`, a loss that is not a scalar, BatchNorm in training mode, a model that lies in several
+  processes, and random numbers in the forward when nothing says how samples share them.
 """
 
 import warnings

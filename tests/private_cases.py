@@ -1,6 +1,7 @@
 """Private training by the processes of a group; run by `tests.workers` in each of them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,8 +25,8 @@ class TwoPrecisions(nn.Sequential):
         return super().forward(inputs) * self.scale.to(inputs.dtype)
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     return TwoPrecisions()
 
 
@@ -52,11 +53,14 @@ def train(rank: int, world: int, group: dist.ProcessGroup | None) -> dict[str, T
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def once(count: int, rank: int, world: int, group: object, **options: float) -> dict[str, Tensor]:
+def once(
+    count: int, rank: int, world: int, group: object, model: nn.Module | None = None, **options: Any
+) -> dict[str, Tensor]:
     """Add up over the first samples, each process its share of them."""
     data, targets = (part[:count][rank::world] for part in samples())
     generator = options.pop("generator", seeded(7 + rank))
-    args = network(), F.cross_entropy, data, targets
+    model = model or network()
+    args = model, F.cross_entropy, data, targets
     settings = OPTIONS | {"generator": generator, "group": group} | options
     return privacy.private_sum(*args, **settings)
 
@@ -81,7 +85,12 @@ def in_a_group() -> dict[str, object]:
         _refused(lambda: once(N, *mine, noise_multiplier=0.5 + rank)),
         _refused(lambda: once(N, *mine, limit=1.0 - 0.25 * rank)),
         _refused(lambda: _with_other_sizes(rank, group)),
+        _refused(lambda: once(N, *mine, network(seed=rank))),
     ]
+    rounded = network()
+    with torch.no_grad():
+        rounded[0].weight *= 1 + 1e-6 * rank
+    found["rounded"] = once(N, *mine, rounded)
     last = dist.new_group([world - 2, world - 1])  # in which another process is the first
     if rank >= world - 2:
         found["a smaller group"] = once(N, rank - (world - 2), 2, last, generator=seeded(rank))

@@ -64,6 +64,10 @@ def test_without_a_group_a_process_is_alone(found):
 @several
 def test_other_settings_are_refused_by_all_processes(found):
     last = len(found) - 1
+    totals = []
+    for rank in range(len(found)):
+        weights = private_cases.network(rank).parameters()
+        totals.append(sum(weight.double().sum().item() for weight in weights))
     says = "must be the same in all processes of the group, got"
     for rank, each in enumerate(found):
         assert each["refused"] == [
@@ -73,6 +77,8 @@ def test_other_settings_are_refused_by_all_processes(found):
             "in all",
             f"the number of trained parameters {says} {18 + 6 * rank} in this one, and from 18 to "
             f"{18 + 6 * last} in all",
+            f"the sum of the weights {says} {totals[rank]:g} in this one, and from "
+            f"{min(totals):g} to {max(totals):g} in all",
         ]
 
 
@@ -85,3 +91,11 @@ def test_the_noise_is_that_of_the_first_in_the_group(found):
         close(each["a smaller group"], expected)
     for each in found[:first]:
         assert each["a smaller group"].startswith("group must be a torch.distributed.ProcessGroup")
+
+
+@several
+def test_weights_may_differ_in_their_last_places(found):
+    expected = private_cases.once(40, 0, 1, None)
+    for each in found:
+        for name, tensor in expected.items():
+            torch.testing.assert_close(each["rounded"][name], tensor, rtol=0, atol=1e-5)

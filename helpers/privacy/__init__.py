@@ -85,9 +85,9 @@ def private_sum(
 
     With a group of processes, each gives a share of one batch, empty ones too, and gets the sum
     over all shares, the same bits as the others: after one reduction of the sums, and before it
-    one of three numbers, by which processes of other settings are noticed. The noise is that of
-    the group's first process; the others draw it too, so that generators stay in step. Up to the
-    order of the sum, the result is that of the first process with the whole batch.
+    one of five numbers, by which processes of other settings or weights are noticed. The noise is
+    that of the group's first process; the others draw it too, so that generators stay in step. Up
+    to the order of the sum, the result is that of the first process with the whole batch.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`, with real parameters. Its
@@ -111,8 +111,8 @@ def private_sum(
             group of this process.
         ValueError: One of the refusals of `helpers.norms.clipped_sum`, BatchNorm in training mode
             and a `limit` out of range among them; `noise_multiplier` is negative or not finite; a
-            parameter is complex, or not on the generator's device; processes have other settings,
-            which all of them refuse.
+            parameter is complex, or not on the generator's device; processes have other settings or
+            weights, which all of them refuse.
 
     Example:
         >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
@@ -134,7 +134,8 @@ def private_sum(
         if group is None or dist.get_rank(group) == 0:
             total += noise
     if group is not None:
-        workers.add_up(group, [*result.values()], limit=limit, noise_multiplier=noise_multiplier)
+        settings = {"limit": limit, "noise_multiplier": noise_multiplier}
+        workers.add_up(group, model, [*result.values()], **settings)
     return result
 
 

@@ -1,10 +1,18 @@
-"""Sums over the processes of a group, which must have the same settings."""
+"""Sums over the processes of a group, which must have the same settings and weights."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+_SUM, _NORM = "the sum of the weights", "the norm of the weights"
+_SLACK = 1e-3
+"""How far sums of weights may be apart, as a share of the norm of the weights.
+
+Weights of other seeds are apart by about that norm. Those of one seed may come apart in their last
+places, on machines that round in other ways.
+"""
 
 
 def check_group(group: "dist.ProcessGroup") -> None:
@@ -20,25 +28,29 @@ def check_group(group: "dist.ProcessGroup") -> None:
         )
 
 
-def add_up(group: "dist.ProcessGroup", tensors: Sequence[Tensor], **settings: float) -> None:
+def add_up(
+    group: "dist.ProcessGroup", model: nn.Module, tensors: Sequence[Tensor], **settings: float
+) -> None:
     """Replace tensors by their sums over the processes of a group, of the same bits in each.
 
-    One reduction of a few numbers compares settings and sizes; one more for each device and dtype,
-    so in most cases one, has the sums.
+    One reduction of a few numbers compares settings, sizes and weights; one more for each device
+    and dtype, so in most cases one, has the sums.
 
     Args:
         group: The processes, all of which call this.
+        model: It must have the same weights in each.
         tensors: Of the same shapes in each, in the same order.
         settings: Numbers that must be the same in each.
 
     Raises:
-        ValueError: A setting differs, or how many numbers there are to add. All processes raise it.
+        ValueError: A setting differs, or how many numbers there are to add, or the weights do. All
+            processes raise it.
     """
     if not tensors:
         return
-    sizes = {"the number of trained parameters": sum(tensor.numel() for tensor in tensors)}
-    numbers = {name: float(number) for name, number in (settings | sizes).items()}
-    _check_alike(group, numbers, tensors[0].device)
+    device = tensors[0].device
+    size = {"the number of trained parameters": sum(tensor.numel() for tensor in tensors)}
+    _check_alike(group, settings | size | _weights(model, device), device)
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
@@ -50,16 +62,26 @@ def add_up(group: "dist.ProcessGroup", tensors: Sequence[Tensor], **settings: fl
             tensor.copy_(part.view_as(tensor))
 
 
+def _weights(model: nn.Module, device: torch.device) -> dict[str, float]:
+    """Summarise the weights of a model, frozen ones too, by two numbers."""
+    weights = [p.detach() for p in model.parameters() if p.is_floating_point()]
+    sums = [torch.sum(weight, dtype=torch.float64) for weight in weights]
+    norms = [torch.linalg.vector_norm(weight, dtype=torch.float64) for weight in weights]
+    sums, norms = (torch.stack([each.to(device) for each in them]) for them in (sums, norms))
+    return {_SUM: sums.sum().item(), _NORM: norms.norm().item()}
+
+
 def _check_alike(
     group: "dist.ProcessGroup", numbers: Mapping[str, float], device: torch.device
 ) -> None:
-    own = torch.tensor([*numbers.values()], dtype=torch.float64, device=device)
-    both = torch.stack([own, -own])
+    here = torch.tensor([float(each) for each in numbers.values()], dtype=torch.float64)
+    both = torch.stack([here, -here]).to(device)
     dist.all_reduce(both, dist.ReduceOp.MAX, group)
     most, least = both[0].tolist(), (-both[1]).tolist()
-    for name, high, low in zip(numbers, most, least, strict=True):
-        if high != low:
+    slack = _SLACK * dict(zip(numbers, most, strict=True))[_NORM]
+    for (name, own), high, low in zip(numbers.items(), most, least, strict=True):
+        if high - low > (slack if name in (_SUM, _NORM) else 0):
             raise ValueError(
-                f"{name} must be the same in all processes of the group, got {numbers[name]:g} in "
+                f"{name} must be the same in all processes of the group, got {float(own):g} in "
                 f"this one, and from {low:g} to {high:g} in all"
             )
