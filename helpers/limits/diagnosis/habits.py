@@ -113,7 +113,7 @@ def _transposed(case: Case, sample: Tensor, target: Tensor) -> Iterator[Found]:
         for module in stand_in.model.modules():
             if isinstance(module, _BatchNorm):
                 module.register_forward_pre_hook(
-                    lambda _, images: of_tokens.append(not images[0].is_contiguous())
+                    lambda _, images: of_tokens.extend(not each.is_contiguous() for each in images)
                 )
         try:
             with streams_kept(sample.device), samples.eager(), reach:
