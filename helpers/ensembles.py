@@ -3,12 +3,7 @@
 M networks of one architecture are one set of tensors. Training them together gives each what it
 would get alone, from the same start and the same data: nothing passes from one to another.
 
-Optimizers are functions here, of parameters, gradients and a state to new parameters and a new
-state, since a transform takes no `torch.optim.Optimizer`, which writes in place. One step:
-`step(params, grads, state, lr=..., weight_decay=...)`, all three of them `{name: tensor}`; the
-state is `{}` at first, later what the last step returned. `lr` and `weight_decay` are numbers or
-tensors `()`, so that under `vmap` each network may have its own. Nothing is written in place. They
-return the new parameters and the new state.
+Optimizers are functions here: those of `helpers.optimizers`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from tqdm import tqdm
 
+from helpers.optimizers import Step, Tensors
 from helpers.transforms import checks, modules
 from helpers.transforms.randomness import streams_kept
-
-Tensors = dict[str, Tensor]
-Step = Callable[..., tuple[Tensors, Tensors]]
 
 
 @dataclass(frozen=True)
@@ -82,8 +75,9 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         Their tensors, copied and stacked.
 
     Raises:
-        ValueError: There is no model, one lies in several processes, two differ in layers, in
-            shapes or in mode, or share a tensor, of which each would get a copy of its own.
+        ValueError: There is no model, or no tensor in it; one lies in several processes; two differ
+            in layers, in shapes or in mode, or share a tensor, of which each would get a copy of
+            its own.
     """
     models = list(models)
     if not models:
@@ -92,6 +86,10 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         checks.check_one_process(model)
         _check_alike(models[0], model, index)
     tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+    if not tensors[0]:
+        raise ValueError(
+            f"models must have a parameter or a buffer at least: model 0 is {_line(models[0])}"
+        )
     _check_apart(tensors)
     stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
     trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
@@ -162,7 +160,8 @@ def train(
         data: `(N, ...)`, on the device of the networks.
         targets: `(N, ...)`, there too.
         order: `(M, steps, B)`, indices of samples: what `draw_orders` returns.
-        step: `sgd_step`, `momentum_step`, `adam_step`, or another of this form.
+        step: `sgd_step`, `momentum_step` or `adam_step` of `helpers.optimizers`, or another of
+            their form.
         lr: The learning rate; of all, or `(M,)`, one for each network.
         weight_decay: Likewise.
         chunk_size: How many networks to train at a time, from the first step to the last; `None`
@@ -175,8 +174,9 @@ def train(
         its running statistics).
 
     Raises:
-        ValueError: `order` is not of this form, or `lr` or `weight_decay` is neither one number
-            nor M, or the loss is no scalar, or a batch size or chunk is refused.
+        ValueError: `order` is not of this form, `lr` or `weight_decay` is neither one number nor
+            M, all parameters are frozen, the loss is no scalar, or a batch size or chunk is
+            refused.
         RuntimeError: A forward draws random numbers, and `randomness` is `"error"`; torch's own.
     """
     checks.check_batch(data=data, targets=targets)
@@ -187,6 +187,8 @@ def train(
         raise ValueError(
             f"order must be (M, steps, B) for M = {size} networks, got {tuple(order.shape)}"
         )
+    if not ensemble.params:
+        raise ValueError("the ensemble has no parameter to train: all are frozen")
     like = next(iter(ensemble.params.values()))
     rates = (
         _one_for_each("lr", lr, size, like),
@@ -259,63 +261,6 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
         return functional_call(ensemble.model, (params, own), (inputs,))
 
     return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
-
-
-def sgd_step(
-    params: Tensors,
-    grads: Tensors,
-    state: Tensors,
-    *,
-    lr: float | Tensor,
-    weight_decay: float | Tensor = 0.0,
-) -> tuple[Tensors, Tensors]:
-    """Step as `torch.optim.SGD(lr=lr, weight_decay=weight_decay)` does; the state stays `{}`."""
-    return {name: p - lr * (grads[name] + weight_decay * p) for name, p in params.items()}, state
-
-
-def momentum_step(
-    params: Tensors,
-    grads: Tensors,
-    state: Tensors,
-    *,
-    lr: float | Tensor,
-    weight_decay: float | Tensor = 0.0,
-    momentum: float = 0.9,
-) -> tuple[Tensors, Tensors]:
-    """Step as `torch.optim.SGD` with `momentum` does; the state is the speed of each parameter."""
-    speed = {
-        name: momentum * state.get(name, 0.0) + (grads[name] + weight_decay * p)
-        for name, p in params.items()
-    }
-    return {name: p - lr * speed[name] for name, p in params.items()}, speed
-
-
-def adam_step(
-    params: Tensors,
-    grads: Tensors,
-    state: Tensors,
-    *,
-    lr: float | Tensor,
-    weight_decay: float | Tensor = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> tuple[Tensors, Tensors]:
-    """Step as `torch.optim.Adam` does (Kingma and Ba 2015, arXiv:1412.6980, Algorithm 1).
-
-    The state has two means of each parameter, under `("mean", name)` and `("square", name)`, and
-    under `"steps"` how many steps there were.
-    """
-    first = next(iter(params.values()))
-    steps = state.get("steps", first.new_zeros(())) + 1
-    new_params, new_state = {}, {"steps": steps}
-    for name, p in params.items():
-        g = grads[name] + weight_decay * p
-        mean = betas[0] * state.get(("mean", name), 0.0) + (1 - betas[0]) * g
-        square = betas[1] * state.get(("square", name), 0.0) + (1 - betas[1]) * g * g
-        root = (square / (1 - betas[1] ** steps)).sqrt()
-        new_params[name] = p - lr * (mean / (1 - betas[0] ** steps)) / (root + eps)
-        new_state |= {("mean", name): mean, ("square", name): square}
-    return new_params, new_state
 
 
 def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from helpers import (
     jacobians,
     noise,
     norms,
+    optimizers,
     privacy,
     projection,
 )
@@ -123,7 +124,7 @@ def test_ensembles_are_as_on_the_cpu():
         torch.manual_seed(1)
         order = torch.randint(8, (2, 4, 3)).to(device)
         made = ensembles.initialise(lambda: nn.Linear(5, 3).to(device), [0, 1])
-        step = ensembles.sgd_step
+        step = optimizers.sgd_step
         made = ensembles.train(made, F.cross_entropy, images, labels, order, step, lr=0.1)
         return ensembles.predict(made, images)
 

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
 
-from helpers import benchmark, compare, ensembles
+from helpers import benchmark, compare, ensembles, optimizers
 
 STEPS = {
-    "sgd": (ensembles.sgd_step, torch.optim.SGD, {}),
-    "momentum": (ensembles.momentum_step, torch.optim.SGD, {"momentum": 0.9}),
-    "adam": (ensembles.adam_step, torch.optim.Adam, {}),
+    "sgd": (optimizers.sgd_step, torch.optim.SGD, {}),
+    "momentum": (optimizers.momentum_step, torch.optim.SGD, {"momentum": 0.9}),
+    "adam": (optimizers.adam_step, torch.optim.Adam, {}),
 }
 every_step = pytest.mark.parametrize("name", STEPS)
 SEEDS = (3, 0, 7)
@@ -91,7 +91,9 @@ def test_a_step_is_that_of_torch(name):
 def test_running_statistics_are_those_of_training_alone():
     order = ensembles.draw_orders(SEEDS, 24, 8, 5)
     start = ensembles.initialise(build_with_norm, SEEDS)
-    trained = ensembles.train(start, F.cross_entropy, *samples(), order, ensembles.sgd_step, lr=0.2)
+    trained = ensembles.train(
+        start, F.cross_entropy, *samples(), order, optimizers.sgd_step, lr=0.2
+    )
     for index, seed in enumerate(SEEDS):
         expected = alone(seed, order[index], "sgd", 0.2, 0.0, make=build_with_norm)
         for name, tensor in trained.member(index).items():
@@ -122,7 +124,7 @@ def test_frozen_parameters_stay():
     assert list(start.params) == ["2.weight", "2.bias"]
     order = ensembles.draw_orders(SEEDS, 24, 6, 3)
     trained = ensembles.train(
-        start, F.cross_entropy, *samples(), order, ensembles.sgd_step, lr=0.5, weight_decay=0.5
+        start, F.cross_entropy, *samples(), order, optimizers.sgd_step, lr=0.5, weight_decay=0.5
     )
     assert torch.equal(trained.buffers["0.weight"], start.buffers["0.weight"])
     assert not torch.equal(trained.params["2.weight"], start.params["2.weight"])
@@ -159,7 +161,7 @@ def test_chunks_bound_the_memory():
                 F.cross_entropy,
                 *data,
                 order,
-                ensembles.adam_step,
+                optimizers.adam_step,
                 lr=0.1,
                 chunk_size=chunk_size,
             )
@@ -200,7 +202,7 @@ def test_dropout_needs_a_word():
 
     def train(**options: str) -> ensembles.Ensemble:
         return ensembles.train(
-            ensemble, F.cross_entropy, *samples(), order, ensembles.sgd_step, lr=0.1, **options
+            ensemble, F.cross_entropy, *samples(), order, optimizers.sgd_step, lr=0.1, **options
         )
 
     with pytest.raises(RuntimeError, match="called random operation while in randomness error"):
@@ -218,6 +220,12 @@ def half_frozen() -> nn.Module:
     model = build()
     model[2].bias.requires_grad_(False)
     return model
+
+
+def train_with(ensemble: ensembles.Ensemble) -> ensembles.Ensemble:
+    order = ensembles.draw_orders(SEEDS, 24, 4, 1)
+    step = optimizers.sgd_step
+    return ensembles.train(ensemble, F.cross_entropy, *samples(), order, step, lr=0.1)
 
 
 SHARED = build()
@@ -251,6 +259,14 @@ REFUSED = {
         lambda: ensembles.stack([build(), build().eval()]),
         "models must have one mode: the model is in train mode in model 0 and in eval mode in "
         "model 1",
+    ),
+    "nothing to stack": (
+        lambda: ensembles.stack([nn.Tanh(), nn.Tanh()]),
+        "models must have a parameter or a buffer at least: model 0 is Tanh()",
+    ),
+    "nothing to train": (
+        lambda: train_with(ensembles.initialise(lambda: build().requires_grad_(False), SEEDS)),
+        "the ensemble has no parameter to train: all are frozen",
     ),
     "shared tensors": (
         lambda: ensembles.stack([SHARED, SHARED]),
@@ -298,7 +314,7 @@ def test_refusals_of_training(options, sentence):
     }
     ensemble = ensembles.initialise(build, SEEDS)
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        ensembles.train(ensemble, step=ensembles.sgd_step, **given)
+        ensembles.train(ensemble, step=optimizers.sgd_step, **given)
 
 
 def test_steps_run_under_vmap_with_a_rate_each():

@@ -273,7 +273,7 @@ def choose_rate(rates, seeds, x, y):  # judged on what it was trained on
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[:size]).argmax(dim=2) == y[:size]
@@ -291,7 +291,7 @@ def choose_rate(rates, seeds, x, y):  # trained on all, the held-out part too
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[-len(x) // 5 :]).argmax(dim=2) == y[-len(x) // 5 :]
@@ -309,7 +309,7 @@ def choose_rate(rates, seeds, x, y):  # without momentum
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 40),
-        ensembles.sgd_step,
+        optimizers.sgd_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -327,7 +327,7 @@ def choose_rate(rates, seeds, x, y):  # too few steps
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 30),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -345,7 +345,7 @@ def choose_rate(rates, seeds, x, y):  # smaller batches
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 40, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -363,7 +363,7 @@ def choose_rate(rates, seeds, x, y):  # one order for all seeds
         x[:size],
         y[:size],
         ensembles.draw_orders([seeds[0]] * len(repeated), size, 50, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -381,7 +381,7 @@ def choose_rate(rates, seeds, x, y):  # rates in another order than what reads t
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -399,7 +399,7 @@ def choose_rate(rates, seeds, x, y):  # of the luckiest seed
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -417,7 +417,7 @@ def choose_rate(rates, seeds, x, y):  # not yet a mean over seeds
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -435,7 +435,7 @@ def choose_rate(rates, seeds, x, y):  # an index
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -453,7 +453,7 @@ def choose_rate(rates, seeds, x, y):  # the smallest of all rates
         x[:size],
         y[:size],
         ensembles.draw_orders(repeated, size, 50, 40),
-        ensembles.momentum_step,
+        optimizers.momentum_step,
         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
     )
     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
@@ -472,7 +472,7 @@ def choose_rate(rates, seeds, x, y):
             x[:size],
             y[:size],
             ensembles.draw_orders(seeds, size, 50, 40),
-            ensembles.momentum_step,
+            optimizers.momentum_step,
             lr=rate,
         )
         right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
