@@ -137,8 +137,6 @@ def test_ensembles_are_as_on_the_cpu():
 def test_private_batches_and_sums_stay_on_the_device():
     case = moved(zoo.make("cnn"))
     options = {"limit": 0.5, "noise_multiplier": 2.0}
-    with pytest.raises(ValueError, match="generator is on cpu and"):
-        privacy.private_sum(*case.args, generator=torch.Generator(), **options)
     generator = torch.Generator(DEVICE).manual_seed(0)
     (batch,) = privacy.poisson_batches(1000, 0.5, 1, generator)
     assert 400 < len(on_cpu(batch)) < 600
@@ -146,6 +144,14 @@ def test_private_batches_and_sums_stay_on_the_device():
     clipped = norms.clipped_sum(*zoo.make("cnn").args, 0.5)
     noise = torch.cat([(total[name] - clipped[name]).flatten() for name in clipped])
     assert abs(noise.std().item() - 1) < 5 / (2 * len(noise)) ** 0.5
+
+
+@on_another
+def test_noise_of_a_generator_on_the_cpu_is_refused():
+    case = moved(zoo.make("cnn"))
+    options = {"limit": 0.5, "noise_multiplier": 2.0, "generator": torch.Generator()}
+    with pytest.raises(ValueError, match="generator is on cpu and"):
+        privacy.private_sum(*case.args, **options)
 
 
 @on_pretended
