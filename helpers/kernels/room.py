@@ -1,17 +1,26 @@
 """Whether a kernel, and the derivatives that it is made of, fit into the memory that is free."""
 
+import math
+
 import torch
 from torch import Tensor
 
 
-def check_kernel(shape: tuple[int, ...], like: Tensor) -> None:
-    """Refuse a kernel that does not fit into the memory that is free."""
-    size, free = torch.Size(shape).numel() * like.element_size(), _free(like.device)
+def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Make room for a kernel; refuse one that does not fit into the memory that is free."""
+    size, free = math.prod(shape) * like.element_size(), _free(like.device)
+    helps = "give fewer samples, or a part of x2 at a time"
     if free is not None and size > free:
         raise ValueError(
             f"the kernel {shape} would have {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are "
-            "free: give fewer samples, or a part of x2 at a time"
+            f"free: {helps}"
         )
+    try:
+        return like.new_zeros(shape)
+    except RuntimeError as error:  # where the system does not tell what is free
+        raise ValueError(
+            f"the kernel {shape} would have {size / 1e9:,.1f} GB, which are not free: {helps}"
+        ) from error
 
 
 def check_chunk(chunk_size: int, rows: int, each: int, like: Tensor) -> None:
