@@ -101,6 +101,7 @@ FALLBACKS = {
     "data parallel": "the model is wrapped in DataParallel: take its .module",
     "item": f"the model {_ITEM}",
     "recurrence in place": "the model writes what belongs to one sample into a tensor of all",
+    "sparse buffer": "uses _sparse_addmm, which torch.vmap takes one sample after the other",
     "old function": "the model uses a torch.autograd.Function without setup_context",
     "quantisation observer": f"1 {_ITEM}",
     "padding looked for": f"the model {_ITEM}",
@@ -110,7 +111,6 @@ FALLBACKS = {
         for norm in ("", ", instance norm", ", group norm")
     },
     "key padding mask, eval": "encoder uses nested tensors",
-    "sparse buffer": "uses _sparse_addmm, which torch.vmap takes one sample after the other",
 }
 
 

@@ -112,6 +112,9 @@ class Watch:
         except Exception as error:  # whatever a model can raise; the loop says if it is at fault
             if isinstance(error, torch.AcceleratorError) or fallback.is_no_memory(error):
                 raise  # a slower way that takes more memory is no answer to it
+            place = fallback.find_place(error, self._stand_in.models)
+            if place == fallback.ELSEWHERE and not isinstance(error, RuntimeError):
+                raise
             raise NotSeen("torch cannot run the model for a batch of weights") from error
         uses: dict[str, list[tuple[Use, str]]] = {}
         for use in seen:

@@ -39,6 +39,8 @@ _CAUSES = {
     "BackwardHook": "has full backward hooks",
     "is a view": "has full backward hooks, or writes into a view",
 }
+ELSEWHERE = "the loss, or the backward pass,"
+"""The place of what no module has raised."""
 _SLOW = "There is a performance drop"  # how torch says that one operation has no rule
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
@@ -150,7 +152,7 @@ def find_place(error: Exception, models: Iterable[nn.Module]) -> str:
         step = step.tb_next
     if place is None and "stateless API" in str(error):  # it refuses before it runs any module
         place = "the model"
-    return place or "the loss, or the backward pass,"
+    return place or ELSEWHERE
 
 
 def find_cause(error: Exception) -> str:
@@ -177,7 +179,7 @@ def _running() -> str:
         if isinstance(module, nn.Module):
             return type(module).__name__
         frame = frame.f_back
-    return "the loss, or the backward pass,"
+    return ELSEWHERE
 
 
 def _outside() -> int:

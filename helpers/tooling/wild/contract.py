@@ -67,17 +67,19 @@ def check(title: str, model: nn.Module, data: Tensor) -> Result:
     except Exception as error:  # a model of any kind, which may not run here at all
         result.note(f"does not run by itself: {type(error).__name__}: {error}")
         return result
-    squares = sum(rows.flatten(1).square().sum(1) for rows in truth.values())
+    squares = sum(rows.flatten(1).abs().square().sum(1) for rows in truth.values())
     factors = (LIMIT / squares.sqrt()).clamp(max=1)
-    clipped = {name: torch.einsum("b,b...->...", factors, rows) for name, rows in truth.items()}
+    clipped = {
+        name: torch.einsum("b,b...->...", factors.to(rows.dtype), rows)
+        for name, rows in truth.items()
+    }
     args = (model, squared, data, targets)
     out = {name: torch.full_like(rows, torch.nan) for name, rows in truth.items()}
 
     def contracted() -> dict[str, Tensor]:
         flat = jacobians.func_jacobians(model, data)
-        with torch.no_grad():
-            residuals = torch.cat([model(row) for row in data.split(1)]) - targets
-        flat = torch.einsum("byp,by->bp", flat, residuals)
+        residuals = torch.cat([model(row).detach() for row in data.split(1)]) - targets
+        flat = torch.einsum("byp,by->bp", flat, residuals.to(flat.dtype))
         return jacobians.unflatten_jacobians(flat, model)
 
     ways: dict[str, tuple[Callable[[], Any], Any]] = {
