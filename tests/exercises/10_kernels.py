@@ -178,7 +178,7 @@ def suspects(theta, signs, count):
     return (says * signs).topk(count, largest=False).indices
 
 
-# %% solution-5: not so yet: 7 of 10 are found
+# %% solution-5: not so yet: 70 of 100 are found
 def suspects(theta, signs, count):
     return theta.diagonal().topk(count).indices
 
