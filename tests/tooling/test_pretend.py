@@ -23,6 +23,9 @@ CANNOT = {
         "equal-code": "ExpandedWeights are a subclass of tensors, as those of the device are",
         "equal-trap-code": "the same",
     },
+    "10_kernels": {
+        "laplace-check": "a parameter made inside of vmap cannot be of a subclass of tensors"
+    },
 }
 """Cells that cannot run there, or not to the digit, each with the reason."""
 TOO_LONG = {"08_private_training", "09_gradient_noise", "11_tasks_and_ensembles"}
