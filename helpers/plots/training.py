@@ -101,7 +101,7 @@ def rankings(panels: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]]) -> Figur
     )
     for axis, (title, (wanted, scores)) in zip(axes[0], panels.items(), strict=True):
         for name, own in scores.items():
-            hits = wanted[own.argsort(descending=True)].cpu().double()
+            hits = wanted.cpu()[own.cpu().argsort(descending=True)].double()
             found, false = hits.cumsum(0) / hits.sum(), (1 - hits).cumsum(0) / (1 - hits).sum()
             axis.step(torch.cat([false.new_zeros(1), false]), [0, *found.tolist()], label=name)
         axis.axline((0, 0), slope=1, color="gray", linestyle="--", linewidth=0.8)
