@@ -18,6 +18,7 @@ from helpers import (
     ensembles,
     gradients,
     jacobians,
+    kernels,
     noise,
     norms,
     optimizers,
@@ -116,6 +117,18 @@ def test_noise_scale_and_curvature_are_as_on_the_cpu():
         for each, vector in zip((case, there), vectors, strict=True)
     )
     torch.testing.assert_close(on_cpu(other), here, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["jacobian", "vector", "structured"])
+def test_kernels_are_as_on_the_cpu(method):
+    case, there = zoo.make("cnn"), moved(zoo.make("cnn"))
+    results = []
+    for each in (case, there):
+        theta = kernels.ntk(each.model, each.data[:2], method=method, chunk_size=1)
+        alpha = kernels.solve(theta, torch.ones_like(theta[0, :, :, 0]), ridge=1.0)
+        results.append((theta, alpha))
+    for here, other in zip(*results, strict=True):
+        torch.testing.assert_close(on_cpu(other), here, rtol=1e-8, atol=1e-10)
 
 
 def test_ensembles_are_as_on_the_cpu():

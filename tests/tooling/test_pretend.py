@@ -26,6 +26,7 @@ CANNOT = {
     "09_gradient_noise": {
         "products-hand": "within a transform torch makes no parameter of a subclass of tensors"
     },
+    "10_kernels": {"laplace-check": "the same"},
 }
 """Cells that cannot run there, or not to the digit, each with the reason."""
 SMALLER = {

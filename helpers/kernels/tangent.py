@@ -1,0 +1,141 @@
+"""The neural tangent kernel, a block of samples at a time."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from helpers.jacobians import func_jacobians
+from helpers.kernels import room, sides, vectors
+from helpers.transforms import checks, modules
+
+METHODS = ("auto", "jacobian", "vector", "structured")
+
+# How many numbers both sides of a block are meant to hold together: 512 MB in float32.
+_CHUNK = 2**27
+
+
+@torch.inference_mode(False)
+def ntk(
+    model: nn.Module,
+    x1: Tensor,
+    x2: Tensor | None = None,
+    *,
+    method: str = "auto",
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Compute the empirical neural tangent kernel between two batches, or of one with itself.
+
+    The memory beside the result is bounded whatever P is: two chunks of samples lie there at a
+    time. A bar shows the progress of what takes more than a second.
+
+    Args:
+        model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
+        x1: `(N1, ...)`.
+        x2: `(N2, ...)`, samples of the same shape; `None` means `x1`, and half of the work.
+        method: `"jacobian"` contracts Jacobians `(c, Y, P)` of chunks. `"structured"` takes one
+            parameter after the other, and that of a linear layer which meets one vector a sample
+            by its inputs and output gradients alone: `(x x') (g g')`. `"vector"` takes one output
+            of one sample after the other, with a vjp and a jvp: N2 x Y passes over `x1`, and a
+            memory of P. `"auto"` takes the structure if the model can be watched, else Jacobians,
+            and vectors where the Jacobian of one sample is too large.
+        chunk_size: How many samples of a side to take at a time; `None` takes as many as 512 MB
+            are estimated to hold.
+
+    Returns:
+        `(N1, N2, Y, Y)`, detached.
+
+    Raises:
+        TypeError: `x1` or `x2` is no tensor.
+        ValueError: The samples of `x1` and `x2` differ in shape, the method is unknown, the kernel
+            or two chunks of Jacobians would not fit into the memory that is free, or one of the
+            refusals of `helpers.jacobians.func_jacobians`.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)  # the gradient of the output is the input
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
+        >>> ntk(model, x)[:, :, 0, 0]
+        tensor([[1., 1.],
+                [1., 5.]])
+    """
+    symmetric = x2 is None
+    x2 = x1 if x2 is None else x2
+    for name, batch in (("x1", x1), ("x2", x2)):
+        checks.check_batch(**{name: batch})
+    if x1.shape[1:] != x2.shape[1:]:
+        raise ValueError(
+            "x1 and x2 must hold samples of one shape, "
+            f"got {tuple(x1.shape[1:])} and {tuple(x2.shape[1:])}"
+        )
+    if method not in METHODS:
+        raise ValueError(f"method must be {', '.join(map(repr, METHODS))}, got {method!r}")
+    checks.check_chunk_size(chunk_size)
+    empty = func_jacobians(model, x1[:0])
+    _, outputs, count = empty.shape  # Y and P
+    shape = (len(x1), len(x2), outputs, outputs)
+    kernel = room.zeros(shape, empty)
+    if kernel.numel() == 0 or count == 0:
+        return kernel
+    x1, x2 = x1.detach(), x2.detach()
+    way, dense = _choose(method, model, x1, outputs, count)
+    if way == "vector":
+        step = chunk_size or max(1, _CHUNK // (128 * x1[0].numel()))
+        return vectors.fill(model, x1, x2, kernel, step)
+    step = chunk_size or max(1, _CHUNK // (2 * _numbers(x1, outputs, dense)))
+    step = min(step, max(len(x1), len(x2)))
+    if chunk_size is not None:
+        room.check_chunk(
+            chunk_size, min(step, len(x1)) + min(step, len(x2)), outputs * dense, empty
+        )
+    side = partial(sides.structured if way == "structured" else sides.rows, model, outputs)
+    for rows, columns in _blocks(len(x1), len(x2), step, symmetric):
+        if columns.start == (rows.start if symmetric else 0):
+            left = None  # or it would lie beside the next one
+            left = side(x1[rows])
+        right = left if symmetric and rows == columns else side(x2[columns])
+        block = sides.contract(left, right, outputs)
+        del right
+        if block is None:
+            continue
+        kernel[rows, columns] = block
+        if symmetric and rows != columns:
+            kernel[columns, rows] = block.permute(1, 0, 3, 2)
+    return kernel
+
+
+def _choose(
+    method: str, model: nn.Module, data: Tensor, outputs: int, count: int
+) -> tuple[str, int]:
+    """Choose a way, and say for how many parameters it holds the derivatives of a sample."""
+    if method in ("jacobian", "vector"):
+        return method, count
+    found = sides.watched(model, data[:1], outputs)
+    if found is not None:
+        params = modules.select_parameters(model)
+        dense = sum(p.numel() for name, p in params.items() if sides.linear(found, name) is None)
+        if method == "structured" or 2 * outputs * dense <= _CHUNK:
+            return "structured", dense
+    if method == "structured":
+        return "jacobian", count  # what cannot be watched has no structure that is known
+    return ("jacobian" if 2 * outputs * count <= _CHUNK else "vector"), count
+
+
+def _numbers(data: Tensor, outputs: int, dense: int) -> int:
+    """Estimate how many numbers a sample takes while a side is made of it.
+
+    What a network keeps of a sample is not known before it has run: some tens of times what the
+    sample has, for each output.
+    """
+    return outputs * (dense + 64 * data[0].numel()) + 1
+
+
+def _blocks(n1: int, n2: int, step: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:
+    """Yield the blocks of a kernel, row by row; of a symmetric one those of the upper half."""
+    pairs = [
+        (slice(i, min(i + step, n1)), slice(j, min(j + step, n2)))
+        for i in range(0, n1, step)
+        for j in range(i if symmetric else 0, n2, step)
+    ]
+    yield from tqdm(pairs, desc="kernel", leave=False, delay=1)

@@ -1,0 +1,55 @@
+"""A kernel column by column, by products of Jacobians with vectors."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vjp
+from tqdm import tqdm
+
+from helpers.jacobians import loop_jacobians, unflatten_jacobians
+from helpers.transforms import modules, samples
+
+
+def fill(model: nn.Module, x1: Tensor, x2: Tensor, kernel: Tensor, chunk_size: int) -> Tensor:
+    """Fill the kernel a column at a time: pull an output of a sample back, push it forward."""
+    stand_in = modules.StandIn(model)
+    names = modules.select_parameters(model)
+    outputs = kernel.shape[2]
+
+    def mapped(data: Tensor, transform: Callable, otherwise: Callable) -> dict | Tensor:
+        def run(model: nn.Module, params: dict, buffers: dict, sample: Tensor) -> Tensor:
+            return modules.call(model, params | buffers, sample.unsqueeze(0)).squeeze(0)
+
+        def transformed(function: Callable) -> Callable:
+            def one(model: nn.Module, params: dict, buffers: dict, sample: Tensor) -> Tensor:
+                return transform(lambda own: function(model, own, buffers, sample), params)
+
+            return one
+
+        options = {"transform": transformed, "otherwise": otherwise, "chunk_size": chunk_size}
+        return samples.vmapped(run, stand_in, names, (data,), **options)
+
+    directions = [(j, b) for j in range(len(x2)) for b in range(outputs)]
+    for j, b in tqdm(directions, desc="kernel", leave=False, delay=1):
+        sample = x2[j : j + 1]
+
+        def pull(of: Callable, params: dict, b: int = b) -> dict:
+            values, back = vjp(of, params)
+            chosen = torch.arange(len(values), device=values.device) == b
+            return back(chosen.to(values.dtype))[0]
+
+        def row(sample: Tensor = sample, b: int = b) -> dict:
+            return unflatten_jacobians(loop_jacobians(model, sample)[:, b], model)
+
+        tangent = {name: rows[0] for name, rows in mapped(sample, pull, row).items()}
+
+        def push(of: Callable, params: dict, tangent: dict = tangent) -> Tensor:
+            return jvp(of, (params,), (tangent,))[1]
+
+        def column(tangent: dict = tangent) -> Tensor:
+            flat = torch.cat([tensor.flatten() for tensor in tangent.values()])
+            return torch.cat([loop_jacobians(model, each) @ flat for each in x1.split(1)])
+
+        kernel[:, j, :, b] = mapped(x1, push, column)
+    return kernel
