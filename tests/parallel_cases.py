@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from helpers import curvature, ensembles, gradients, jacobians, norms, privacy
+from helpers import curvature, ensembles, gradients, jacobians, kernels, norms, privacy
 from helpers.features import Job, plan
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.limits import diagnose
@@ -76,6 +76,7 @@ def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
         "gradient_norms": lambda: norms.gradient_norms(*args),
         "clipped_sum": lambda: norms.clipped_sum(*args, 1.0),
         "private_sum": lambda: privacy.private_sum(*args, limit=1.0, noise_multiplier=1.0),
+        "ntk": lambda: kernels.ntk(model, data),
         "fisher_product": lambda: curvature.fisher_product(model, data, vector),
         "functional computer": lambda: FunctionalGradientComputer(model, *kind),
         "iterative computer": lambda: IterativeGradientComputer(model, *kind),
