@@ -91,7 +91,7 @@ class Linear(Use):
             if squares is None:
                 return None
             pieces.append(squares)
-        return torch.cat(pieces)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def total(self, role: str, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""
@@ -139,11 +139,11 @@ def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
 
     The norm of a sum of T outer products, by the T x T products of their factors (Gram matrices).
     """
-    wide = torch.promote_types(grads.dtype, torch.float32)
-    inputs, grads = inputs.to(wide), grads.to(wide)
     if inputs.shape[2] == 1:
         inputs, grads = (squared_norms(t.flatten(0, 2)).view(t.shape[:2]) for t in (inputs, grads))
         return (inputs * grads).sum(1)
+    wide = torch.promote_types(grads.dtype, torch.float32)
+    inputs, grads = inputs.to(wide), grads.to(wide)
     return unless_cancelled(
         ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2, 3)),
         (inputs.norm(dim=3) * grads.norm(dim=3)).sum(2).square().sum(1),
