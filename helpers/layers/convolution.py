@@ -21,8 +21,8 @@ _CACHED = 2**18
 # length, copies of windows take less.
 _CHANNELS, _POSITIONS, _LONGER = 8, 24, 1.5
 
-# How many numbers the unfolded inputs of a convolution may have at a time: 2 MB in float32.
-_PIECE = 2**19
+# How many numbers the unfolded inputs of a convolution may have at a time: 4 MB in float32.
+_PIECE = 2**20
 
 
 class Convolution(Linear):
