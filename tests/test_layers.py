@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers import benchmark, gradients, norms
+from helpers.layers import linear
 from helpers.layers.watch import NotSeen, Watch
 from helpers.models import SimpleCNN
 from tests import wild
@@ -321,6 +322,13 @@ def test_gradients_are_written_into_memory_of_any_order(name):
         for name, p in one.model.named_parameters()
     }
     assert_equal(gradients.func_gradients(*one.args, out=out), oracle(*one.args), 1e-12)
+
+
+def test_large_matrices_of_one_outer_product(monkeypatch):
+    monkeypatch.setattr(linear, "_LARGE", 1)
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3)  # used twice, so that one is added to the other
+    check(case_of(nn.Sequential(layer, nn.Tanh(), layer), (3,), 4, torch.float64))
 
 
 @pytest.mark.parametrize("randomness", ["different", "same"])

@@ -16,12 +16,13 @@ from helpers.layers.use import Adapter, Call, place, weighted_sum
 # in the cache of a core, where each is read once for each place of the kernel.
 _CACHED = 2**18
 
-# With fewer channels than this, products of one place of the kernel are too small to be fast; and
-# rows that are padded to more than this times their length take longer than copies of windows.
-_CHANNELS, _LONGER = 8, 1.5
+# With fewer channels than this, products of one place of the kernel are too small to be fast; with
+# fewer positions for each channel of the outputs, or rows padded to more than this times their
+# length, copies of windows take less.
+_CHANNELS, _POSITIONS, _LONGER = 8, 24, 1.5
 
-# How many numbers the unfolded inputs of a convolution may have at a time: 8 MB in float32.
-_PIECE = 2**21
+# How many numbers the unfolded inputs of a convolution may have at a time: 4 MB in float32.
+_PIECE = 2**20
 
 
 class Convolution(Linear):
@@ -86,7 +87,9 @@ class Convolution(Linear):
         padded = [n + 2 * p for n, p in zip(images.shape[3:], self.options["padding"], strict=True)]
         rows = math.prod(padded[1:]) / max(1, math.prod(maps.shape[4:]))
         plain = all(stride == 1 for stride in self.options["stride"]) and images.shape[1] == 1
-        return plain and self.shape[1] >= _CHANNELS and rows <= _LONGER
+        positions, _, outputs = self._sizes()
+        many = self.shape[1] >= _CHANNELS and positions >= _POSITIONS * outputs
+        return plain and many and rows <= _LONGER
 
     def total(self, role: str, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""

@@ -23,6 +23,10 @@ from helpers.layers.use import (
 # of the outer products, as measured at 8 to 65 positions and 32 to 1000 inputs and outputs.
 _GRAM, _GRAM_THEN_TOTAL = 0.75, 0.4
 
+# From this size on, a matrix that is one outer product is written faster by a matrix product, which
+# takes several rows at a time, than by a product of each two numbers.
+_LARGE = 2**18
+
 
 class Linear(Use):
     """A weight times inputs: a sum of outer products, and the base of what is one in some way.
@@ -91,7 +95,7 @@ class Linear(Use):
             if squares is None:
                 return None
             pieces.append(squares)
-        return torch.cat(pieces)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def total(self, role: str, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""
@@ -123,7 +127,7 @@ def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
     except RuntimeError:  # its dimensions do not lie side by side in memory
         place((grads @ inputs).view(out.shape), out, add)
         return
-    if grads.shape[2] > 1:
+    if grads.shape[2] > 1 or matrices[:1].numel() >= _LARGE:
         if add:
             matrices.baddbmm_(grads, inputs)
         else:
@@ -139,11 +143,10 @@ def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
 
     The norm of a sum of T outer products, by the T x T products of their factors (Gram matrices).
     """
+    if inputs.shape[1:3].numel() == 1:
+        return squared_norms(inputs) * squared_norms(grads)
     wide = torch.promote_types(grads.dtype, torch.float32)
     inputs, grads = inputs.to(wide), grads.to(wide)
-    if inputs.shape[2] == 1:
-        inputs, grads = (squared_norms(t.flatten(0, 2)).view(t.shape[:2]) for t in (inputs, grads))
-        return (inputs * grads).sum(1)
     return unless_cancelled(
         ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2, 3)),
         (inputs.norm(dim=3) * grads.norm(dim=3)).sum(2).square().sum(1),

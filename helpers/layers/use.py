@@ -109,12 +109,12 @@ def squared_norms(gradients: Tensor) -> Tensor:
     if gradients.is_complex():
         gradients = torch.view_as_real(gradients.resolve_conj())
     rows = gradients.flatten(1) if gradients.dim() > 1 else gradients[:, None]
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    wide = torch.promote_types(rows.dtype, torch.float32)
     even = rows.shape[1] - rows.shape[1] % _RUN
-    squares = torch.linalg.vector_norm(rows[:, even:], dim=1).square()
+    squares = torch.linalg.vector_norm(rows[:, even:], dim=1, dtype=wide).square()
     if even:
         runs = rows[:, :even].unflatten(1, (-1, _RUN))
-        squares += torch.linalg.vector_norm(runs, dim=2).square().sum(1)
+        squares += torch.linalg.vector_norm(runs, dim=2, dtype=wide).square().sum(1)
     return squares
 
 

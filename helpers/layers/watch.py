@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-from torch.overrides import TorchFunctionMode
 
 from helpers.layers.found import Found
 from helpers.layers.kinds import CALLS
@@ -29,6 +28,7 @@ from helpers.transforms.randomness import (
     random_state,
     restore_random_state,
 )
+from helpers.transforms.reach import Reach
 
 
 class NotSeen(Exception):
@@ -56,8 +56,7 @@ class Watch:
         self._stand_in = StandIn(model)
         self.params = {name: self._stand_in.params[name].detach() for name in params}
         self.randomness = randomness
-        function = recurrent.unrolling(function, self._stand_in.model)
-        self._function = self._stand_in.reaching(function)
+        self._function = recurrent.unrolling(function, self._stand_in.model)
 
     def chunks(
         self, batch: tuple[Tensor, ...], chunk_size: int
@@ -76,9 +75,9 @@ class Watch:
         device = batch[0].device
         first, seen = random_state(device), True
         for start in range(0, len(batch[0]), chunk_size):
-            if self.randomness == "same":
+            if start and self.randomness == "same":
                 restore_random_state(first, device)
-            state = random_state(device)
+            state = random_state(device) if start else first
             part = slice(start, start + chunk_size)
             found = None
             if seen:
@@ -141,18 +140,16 @@ class Watch:
         anchor = torch.zeros((), device=batch[0].device, requires_grad=True)
         tape = _Tape()
 
-        def per_sample(
-            params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Any
-        ) -> Tensor:
+        def per_sample(_: Any, buffers: dict[str, Tensor], *sample: Any) -> Tensor:
             tape.uses.clear()  # of an attempt that failed
             *tensors, leaves = sample
-            with _Notice(tape, leaves, params, anchor, tensors[0]):
+            with _Notice(self._stand_in, leaves, buffers, tape, self.params, anchor, tensors[0]):
                 return self._function(self._stand_in.model, leaves, buffers, *tensors)
 
         with torch.enable_grad():
             losses = samples.map_samples(
                 samples.isolated(per_sample, self._stand_in),
-                self.params,
+                {},
                 self._stand_in.buffers,
                 (*batch, leaves),
                 randomness=self.randomness,
@@ -181,26 +178,25 @@ class _Tape:
         self.running = False
 
 
-class _Notice(TorchFunctionMode):
+class _Notice(Reach):
     """Note calls of functions with weights."""
 
     def __init__(
         self,
-        tape: _Tape,
+        stand_in: StandIn,
         leaves: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        tape: _Tape,
         params: dict[str, Tensor],
         anchor: Tensor,
         ticket: Tensor,
     ) -> None:
-        super().__init__()
+        super().__init__(stand_in.names, leaves | buffers)
         self.tape, self.params, self.anchor, self.ticket = tape, params, anchor, ticket
         # A complex gradient is the conjugate of what the kinds compute: it comes by the leaf.
         self.names = {id(leaf): name for name, leaf in leaves.items() if not leaf.is_complex()}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def _call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         adapter = CALLS.get(func)
         call = adapter(self._known, *args, **kwargs) if adapter else None
         if call is None:

@@ -42,6 +42,7 @@ _CAUSES = {
 ELSEWHERE = "the loss, or the backward pass,"
 """The place of what no module has raised."""
 _SLOW = "There is a performance drop"  # how torch says that one operation has no rule
+_PASSED_ON = ("__torch_function__", "_call")  # functions of `Reach` that call what a model calls
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
@@ -130,7 +131,7 @@ def explain(error: Exception, models: Iterable[nn.Module]) -> None:
     while step is not None and step.tb_next is not None:
         step = step.tb_next
     code, here = step.tb_frame.f_code, step.tb_frame.f_globals.get("__name__", "")
-    if not here.startswith("helpers.") or code.co_name == "__torch_function__":
+    if not here.startswith("helpers.") or code.co_name in _PASSED_ON:
         error.add_note(
             f"{find_place(error, models)} raised this for a batch of one, without any transform: "
             "mend the model or the loss"

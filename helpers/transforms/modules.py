@@ -127,13 +127,13 @@ class StandIn:
         self._sources = dict(model.named_parameters()) | dict(model.named_buffers())
         own = self.params | self.buffers
         self._pairs = [(own[name], source) for name, source in self._sources.items()]
-        self._names = {id(tensor): name for name, tensor in (*self._sources.items(), *own.items())}
+        self.names = {id(tensor): name for name, tensor in (*self._sources.items(), *own.items())}
+        """By the `id` of each tensor that the model may meet, the name of the one that is meant."""
         self._versions = [(tensor, source, tensor._version) for tensor, source in self._pairs]
-        self._runs = self.model
-        self._keep(self.model)
+        self._keep(self.model, [*own.values()])
 
-    def _keep(self, model: nn.Module) -> None:
-        registered = [*model.parameters(), *model.buffers()]
+    def _keep(self, model: nn.Module, registered: list[Tensor]) -> None:
+        self._runs = model
         self._kept = state.Kept([model], registered)
         if self._kept.has_functions:  # they may hold the original
             registered += self._sources.values()
@@ -146,9 +146,8 @@ class StandIn:
             model: The module that will be run.
             tensors: Its tensors, by the names that they have in `self.model`.
         """
-        self._names |= {id(tensor): name for name, tensor in tensors.items()}
-        self._runs = model
-        self._keep(model)
+        self.names |= {id(tensor): name for name, tensor in tensors.items()}
+        self._keep(model, [*model.parameters(), *model.buffers()])
 
     @property
     def has_functions(self) -> bool:
@@ -162,7 +161,7 @@ class StandIn:
 
     def reach(self, tensors: dict[str, Tensor], *, cure: bool = True) -> Reach:
         """Make what leads calls of torch to these tensors; see `Reach`."""
-        return Reach(self._names, tensors, cure=cure)
+        return Reach(self.names, tensors, cure=cure)
 
     def reaching(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Let `function(model, params, buffers, *sample)` reach its tensors from everywhere."""

@@ -58,13 +58,17 @@ class Reach(TorchFunctionMode):
         if func is torch.prelu and peek_interpreter_stack() is not None:
             func = _prelu
         if func not in _NORMS:
-            return func(*args, **(kwargs or {}))
+            return self._call(func, args, kwargs or {})
         self.met_norm = True
         if not self._cure:
             return func(*args, **(kwargs or {}))
         kwargs = {**(kwargs or {})}
         images, *rest = args or [kwargs.pop("input")]
         return _cured(func(images.contiguous(), *rest, **kwargs))
+
+    def _call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function that is given the tensors that are meant."""
+        return func(*args, **kwargs)
 
     def _swapped(self, values: Any) -> Any:
         """Return a list or a tuple with the tensors that are meant."""

@@ -17,6 +17,9 @@ from helpers.transforms.outside import Outside
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, range, slice)
 _KINDS = (torch.dtype, torch.device, torch.Size, type, types.ModuleType, types.BuiltinFunctionType)
 _ENDS = frozenset((*_NUMBERS, *_KINDS))
+_PLAIN = (dict, OrderedDict)
+_CONTAINERS = (list, tuple, set, deque)
+_WITHOUT = (Tensor, types.FunctionType, type)
 _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
 
 
@@ -34,9 +37,11 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
             continue
         seen.add(id(value))
         yield value
-        if isinstance(value, dict):
+        if kind in _PLAIN:
+            waiting.extend(value.values())
+        elif isinstance(value, dict):
             waiting.extend(_as_stored(value).values())
-        elif isinstance(value, list | tuple | set | deque):
+        elif isinstance(value, _CONTAINERS):
             waiting.extend(value)
         elif isinstance(value, types.MethodType):
             waiting.append(value.__self__)
@@ -50,7 +55,7 @@ def is_object(value: Any) -> bool:
     """Say whether something has attributes of its own that a forward could change."""
     if isinstance(value, nn.Module):
         return not isinstance(value, torch.jit.ScriptModule)  # its attributes lie elsewhere
-    if isinstance(value, Tensor | types.FunctionType | type):
+    if isinstance(value, _WITHOUT):
         return False
     return hasattr(value, "__dict__") and not type(value).__module__.startswith(_FOREIGN)
 
@@ -137,14 +142,14 @@ class Kept:
 
 def _as_stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
     """Copy a dictionary, or what one of another class has stored: that may answer otherwise."""
-    if type(dictionary) in (dict, OrderedDict):
+    if type(dictionary) in _PLAIN:
         return dict(dictionary)
     return {key: dict.__getitem__(dictionary, key) for key in dict.keys(dictionary)}
 
 
 def _is_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
     """Compare a dictionary with what it had stored, by identity and by order."""
-    if type(now) not in (dict, OrderedDict):
+    if type(now) not in _PLAIN:
         now = _as_stored(now)
     return _alike(now, then) and _alike(now.values(), then.values())
 
