@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import torch
 
 from helpers.features import Job, __main__, jobs, open_features, plan, shards, work
 from helpers.features.workers import Workers
+from helpers.gradient_computers import FunctionalGradientComputer
+from helpers.model_outputs import AbstractModelOutput
 from helpers.projection import project_batches
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +100,11 @@ def test_features_are_read_as_one_array(made):
     assert np.array_equal(np.stack(list(features)), whole)
     assert len(features) == 77
     assert all(isinstance(shard, np.memmap) for shard in features.shards), "nothing is read before"
-    for rows, said in ((77, "there are 77 rows, and 77"), (2.5, "must be a number, a slice")):
+    for rows, said in (
+        (77, "there are 77 rows, and 77"),
+        (2.5, "must be a number, a slice"),
+        ((3, 1), "take rows first, as in"),  # of an array, that is one number
+    ):
         with pytest.raises(IndexError, match=said):
             features[rows]
 
@@ -144,6 +151,85 @@ def test_a_plan_depends_on_weights_and_data():
     assert made(job).data != first.data
 
 
+class Scaled(torch.nn.Linear):
+    """A layer whose outputs depend on what no state dictionary holds."""
+
+    def __init__(self, scale: float = 1.0, shift: float = 0.0, act=torch.tanh) -> None:
+        super().__init__(3, 2)
+        self.scale, self.act = scale, act
+        self.register_buffer("shift", torch.tensor(shift), persistent=False)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(super().forward(x) * self.scale + self.shift)
+
+
+class Times(AbstractModelOutput):
+    """A task with a setting."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def get_output(self, model, weights, buffers, sample):
+        tensors = (weights, buffers)
+        outputs = torch.func.functional_call(model, tensors, (sample[None],))
+        return self.factor * outputs.sum()
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch):
+        raise NotImplementedError
+
+
+def small_job(dataset: object = None, task: Times | None = None, **options: object) -> Job:
+    torch.manual_seed(0)
+    model = Scaled(**options)
+    computer = FunctionalGradientComputer(model, task or Times(), 8, torch.float32, "cpu")
+    samples = [(row,) for row in torch.eye(3)]
+    return Job(computer, samples if dataset is None else dataset)
+
+
+def test_a_plan_depends_on_all_that_a_model_computes_with():
+    """Else the features of two models would lie in one folder."""
+
+    def made(**options: object) -> str:
+        sizes = {"k": 4, "kind": "sparse", "seed": 0, "shard": 8, "batch": 4}
+        return plan.make(small_job(**options), threads=1, device="cpu", **sizes).weights
+
+    assert made() == made()
+    for options in (
+        {"scale": 2.0},
+        {"shift": 1.0},
+        {"act": torch.relu},
+        {"act": lambda x: x},
+        {"task": Times(2.0)},
+    ):
+        assert made(**options) != made(), options
+        assert made(**options) == made(**options), options
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ([], "dataset must hold a sample at least, got none"),
+        (iter([]), "must have a length and dataset[i] for sample i, as a list has, got list_iter"),
+        ([torch.ones(3)] * 3, "must be a tuple of tensors or numbers, such as (image, label), got"),
+        ([{"x": torch.ones(3)}] * 3, "such as (image, label), got a dict"),
+        ([(torch.ones(3), "a")] * 3, "such as (image, label), got a tuple of Tensor, str"),
+        ([(torch.ones(3),), (torch.ones(2),)], "have one shape, got ((3,),) and ((2,),)"),
+    ],
+)
+def test_samples_that_are_none_are_refused(dataset, said, monkeypatch, tmp_path):
+    monkeypatch.setattr(jobs, "load", lambda name: small_job(dataset))
+    with pytest.raises(SystemExit, match=re.escape(said)):
+        run(tmp_path / "out", "--job", "a:b", "--k", "4")
+
+
+def test_a_job_needs_a_gradient_computer():
+    with pytest.raises(TypeError, match=r"must be a gradient computer of .*, got Linear"):
+        Job(torch.nn.Linear(3, 2), [(torch.ones(3),)])
+
+
 def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no plan.json: it is no folder of features"):
         open_features(tmp_path)
@@ -163,6 +249,39 @@ def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("features-000001.npy", lambda whole: whole[:140], r"features-000001.npy is damaged \("),
+        ("features-000001.npy", lambda whole: b"", r"features-000001.npy is damaged \("),
+        ("plan.json", lambda whole: whole[:20], "plan.json is no plan of features, or a damaged"),
+        ("plan.json", lambda whole: b"[]", "plan.json is no plan of features, or a damaged one"),
+    ],
+)
+def test_damaged_files_are_named(name, content, said, made, tmp_path):
+    for file in made.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_bytes(content((made / name).read_bytes()))
+    with pytest.raises(ValueError, match=said):
+        open_features(tmp_path)
+    with pytest.raises(SystemExit, match=said):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["kernel.npy", "features-000001.npy"])
+def test_files_of_others_are_left_alone(name, made, tmp_path):
+    others = {"weights.npy.gz": b"precious", "features-000000.npy.bak": b"kept", name: b"mine"}
+    for file, content in others.items():
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(SystemExit, match=f"holds features without plan.json, such as {name}"):
+        run(tmp_path)
+    assert contents(tmp_path) == others
+    (tmp_path / name).unlink()
+    for _ in range(2):
+        run(tmp_path)
+        assert contents(tmp_path) == contents(made) | {k: others[k] for k in others if k != name}
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([*SMALL, "--batch", "1"], "must be a whole number, at least 2"),
@@ -178,6 +297,11 @@ def test_bad_arguments_are_refused(arguments, said, tmp_path, capsys):
         run(tmp_path / "none", *arguments)
     assert said in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_too_little_memory_is_said_in_a_sentence(tmp_path):
+    with pytest.raises(SystemExit, match=r"not enough memory for --k 1000000000000, whose kernel"):
+        run(tmp_path / "out", *SMALL[:5], "1000000000000", *SMALL[6:])
 
 
 USERS = """
@@ -204,6 +328,7 @@ def test_a_job_of_a_users_own_is_found_in_the_working_directory(tmp_path, monkey
         ("users_job:none", r"users_job has no function none"),
         ("users_job", r"job must be package.module:function, got 'users_job'"),
         ("nowhere:good", r"No module named 'nowhere'"),
+        (".nowhere:good", r"job must be package.module:function, got '.nowhere:good'"),
     ):
         with pytest.raises(SystemExit, match=said):
             run(tmp_path / "other", "--job", name, "--k", "4")

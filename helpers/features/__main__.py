@@ -10,13 +10,14 @@ import torch
 from helpers import devices, projection
 from helpers.features import jobs, plan, work
 from helpers.features.workers import Workers
+from helpers.transforms import fallback
 
 
 def main() -> None:
     """Compute the features that the command line asks for."""
     chosen = _arguments()
-    torch.set_num_threads(chosen.threads)
     try:
+        torch.set_num_threads(chosen.threads)
         device = _device(chosen.device)
         devices.make_repeatable(chosen.seed)
         if chosen.job:
@@ -31,6 +32,13 @@ def main() -> None:
             summary = work.compute(job, chosen.out, made, workers)
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"features: {error}")
+    except (RuntimeError, MemoryError) as error:
+        if not fallback.is_no_memory(error):
+            raise
+        sys.exit(
+            f"features: there is not enough memory for --k {chosen.k}, whose kernel has k x k "
+            f"numbers, and --batch {chosen.batch}: choose smaller ones ({error})"
+        )
     if workers.rank == 0:
         print(
             f"{summary.rows:,} rows, {summary.computed:,} of them computed now, by {workers.world} "

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from helpers import data, models
 from helpers.gradient_computers import AbstractGradientComputer, FunctionalGradientComputer
@@ -33,6 +35,57 @@ class Job:
 
     computer: AbstractGradientComputer
     dataset: Sequence[tuple[Any, ...]]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no such thing.
+
+        Raises:
+            TypeError: The computer computes no gradients, or the data set has no length.
+            ValueError: It has no sample.
+        """
+        if not isinstance(self.computer, AbstractGradientComputer):
+            raise TypeError(
+                "a job's computer must be a gradient computer of helpers.gradient_computers, "
+                f"got {type(self.computer).__name__}"
+            )
+        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
+            raise TypeError(
+                "a job's dataset must have a length and dataset[i] for sample i, as a list has, "
+                f"got {type(self.dataset).__name__}"
+            )
+        if not len(self.dataset):
+            raise ValueError("a job's dataset must hold a sample at least, got none")
+
+
+def collate(samples: Sequence[tuple[Any, ...]]) -> tuple[Tensor, ...]:
+    """Make a batch of samples.
+
+    Args:
+        samples: Tuples of tensors, arrays or numbers, alike in shape.
+
+    Returns:
+        Tensors `(B, ...)`, as `torch.utils.data.default_collate` makes them.
+
+    Raises:
+        TypeError: A sample is no such tuple.
+        ValueError: The shapes differ.
+    """
+    for sample in samples:
+        kinds = [type(part) for part in sample] if isinstance(sample, tuple | list) else ()
+        if not kinds or any(issubclass(kind, str | bytes | tuple | list | dict) for kind in kinds):
+            got = type(sample).__name__
+            got += f" of {', '.join(kind.__name__ for kind in kinds)}" if kinds else ""
+            raise TypeError(
+                "a sample of a job's dataset must be a tuple of tensors or numbers, such as "
+                f"(image, label), got a {got}"
+            )
+    shapes = [tuple(tuple(np.shape(part)) for part in sample) for sample in samples]
+    for shape in shapes:
+        if shape != shapes[0]:
+            raise ValueError(
+                f"the samples of a job's dataset must have one shape, got {shapes[0]} and {shape}"
+            )
+    return tuple(default_collate([tuple(sample) for sample in samples]))
 
 
 class Digits:
@@ -84,7 +137,7 @@ def load(name: str) -> Job:
         ValueError: There is no such function, or it returns something else.
     """
     module, _, function = name.partition(":")
-    if not module or not function:
+    if not module or not function or module.startswith("."):
         raise ValueError(f"job must be package.module:function, got {name!r}")
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -3,16 +3,18 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
-from helpers.features.jobs import Job
+from helpers.features.jobs import Job, collate
 from helpers.transforms import checks
+from helpers.transforms.settings import content, described, settings
 
 NAME = "plan.json"
 _LOOKED_AT = 4096
@@ -23,7 +25,7 @@ class Plan:
     """All that the numbers of the features depend on.
 
     Attributes:
-        weights: Hash of the computer's task, of its parameters and buffers.
+        weights: Hash of the computer's task, of its model's layers, parameters and buffers.
         data: Hash of the samples: of all, or of 4,096 spread evenly over more.
         samples: N.
         k: How many numbers a sample keeps.
@@ -60,8 +62,7 @@ class Plan:
         Raises:
             ValueError: With what differs.
         """
-        there = json.loads((folder / NAME).read_text())
-        here = asdict(self)
+        there, here = _read(folder), asdict(self)
         differing = [
             f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
             for name in sorted(there.keys() | here.keys())
@@ -79,10 +80,28 @@ def read(folder: Path) -> Plan:
 
     Raises:
         FileNotFoundError: There is none.
+        ValueError: It is damaged.
     """
     if not (folder / NAME).exists():
         raise FileNotFoundError(f"{folder} holds no {NAME}: it is no folder of features")
-    return Plan(**json.loads((folder / NAME).read_text()))
+    found = _read(folder)
+    if found.keys() != {field.name for field in fields(Plan)}:
+        raise ValueError(_damaged(folder))
+    return Plan(**found)
+
+
+def _read(folder: Path) -> dict[str, object]:
+    try:
+        found = json.loads((folder / NAME).read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(_damaged(folder))
+    return found
+
+
+def _damaged(folder: Path) -> str:
+    return f"{folder / NAME} is no plan of features, or a damaged one: choose another folder"
 
 
 def make(job: Job, **options: object) -> Plan:
@@ -93,6 +112,7 @@ def make(job: Job, **options: object) -> Plan:
         options: The fields of `Plan` that the job does not say.
 
     Raises:
+        TypeError: A sample is no tuple of tensors and numbers.
         ValueError: The model lies in several processes: each is to have all of its weights.
     """
     checks.check_one_process(job.computer.model)
@@ -107,23 +127,26 @@ def make(job: Job, **options: object) -> Plan:
 
 
 def _of_weights(job: Job) -> Iterator[bytes]:
-    computer = job.computer
-    yield repr((type(computer.task).__qualname__, computer.grad_wrt, computer.dtype)).encode()
-    for name, tensor in computer.model.state_dict(keep_vars=True).items():
+    computer, model = job.computer, job.computer.model
+    task, kind = type(computer.task).__qualname__, type(computer).__qualname__
+    options = described(getattr(computer.task, "__dict__", {}))
+    yield repr((kind, task, options, computer.grad_wrt, computer.dtype)).encode()
+    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
+    for name, module in model.named_modules():
+        own = settings(module, {id(tensor) for tensor in tensors.values()})
+        written = re.sub("0x[0-9a-f]+", "", module.extra_repr())  # an address in a process
+        yield repr((name, type(module).__qualname__, written, module.training, own)).encode()
+    for name, tensor in tensors.items():
         yield repr((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)).encode()
-        yield _bytes(tensor)
+        yield content(tensor)
 
 
 def _of_samples(job: Job) -> Iterator[bytes]:
     count = len(job.dataset)
     for index in np.linspace(0, count - 1, min(count, _LOOKED_AT)).round().astype(int).tolist():
-        for part in default_collate([job.dataset[index]]):
+        for part in collate([job.dataset[index]]):
             yield repr((tuple(part.shape), part.dtype)).encode()
-            yield _bytes(part)
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            yield content(part)
 
 
 def _hash(parts: Iterator[bytes]) -> str:

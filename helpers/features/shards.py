@@ -3,6 +3,7 @@
 import io
 import os
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,10 +54,39 @@ def write(file: Path, array: np.ndarray) -> None:
         raise
 
 
+def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndarray:
+    """Read a shard.
+
+    Args:
+        file: Where it lies.
+        shape: `(rows, k)`, as the plan says.
+        mapped: Whether to read only what is asked for later.
+
+    Raises:
+        ValueError: It is damaged, or has another shape.
+    """
+    try:
+        rows = np.load(file, mmap_mode="r" if mapped else None)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{file} is damaged ({error}): {_AGAIN}") from error
+    if rows.shape != shape or rows.dtype not in (np.float32, np.float64):
+        raise ValueError(
+            f"{file} has the shape {rows.shape}, and the plan says {shape}: {_AGAIN}"
+            if rows.shape != shape
+            else f"{file} holds {rows.dtype}, not floating point: {_AGAIN}"
+        )
+    return rows
+
+
+_AGAIN = "remove it, and run the command that wrote it again"
+_DRAFT = re.compile(r"(features-\d+|kernel)\.npy\..*-\d+")  # as `write` names them
+
+
 def remove_drafts(folder: Path) -> None:
-    """Remove what a killed process has left half written."""
+    """Remove what a killed process has left half written, and nothing else."""
     for draft in folder.glob("*.npy.*"):
-        draft.unlink(missing_ok=True)
+        if _DRAFT.fullmatch(draft.name):
+            draft.unlink(missing_ok=True)
 
 
 class Features:
@@ -87,6 +117,11 @@ class Features:
         Raises:
             IndexError: There is no such row, or `rows` is none of these.
         """
+        if isinstance(rows, tuple):  # rows and columns, for an array
+            raise IndexError(
+                f"rows must be a number, a slice or a list of numbers, got {rows}: take rows "
+                "first, as in features[rows][:, columns]"
+            )
         if isinstance(rows, slice):
             wanted = np.arange(*rows.indices(len(self)))
         else:
@@ -124,7 +159,7 @@ def open_features(folder: str | os.PathLike[str]) -> Features:
 
     Raises:
         FileNotFoundError: It is no such folder, or shards are missing.
-        ValueError: A shard has not the shape that the plan says.
+        ValueError: The plan or a shard is damaged, or a shard has not the shape of the plan.
     """
     folder = Path(folder)
     made = plan.read(folder)
@@ -137,11 +172,9 @@ def open_features(folder: str | os.PathLike[str]) -> Features:
             f"{folder} is not finished: {len(missing)} of {len(parts)} shards are missing, the "
             f"first is {missing[0].name}; run the command that wrote it again"
         )
-    shards = [np.load(path(folder, index), mmap_mode="r") for index in range(len(parts))]
-    for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
-        if shard.shape != (part.stop - part.start, made.k):
-            raise ValueError(
-                f"{path(folder, index)} has the shape {shard.shape}, and the plan says "
-                f"{(part.stop - part.start, made.k)}"
-            )
-    return Features(shards)
+    return Features(
+        [
+            read(path(folder, index), (part.stop - part.start, made.k), mapped=True)
+            for index, part in enumerate(parts)
+        ]
+    )

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 from tqdm import tqdm
 
 from helpers.features import shards
-from helpers.features.jobs import Job
+from helpers.features.jobs import Job, collate
 from helpers.features.plan import NAME, Plan
 from helpers.features.workers import Workers
 from helpers.projection import project_batches
@@ -75,22 +74,26 @@ def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / NAME).exists():
             plan.compare(folder)  # before anything in it is touched
-        if not (folder / NAME).exists():
-            if shards.path(folder, 0).exists():
-                raise ValueError(f"{folder} holds features without {NAME}: choose another folder")
+            shards.remove_drafts(folder)
+        else:
+            there = sorted(folder.glob("features-*.npy")) + sorted(folder.glob(KERNEL))
+            if there:  # somebody else's, perhaps
+                raise ValueError(
+                    f"{folder} holds features without {NAME}, such as {there[0].name}: choose "
+                    "another folder"
+                )
             plan.write(folder)
-        shards.remove_drafts(folder)
     workers.wait()
     plan.compare(folder)
 
 
 def _rows(job: Job, plan: Plan, part: slice, workers: Workers, bar: tqdm) -> np.ndarray:
     """Compute the rows of one shard, `(rows, k)`."""
-    device = next(iter(job.computer.model.parameters())).device
+    device = next((tensor.device for tensor in job.computer.model.parameters()), None)
     features = []
     for batch in shards.bounds(part.stop - part.start, plan.batch):
         samples = [job.dataset[part.start + i] for i in range(batch.start, batch.stop)]
-        tensors = tuple(tensor.to(device) for tensor in default_collate(samples))
+        tensors = tuple(tensor.to(device) for tensor in collate(samples))
         features.append(
             project_batches(job.computer, [tensors], plan.k, kind=plan.kind, seed=plan.seed)
         )
@@ -110,7 +113,9 @@ def _write_kernel(folder: Path, plan: Plan, workers: Workers) -> None:
     own = range(workers.rank, len(parts), workers.world)
 
     def product(index: int) -> Tensor:
-        rows = torch.from_numpy(np.load(shards.path(folder, index))).double()
+        part = parts[index]
+        rows = shards.read(shards.path(folder, index), (part.stop - part.start, plan.k))
+        rows = torch.from_numpy(rows).double()
         return rows.T @ rows
 
     largest = workers.largest(max((product(i).abs().max().item() for i in own), default=0.0))
