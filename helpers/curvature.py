@@ -34,7 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from helpers import jacobians
-from helpers.transforms import checks, fallback, modules, samples
+from helpers.transforms import checks, fallback, modules, randomness, samples
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 Vector = dict[str, Tensor]
@@ -179,6 +179,8 @@ def empirical_fisher_product(
     return _mean(model, (data, targets), vector, chunk_size, weigh)
 
 
+@torch.inference_mode(False)
+@fallback.once
 def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int = 32) -> Tensor:
     """Make the matrix of a product: for small P, and for an equation to be solved.
 
@@ -190,12 +192,12 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
         chunk_size: How many columns to compute at a time. It bounds the memory.
 
     Returns:
-        `(P, P)`, detached.
+        `(P, P)`, detached, in the widest dtype of `like`.
 
     Raises:
         TypeError: `like` is no dictionary of tensors.
-        ValueError: It is empty, the matrix would take more than 8 GiB, or `chunk_size` is no
-            whole number, at least 1.
+        ValueError: It is empty, the matrix would take more than 8 GiB, the product returns other
+            names or shapes, or `chunk_size` is no whole number, at least 1.
 
     Example:
         >>> double = lambda vector: {name: 2 * tensor for name, tensor in vector.items()}
@@ -210,7 +212,9 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
     sizes = [tensor.numel() for tensor in like.values()]
     if not sum(sizes):
         raise ValueError("like must hold a parameter at least, got none")
+    dtypes = (tensor.dtype for tensor in like.values())
     first = next(iter(like.values())).detach()
+    first = first.new_empty(0, dtype=functools.reduce(torch.promote_types, dtypes))
     size = sum(sizes)
     if size**2 * first.itemsize > _LARGEST:
         raise ValueError(
@@ -222,19 +226,40 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
     def column(flat: Tensor) -> Tensor:
         parts = flat.split(sizes)
         vector = {
-            name: part.reshape(tensor.shape)
+            name: part.reshape(tensor.shape).to(tensor.dtype)
             for (name, tensor), part in zip(like.items(), parts, strict=True)
         }
         returned = product(vector)
-        return torch.cat([returned[name].reshape(-1) for name in like])
+        _check_returned(returned, like)
+        return torch.cat([returned[name].detach().reshape(-1) for name in like])
 
     starts = range(0, size, chunk_size)
     for start in tqdm(starts, desc="columns", leave=False, disable=len(starts) < 100):
         count = min(chunk_size, size - start)
         basis = first.new_zeros(count, size)
         basis[torch.arange(count), torch.arange(start, start + count)] = 1
-        result[:, start : start + count] = vmap(column)(basis).T
+        result[:, start : start + count] = _each(column, basis).T
     return result
+
+
+def _each(function: Callable[..., Tensor], *batch: Tensor) -> Tensor:
+    """Call a function for each sample: with `vmap`, or in a loop if it cannot be transformed.
+
+    Raises:
+        ValueError: The function draws random numbers.
+    """
+    device = batch[0].device
+    before = randomness.random_state(device)
+    try:
+        return vmap(function)(*batch)
+    except RuntimeError as error:
+        if "randomness error mode" in str(error):
+            raise ValueError(randomness.RANDOMNESS) from error
+        if fallback.is_no_memory(error):
+            raise
+    results = torch.stack([function(*sample) for sample in zip(*batch, strict=True)])
+    randomness.check_repeatable(before, device)
+    return results
 
 
 def _on_one(loss_fn: LossFn) -> Callable[[Tensor, Tensor], Tensor]:
@@ -260,6 +285,7 @@ def _mean(
     if not len(batch[0]):
         raise ValueError("data must hold a sample at least, got none")
     batch = tuple(tensor.detach() for tensor in batch)
+    vector = {name: tensor.detach() for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
     for product in _products(model, batch, vector, chunk_size or len(batch[0]), weigh):
         total = {name: tensor + product[name] for name, tensor in total.items()}
@@ -277,6 +303,8 @@ def _products(
         chunk = tuple(tensor[start : start + step] for tensor in batch)
         if transformable:
             try:
+                if start:
+                    stand_in.undo_writes(hidden=True)
                 product = _transformed(run, stand_in, chunk, vector, weigh)
             except Exception as error:  # whatever a model can raise; below it is raised again
                 if fallback.is_no_memory(error):
@@ -322,24 +350,37 @@ def _by_jacobians(
         torch.einsum("byp,p->by", block.flatten(2), vector[name].reshape(-1))
         for name, block in blocks.items()
     )
-    with torch.no_grad():
-        outputs = torch.cat([modules.StandIn(model).model(row) for row in data.split(1)])
-    weighed = _weighed(weigh, outputs, pushed, targets)
+    rows: list[Tensor] = [pushed] * len(data)
+    samples.loop(_outputs, model, (), (data,), rows.__setitem__)
+    weighed = _weighed(weigh, torch.stack(rows).detach(), pushed, targets)
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
 
 
 def _weighed(weigh: _Weigh, outputs: Tensor, pushed: Tensor, targets: list[Tensor]) -> Tensor:
     """Weigh what was pushed forward, each sample by itself."""
     if not targets:
-        return vmap(lambda one, tangent: weigh(one, tangent, None))(outputs, pushed)
-    return vmap(weigh)(outputs, pushed, targets[0])
+        return _each(lambda one, tangent: weigh(one, tangent, None), outputs, pushed)
+    return _each(weigh, outputs, pushed, targets[0])
 
 
 def _outputs(
     model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
 ) -> Tensor:
     """Run the model on one sample."""
-    return modules.call(model, params | buffers, sample.unsqueeze(0)).squeeze(0)
+    return _of_one(modules.call(model, params | buffers, sample.unsqueeze(0)))
+
+
+def _of_one(outputs: Tensor) -> Tensor:
+    """Return what a model gave for a batch of one without the dimension B."""
+    if not isinstance(outputs, Tensor) or outputs.shape[:1] != (1,):
+        what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
+    if outputs.is_complex():
+        raise ValueError(
+            f"the model must return real outputs, got {outputs.dtype}: the curvature of complex "
+            "numbers is not defined here"
+        )
+    return outputs.squeeze(0)
 
 
 def _check_dictionary(name: str, vector: Vector) -> None:
@@ -370,3 +411,18 @@ def _check_vector(vector: Vector, params: dict[str, Tensor]) -> None:
         ):
             if got != expected:
                 raise ValueError(f"vector[{name!r}] must have {what} {expected}, got {got}")
+        if tensor.is_complex():
+            raise ValueError(
+                f"vector[{name!r}] must be real, got {tensor.dtype}: the curvature of complex "
+                "numbers is not defined here"
+            )
+
+
+def _check_returned(returned: Vector, like: Vector) -> None:
+    """Refuse what is no product of a vector."""
+    _check_dictionary("what the product returns", returned)
+    shapes, wanted = (
+        {name: tuple(tensor.shape) for name, tensor in each.items()} for each in (returned, like)
+    )
+    if shapes != wanted:
+        raise ValueError(f"the product must return the shapes {wanted}, got {shapes}")

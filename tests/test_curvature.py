@@ -205,6 +205,98 @@ def test_the_model_is_left_as_it_was():
     assert case.model[0].weight.grad is None
 
 
+class Halving(nn.Linear):
+    """A layer that writes into its weight."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(inputs)
+
+
+class Counting(nn.Linear):
+    """A layer that writes into a buffer, and reads a number of a sample: not for `vmap`."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(inputs) * (self.calls.item() + (inputs.detach().sum().item() > 0))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layer", [Halving, Counting])
+def test_no_sample_sees_what_another_has_written(layer, kind, chunk_size):
+    case = classifier()
+    case.model[0] = layer(4, 3).double()
+    vector = random_vector(case.model)
+    expected = flat(product_of(case, kind, vector, chunk_size=1))
+    fresh = copy.deepcopy(case.model)
+    case.model = fresh
+    by_hand = 0
+    for index in range(len(case.data)):
+        one = slice(index, index + 1)
+        single = Case(copy.deepcopy(fresh), case.data[one], case.targets[one], case.loss_fn)
+        by_hand = by_hand + flat(product_of(single, kind, vector)) / len(case.data)
+    close(expected, by_hand)
+    close(flat(product_of(case, kind, vector, chunk_size=chunk_size)), by_hand)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, Counting])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_returned_is_in_a_graph(layer, kind):
+    case = classifier()
+    case.model[0] = layer(4, 3).double()
+    vector = {name: t.requires_grad_() for name, t in random_vector(case.model).items()}
+    for result in (
+        product_of(case, kind, vector),
+        {"": matrix(lambda v: {name: t * vector[name].sum() for name, t in v.items()}, vector)},
+    ):
+        assert not any(tensor.requires_grad for tensor in result.values())
+
+
+def by_value(predictions: Tensor, targets: Tensor) -> Tensor:
+    """A loss that branches on a number, which `vmap` cannot do: the square, from a point on."""
+    size = predictions.square().sum()
+    return size if float(size.detach()) > 0.1 else 0 * size
+
+
+@pytest.mark.parametrize("kind", ["empirical", "newton"])
+def test_a_loss_that_cannot_be_batched(kind):
+    case = classifier()
+    case.loss_fn = by_value
+    vector = random_vector(case.model)
+    close(flat(product_of(case, kind, vector)), explicit(case, kind) @ flat(vector))
+
+
+def test_the_matrix_of_a_model_that_cannot_be_batched():
+    case = classifier()
+    case.model[0] = Counting(4, 3).double()
+    product = functools.partial(fisher_product, case.model, case.data)
+    close(matrix(product, params_of(case.model)), explicit(case, "fisher"))
+
+
+def test_a_matrix_of_two_dtypes_has_the_wider_one():
+    like = {"a": torch.ones(2), "b": torch.ones(1, dtype=torch.float64)}
+
+    def product(vector: dict[str, Tensor]) -> dict[str, Tensor]:
+        assert {name: t.dtype for name, t in vector.items()} == {
+            "a": torch.float32,
+            "b": torch.float64,
+        }
+        return vector
+
+    assert torch.equal(matrix(product, like), torch.eye(3, dtype=torch.float64))
+
+
+def complex_layer() -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
+    model = nn.Linear(2, 2, dtype=torch.complex128)
+    return model, torch.ones(3, 2, dtype=torch.complex128), params_of(model)
+
+
 REFUSED = {
     "sizes": (
         lambda c, v: gauss_newton_product(c.model, c.loss_fn, c.data, c.targets[:3], v),
@@ -276,6 +368,46 @@ REFUSED = {
         lambda c, v: fisher_product(c.model, c.data, v, chunk_size=0),
         ValueError,
         "chunk_size must be None or a whole number, at least 1, got 0",
+    ),
+    "dropout in the loss": (
+        lambda c, v: empirical_fisher_product(
+            c.model, lambda z, t: F.dropout(z).sum(), c.data, c.targets, v
+        ),
+        ValueError,
+        "draws random numbers",
+    ),
+    "dropout in a loss that cannot be batched": (
+        lambda c, v: empirical_fisher_product(
+            c.model, lambda z, t: F.dropout(z * float(z[0, 0])).sum(), c.data, c.targets, v
+        ),
+        ValueError,
+        "draws random numbers",
+    ),
+    "no batch dimension": (
+        lambda c, v: gauss_newton_product(
+            nn.Sequential(c.model, nn.Flatten(0)),
+            lambda z, t: z.mean(0).square().sum(),
+            c.data,
+            c.targets,
+            {"0." + name: t for name, t in v.items()},
+        ),
+        ValueError,
+        "the model must return outputs (B, Y), got (3,) for a batch of one",
+    ),
+    "complex parameters": (
+        lambda c, v: fisher_product(*complex_layer()),
+        ValueError,
+        "vector['weight'] must be real, got torch.complex128",
+    ),
+    "a product of something else": (
+        lambda c, v: matrix(lambda vector: {"0.bias": vector["0.bias"]}, v),
+        ValueError,
+        "the product must return the shapes {'0.weight': (3, 4), ",
+    ),
+    "a product that is no dictionary": (
+        lambda c, v: matrix(lambda vector: vector["0.bias"], v),
+        TypeError,
+        "what the product returns must be a dictionary {name: tensor}, got Tensor",
     ),
     "large matrix": (
         lambda c, v: matrix(dict, {"weight": torch.empty(1_199_882)}),
