@@ -6,7 +6,8 @@ would get alone, from the same start and the same data: nothing passes from one 
 Optimizers are functions here: those of `helpers.optimizers`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -16,8 +17,9 @@ from torch.func import functional_call, grad, vmap
 from tqdm import tqdm
 
 from helpers.optimizers import Step, Tensors
-from helpers.transforms import checks, modules
-from helpers.transforms.randomness import streams_kept
+from helpers.transforms import checks, fallback, modules, recurrent
+from helpers.transforms.randomness import RANDOMNESS, streams_kept
+from helpers.transforms.settings import settings
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,16 @@ class Ensemble:
         return len(next(iter((self.params | self.buffers).values())))
 
     def member(self, index: int) -> Tensors:
-        """Return the tensors of one network, as its `load_state_dict` takes them."""
-        return {name: tensor[index] for name, tensor in (self.params | self.buffers).items()}
+        """Return the tensors of one network, as its `load_state_dict` takes them.
+
+        A tied weight is there by each of its names, and a buffer that is not persistent is not.
+        """
+        # Of a tied tensor, the ensemble has the first name.
+        first = dict(chain(self.model.named_parameters(), self.model.named_buffers()))
+        names = {id(tensor): name for name, tensor in first.items()}
+        stacked = self.params | self.buffers
+        state = self.model.state_dict(keep_vars=True).items()
+        return {name: stacked[names[id(t)]][index] for name, t in state if id(t) in names}
 
 
 def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:
@@ -75,15 +85,19 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         Their tensors, copied and stacked.
 
     Raises:
+        TypeError: One is no module.
         ValueError: There is no model, or no tensor in it; one lies in several processes; two differ
-            in layers, in shapes or in mode, or share a tensor, of which each would get a copy of
-            its own.
+            in layers, in shapes, in mode or in what else their modules hold, or share a tensor, of
+            which each would get a copy of its own.
     """
     models = list(models)
     if not models:
         raise ValueError("models must hold a model at least, got none")
     for index, model in enumerate(models):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"models must be modules, got {type(model).__name__}")
         checks.check_one_process(model)
+        modules.select_parameters(model)  # which refuses a lazy layer
         _check_alike(models[0], model, index)
     tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
     if not tensors[0]:
@@ -175,20 +189,26 @@ def train(
 
     Raises:
         ValueError: `order` is not of this form, `lr` or `weight_decay` is neither one number nor
-            M, all parameters are frozen, the loss is no scalar, or a batch size or chunk is
-            refused.
-        RuntimeError: A forward draws random numbers, and `randomness` is `"error"`; torch's own.
+            M, all parameters are frozen, the loss is no scalar, a batch size or chunk is refused,
+            or a forward draws random numbers and `randomness` is `"error"`.
     """
     checks.check_batch(data=data, targets=targets)
     checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
     size = len(ensemble)
-    if order.dim() != 3 or len(order) != size:
+    if not isinstance(order, Tensor) or order.dim() != 3 or len(order) != size:
+        got = tuple(order.shape) if isinstance(order, Tensor) else type(order).__name__
+        raise ValueError(f"order must be (M, steps, B) for M = {size} networks, got {got}")
+    whole = order.dtype in (torch.int64, torch.int32)
+    if not whole or not bool(((order >= 0) & (order < len(data))).all()):
+        got = f"{order.min().item()} to {order.max().item()}" if whole else order.dtype
         raise ValueError(
-            f"order must be (M, steps, B) for M = {size} networks, got {tuple(order.shape)}"
+            f"order must hold indices of samples, whole numbers from 0 to {len(data) - 1}, got "
+            f"{got}"
         )
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
+    data, targets = data.detach(), targets.detach()
     like = next(iter(ensemble.params.values()))
     rates = (
         _one_for_each("lr", lr, size, like),
@@ -205,7 +225,12 @@ def train(
         def compute_loss(params: Tensors) -> tuple[Tensor, Tensors]:
             # A forward may write into buffers, which under `grad` must be tensors made inside.
             own = {name: buffer.clone() for name, buffer in buffers.items()}
-            predictions = functional_call(ensemble.model, (params, own), (batch[0],))
+
+            def note(module: nn.Module, *_: object) -> None:  # buffers that it has bound anew
+                own.update((name, b) for name, b in module.named_buffers() if name in own)
+
+            with model.register_forward_hook(note):
+                predictions = functional_call(model, (params, own), (batch[0],))
             loss = checks.check_scalar(loss_fn(predictions, batch[1]), given="a batch")
             return loss, own
 
@@ -213,7 +238,7 @@ def train(
         params, state = step(params, grads, state, lr=rates[0], weight_decay=rates[1])
         return params, buffers, state
 
-    advance_all = vmap(advance, randomness=randomness)
+    advance_all = vmap(recurrent.unrolling(advance, ensemble.model), randomness=randomness)
     starts = range(0, size, chunk_size or size)
     done: list[tuple[Tensors, Tensors]] = []
     with tqdm(
@@ -227,16 +252,19 @@ def train(
             )
             state: Tensors = {}
             own_rates = tuple(rate[part] for rate in rates)
+            # What a forward keeps on modules, a count of steps say, starts anew for each chunk.
+            model = modules.with_tensors(ensemble.model, torch.detach)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
-                params, buffers, state = advance_all(params, buffers, state, batch, own_rates)
+                with _sentences(model):
+                    params, buffers, state = advance_all(params, buffers, state, batch, own_rates)
                 progress.update()
             done.append((params, buffers))
     params, buffers = (
         {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         for parts in zip(*done, strict=True)
     )
-    return Ensemble(ensemble.model, params, buffers)
+    return Ensemble(model, params, buffers)
 
 
 @torch.no_grad()
@@ -252,20 +280,26 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
         `(M, N, ...)`, detached.
 
     Raises:
-        ValueError: The chunk is refused.
+        ValueError: The chunk is refused, or a forward draws random numbers.
     """
     checks.check_chunk_size(chunk_size)
 
     def run(params: Tensors, buffers: Tensors) -> Tensor:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
-        return functional_call(ensemble.model, (params, own), (inputs,))
+        model = modules.with_tensors(ensemble.model, torch.detach)  # a new one for each chunk
+        return functional_call(model, (params, own), (inputs,))
 
-    return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
+    run = recurrent.unrolling(run, ensemble.model)
+    with _sentences(ensemble.model):
+        return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 
 def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> Tensor:
     """Return a number for each network, `(M,)`."""
-    values = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if not isinstance(value, Tensor | float | int | list | tuple):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    dtype = like.dtype.to_real()
+    values = torch.as_tensor(value, dtype=dtype, device=like.device).detach()
     if values.shape not in ((), (size,)):
         raise ValueError(
             f"{name} must be one number or {size}, one for each network, got {tuple(values.shape)}"
@@ -276,6 +310,8 @@ def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> 
 def _check_alike(first: nn.Module, model: nn.Module, index: int) -> None:
     """Refuse a model that the first one's structure cannot stand for."""
     ours, theirs = (dict(each.named_modules()) for each in (first, model))
+    registered = {id(t) for each in (first, model) for t in each.parameters()}
+    registered |= {id(t) for each in (first, model) for t in each.buffers()}
     for name in chain(ours, (name for name in theirs if name not in ours)):
         one, other = (_line(each.get(name)) for each in (ours, theirs))
         if one != other:
@@ -283,12 +319,37 @@ def _check_alike(first: nn.Module, model: nn.Module, index: int) -> None:
                 f"models must have one architecture: {name or 'the model'} is {one} in model 0 "
                 f"and {other} in model {index}"
             )
+        held = [settings(each[name], registered) for each in (ours, theirs)]
+        for key in held[0] | held[1]:
+            one, other = (each.get(key, "missing")[:60] for each in held)
+            if held[0].get(key) != held[1].get(key):
+                raise ValueError(
+                    f"models must have one architecture: {f'{name}.{key}'.lstrip('.')} is {one} "
+                    f"in model 0 and {other} in model {index}; what differs between networks must "
+                    "be a parameter or a buffer"
+                )
         if ours[name].training != theirs[name].training:
             modes = [("eval", "train")[each[name].training] for each in (ours, theirs)]
             raise ValueError(
                 f"models must have one mode: {name or 'the model'} is in {modes[0]} mode in model "
                 f"0 and in {modes[1]} mode in model {index}; call .train() or .eval() on all"
             )
+
+
+@contextmanager
+def _sentences(model: nn.Module) -> Iterator[None]:
+    """Say in the words of `helpers` what torch says of models that it cannot run together."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "randomness error mode" in str(error):
+            raise ValueError(RANDOMNESS.replace("samples", "networks")) from error
+        if "vmap" not in str(error) and "atching rule" not in str(error):
+            raise
+        raise ValueError(
+            f"{fallback.find_place(error, [model])} {fallback.find_cause(error)}, which torch.vmap "
+            "cannot transform: such networks cannot be taken together"
+        ) from error
 
 
 def _line(module: nn.Module | None) -> str:

@@ -148,6 +148,113 @@ def test_tied_weights_stay_tied():
     torch.testing.assert_close(ensembles.predict(ensemble, data)[1], expected)
 
 
+class Rebinding(nn.Module):
+    """A layer that binds a buffer anew, counts its calls, and has a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 3).double(), 0
+        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("shift", torch.rand(3, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        outputs = self.layer(x) * self.calls + self.shift
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)
+        return outputs - self.mean
+
+
+class Recurrent(nn.Module):
+    """A recurrent network, which `vmap` has no rule for."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.head = kind(2, 3, batch_first=True), nn.Linear(3, 3)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x.unflatten(1, (2, 2)))[0][:, -1])
+
+
+MODELS = {
+    "rebinding": Rebinding,
+    **{kind.__name__: lambda kind=kind: Recurrent(kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)},
+    "compiled": lambda: torch.compile(build(), backend="eager"),
+}
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_networks_keep_and_write_is_what_it_would_be_alone(name, chunk_size):
+    data, targets = samples()
+    order = ensembles.draw_orders(SEEDS, 24, 6, 4)
+    start = ensembles.initialise(MODELS[name], SEEDS)
+    options = {"lr": 0.1, "chunk_size": chunk_size}
+    for _ in range(2):  # the first leaves nothing on the networks that are given
+        trained = ensembles.train(
+            start, F.cross_entropy, data, targets, order, optimizers.sgd_step, **options
+        )
+    outputs = ensembles.predict(trained, data, chunk_size=chunk_size)
+    for index, seed in enumerate(SEEDS):
+        with torch.compiler.set_stance("force_eager"):
+            torch.manual_seed(seed)
+            model = MODELS[name]()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for indices in order[index]:
+                optimizer.zero_grad()
+                F.cross_entropy(model(data[indices]), targets[indices]).backward()
+                optimizer.step()
+            expected = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+            compare.check(trained.member(index), expected, tolerance=1e-10)
+            torch.testing.assert_close(outputs[index], model(data).detach())
+
+
+def test_a_member_has_each_name_of_a_tied_weight():
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+        model[2].weight = model[0].weight
+        return model
+
+    ensemble, model = ensembles.initialise(tied, SEEDS), tied()
+    model.load_state_dict(ensemble.member(1))
+    data, _ = samples()
+    torch.testing.assert_close(ensembles.predict(ensemble, data)[1], model(data).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_adam_counts_its_steps_in_half_precision(dtype):
+    generator = torch.Generator().manual_seed(0)
+    start = {"weight": torch.zeros(4, dtype=dtype), "scalar": torch.zeros((), dtype=dtype)}
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+    optimizer = torch.optim.Adam(leaves.values(), lr=1e-3, eps=1e-4)
+    params, state = start, {}
+    for _ in range(300):
+        grads = {n: torch.rand(t.shape, generator=generator).to(dtype) for n, t in start.items()}
+        for name, leaf in leaves.items():
+            leaf.grad = grads[name].clone()
+        optimizer.step()
+        params, state = optimizers.adam_step(params, grads, state, lr=1e-3, eps=1e-4)
+    for name, leaf in leaves.items():
+        assert params[name].dtype == dtype
+        torch.testing.assert_close(params[name], leaf.detach(), rtol=0.02, atol=0)
+
+
+def test_nothing_trained_is_in_a_graph():
+    data, targets = samples()
+    order = ensembles.draw_orders(SEEDS, 24, 6, 2)
+    rate = torch.tensor(0.1, requires_grad=True)
+    trained = ensembles.train(
+        ensembles.initialise(build, SEEDS),
+        F.cross_entropy,
+        data.requires_grad_(),
+        targets,
+        order,
+        optimizers.momentum_step,
+        lr=rate,
+    )
+    assert not any(tensor.requires_grad for tensor in trained.params.values())
+
+
 def test_chunks_bound_the_memory():
     count = 16
     ensemble = ensembles.initialise(lambda: build(width=64), range(count))
@@ -205,8 +312,9 @@ def test_dropout_needs_a_word():
             ensemble, F.cross_entropy, *samples(), order, optimizers.sgd_step, lr=0.1, **options
         )
 
-    with pytest.raises(RuntimeError, match="called random operation while in randomness error"):
-        train()
+    for refused in (train, lambda: ensembles.predict(ensemble, samples()[0])):
+        with pytest.raises(ValueError, match=r"draws random .* whether networks share them"):
+            refused()
     for randomness, same in (("same", True), ("different", False)):
         weights = train(randomness=randomness).params["0.weight"]
         assert torch.equal(weights[0], weights[1]) == same
@@ -226,6 +334,71 @@ def train_with(ensemble: ensembles.Ensemble) -> ensembles.Ensemble:
     order = ensembles.draw_orders(SEEDS, 24, 4, 1)
     step = optimizers.sgd_step
     return ensembles.train(ensemble, F.cross_entropy, *samples(), order, step, lr=0.1)
+
+
+class Held(nn.Module):
+    """A layer with something on it that is neither a parameter nor a buffer."""
+
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        self.layer, self.held = nn.Linear(4, 3), held
+
+
+def encoders(**options: tuple[object, object]) -> list[nn.Module]:
+    return [
+        nn.TransformerEncoderLayer(4, dim_feedforward=8, **dict(zip(options, values, strict=True)))
+        for values in zip(*options.values(), strict=True)
+    ]
+
+
+DIFFERING = {
+    "heads": (lambda: [nn.MultiheadAttention(4, n) for n in (1, 2)], "head_dim is 4 in model 0"),
+    "activation": (
+        lambda: encoders(nhead=(1, 1), activation=("relu", "gelu")),
+        "activation is relu",
+    ),
+    "order": (
+        lambda: encoders(nhead=(1, 1), norm_first=(True, False)),
+        "norm_first is True in model 0 and False in model 1",
+    ),
+    "number": (lambda: [Held(1.0), Held(2.0)], "held is 1.0 in model 0 and 2.0 in model 1"),
+    "tensor": (lambda: [Held(torch.ones(1)), Held(torch.zeros(1))], "held is tensor (1,)"),
+    "function": (lambda: [Held(torch.tanh), Held(torch.relu)], "tanh in model 0"),
+    "lambda": (lambda: [Held(lambda x: x + 1), Held(lambda x: x + 2)], "<lambda>(code"),
+    "in containers": (
+        lambda: [Held({"a": [n, torch.nn.Linear(1, 1)]}) for n in (1, 2)],
+        "held is dict('a': list(1, Linear(tensor (1, 1)",
+    ),
+    "deeper": (lambda: [nn.Sequential(Held(n)) for n in (1, 2)], "0.held is 1 in model 0"),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERING)
+def test_what_is_not_stacked_must_be_the_same(case):
+    """Else all networks would silently compute with what the first one holds."""
+    make, sentence = DIFFERING[case]
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        ensembles.stack(make())
+    assert "must be a parameter or a buffer" in str(caught.value)
+
+
+def test_what_is_the_same_is_stacked():
+    def make() -> list[nn.Module]:
+        held = {"f": lambda x: x + 1, "t": torch.ones(2), "s": {3, "a"}, "d": torch.float32}
+        return [
+            Held(held),
+            nn.MultiheadAttention(4, 2),
+            nn.LSTM(2, 3),
+            encoders(nhead=(2,), activation=("gelu",))[0],
+            torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
+        ]
+
+    for pair in zip(make(), make(), strict=True):
+        assert len(ensembles.stack(pair)) == 2
+
+
+def norm_of_its_own() -> nn.Module:
+    return nn.utils.parametrizations.spectral_norm(build()[0])
 
 
 SHARED = build()
@@ -276,6 +449,18 @@ REFUSED = {
         lambda: ensembles.draw_orders([0], 5, 6, 1),
         "batch_size must be from 1 to the 5 samples, got 6",
     ),
+    "a lazy layer": (
+        lambda: ensembles.stack([nn.LazyLinear(3), nn.LazyLinear(3)]),
+        "weight belongs to a lazy layer that was never initialised",
+    ),
+    "no rule of vmap": (
+        lambda: ensembles.predict(ensembles.initialise(norm_of_its_own, SEEDS), samples()[0]),
+        "which torch.vmap cannot transform: such networks cannot be taken together",
+    ),
+    "complex Adam": (
+        lambda: optimizers.adam_step(*({"w": torch.ones(2, dtype=torch.complex64)},) * 2, {}, lr=1),
+        "adam_step takes real parameters, got w of torch.complex64",
+    ),
     "orders of no network": (
         lambda: ensembles.draw_orders([], 5, 5, 1),
         "seeds must hold a seed at least, got none",
@@ -294,6 +479,10 @@ def test_refusals(case):
     ("options", "sentence"),
     [
         ({"order": torch.zeros(2, 1, 4, dtype=torch.int64)}, "for M = 3 networks, got (2, 1, 4)"),
+        ({"order": [[[0]]]}, "order must be (M, steps, B) for M = 3 networks, got list"),
+        ({"order": torch.zeros(3, 1, 4)}, "indices of samples, whole numbers from 0 to 23, got"),
+        ({"order": torch.full((3, 1, 4), 24)}, "whole numbers from 0 to 23, got 24 to 24"),
+        ({"order": torch.full((3, 1, 4), -1)}, "whole numbers from 0 to 23, got -1 to -1"),
         ({"lr": torch.ones(2)}, "lr must be one number or 3, one for each network, got (2,)"),
         ({"weight_decay": torch.ones(3, 1)}, "weight_decay must be one number or 3"),
         ({"chunk_size": 0}, "chunk_size must be None or a whole number"),
@@ -315,6 +504,17 @@ def test_refusals_of_training(options, sentence):
     ensemble = ensembles.initialise(build, SEEDS)
     with pytest.raises(ValueError, match=re.escape(sentence)):
         ensembles.train(ensemble, step=optimizers.sgd_step, **given)
+
+
+def test_what_is_no_model_and_no_rate_is_refused():
+    with pytest.raises(TypeError, match="models must be modules, got NoneType"):
+        ensembles.initialise(lambda: None, SEEDS)
+    ensemble = ensembles.initialise(build, SEEDS)
+    order = ensembles.draw_orders(SEEDS, 24, 6, 1)
+    with pytest.raises(TypeError, match="lr must be a number or a tensor, got str"):
+        ensembles.train(
+            ensemble, F.cross_entropy, *samples(), order, optimizers.sgd_step, lr="fast"
+        )
 
 
 def test_steps_run_under_vmap_with_a_rate_each():

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_OF_EVERY_MODULE = {*vars(nn.Module()), "_compiled_call_impl"}
 _WRITTEN = (str, bytes, Number, Enum, torch.dtype, torch.device, slice, type(None))
 
 
@@ -33,6 +33,8 @@ def settings(module: nn.Module, registered: Collection[int]) -> dict[str, str]:
     Returns:
         By name, a text.
     """
+    if type(module).__module__.startswith("torch._dynamo"):  # around a module, with ids of its own
+        return {}
     return {
         name: described(value, registered)
         for name, value in sorted(vars(module).items())
