@@ -40,7 +40,7 @@ class NoiseScale:
         Noise and signal are right on average, their ratio is not: take the means of both over
         several batches first.
         """
-        return self.noise / self.signal if self.signal > 0 else math.inf
+        return math.inf if self.signal <= 0 else self.noise / self.signal
 
 
 def noise_scale(
@@ -63,7 +63,8 @@ def noise_scale(
 
     Raises:
         TypeError: `data` or `targets` is no tensor.
-        ValueError: There are fewer than 2 samples, or one of the refusals of `func_gradients`.
+        ValueError: There are fewer than 2 samples, a gradient or their sum is not finite, or one
+            of the refusals of `func_gradients`.
 
     Example:
         >>> import torch
@@ -86,6 +87,12 @@ def noise_scale(
     # A limit that clips none of them.
     total = norms.clipped_sum(model, loss_fn, data, targets, sys.float_info.max, **options)
     measured = sum(_square(tensor / size) for tensor in total.values())
+    if not (own.isfinite().all() and math.isfinite(measured)):
+        bad = size - int(own.isfinite().sum())
+        got = f"those of {bad} of the {size} samples are not" if bad else "their sum is not"
+        raise ValueError(
+            f"the gradients, and their squared norms in float32, must be finite: {got}"
+        )
     # Rounding may bring the variance of equal gradients below 0.
     noise = max(0.0, (own.square().sum().item() - size * measured) / (size - 1))
     return NoiseScale(noise, measured - noise / size)

@@ -128,7 +128,11 @@ def clipped_sum(
     if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
     params = _prepare(model, data, targets, wrt, chunk_size, randomness)
-    result = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    # Half precision would lose what comes late: 256 + 1 is 256 in bfloat16.
+    result = {
+        name: torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        for name, tensor in params.items()
+    }
     batch = (data.detach(), targets)
     for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
         reduced = _reduce(params, found, len(data[part]), keep=True)
@@ -136,7 +140,7 @@ def clipped_sum(
         for name, total in reduced.totals(factors):
             result[name] += total
         del found, reduced
-    return result
+    return {name: total.to(params[name].dtype) for name, total in result.items()}
 
 
 @dataclass

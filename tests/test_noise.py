@@ -90,6 +90,23 @@ def test_chunks_bound_the_memory_of_what_has_no_formula():
     assert peak.peak < 30 * 40_200 * 4  # the gradients would be 256
 
 
+@pytest.mark.parametrize("chunk_size", [64, 2])
+def test_half_precision_estimates_what_double_does(chunk_size):
+    """The sum of many gradients, a few at a time, would stop to grow in bfloat16."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)).bfloat16()
+    data = (torch.randn(1, 20) + 0.3 * torch.randn(512, 20)).bfloat16()
+    targets = torch.zeros(512, dtype=torch.int64)
+    found = noise_scale(model, F.cross_entropy, data, targets, chunk_size=chunk_size)
+    expected = noise_scale(model.double(), F.cross_entropy, data.double(), targets)
+    assert found.noise == pytest.approx(expected.noise, rel=0.05)
+    assert found.signal == pytest.approx(expected.signal, rel=0.05)
+
+
+def test_what_is_not_a_number_has_no_scale():
+    assert math.isnan(NoiseScale(1.0, math.nan).scale)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
@@ -101,6 +118,11 @@ def test_chunks_bound_the_memory_of_what_has_no_formula():
             "data and targets must have one batch size, got 5 and 3",
         ),
         (lambda c: (c.data.tolist(), c.targets), TypeError, "data must be a tensor"),
+        (
+            lambda c: (torch.cat([c.data[:3] * torch.inf, c.data[3:]]), c.targets),
+            ValueError,
+            "must be finite: those of 3 of the 5 samples are not",
+        ),
     ],
 )
 def test_refused_in_one_sentence(change, kind, words):

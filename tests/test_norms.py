@@ -239,6 +239,15 @@ def test_a_bad_limit_is_refused(limit):
         norms.clipped_sum(*make("mlp").args, limit)
 
 
+def test_sums_in_half_precision_are_those_of_all_samples():
+    """The gradient of each sample is 1, and in bfloat16 512 + 2 is 512."""
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    data = torch.ones(1024, 1, dtype=torch.bfloat16)
+    total = norms.clipped_sum(model, lambda z, t: z.sum(), data, data, 2.0, chunk_size=2)
+    assert total["weight"].dtype == torch.bfloat16
+    assert total["weight"].item() == 1024
+
+
 def test_what_gradients_refuse_is_refused():
     case = make("mlp")
     dropout = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(784, 10)).double()
