@@ -41,9 +41,10 @@ class AbstractGradientComputer(ABC):
             The iterative computer takes one at a time, whatever this says.
 
     Raises:
-        TypeError: `dtype` is no dtype, `task` lacks a method, or `grad_wrt` is one string.
+        TypeError: `dtype` is no dtype, `model` no module, `task` lacks a method, or `grad_wrt` is
+            one string.
         ValueError: `dtype` is not floating point, `device` is not there, `grad_wrt` has an
-            unknown name, `grad_dim` is not P, or `chunk_size` is below 1.
+            unknown name, a parameter is complex, `grad_dim` is not P, or `chunk_size` is below 1.
     """
 
     def __init__(
@@ -78,12 +79,20 @@ class AbstractGradientComputer(ABC):
             model: A module with the parameters that `grad_wrt` names.
 
         Raises:
-            TypeError: `grad_wrt` is one string.
-            ValueError: `grad_wrt` has an unknown name, `grad_dim` is not P, or the model lies in
-                several processes.
+            TypeError: `grad_wrt` is one string, or `model` is no module.
+            ValueError: `grad_wrt` has an unknown name, a parameter is complex, `grad_dim` is not P,
+                or the model lies in several processes.
         """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         checks.check_one_process(model)
         params = self._params(model)
+        for name, parameter in params.items():
+            if parameter.is_complex():
+                raise ValueError(
+                    f"{name} is complex, {parameter.dtype}, and results are real, so that its "
+                    "imaginary parts would be lost: name real parameters in grad_wrt"
+                )
         entries = sum(parameter.numel() for parameter in params.values())
         if self.grad_dim != entries:
             raise ValueError(

@@ -377,6 +377,13 @@ BAD = [
         ValueError,
         "dtype must be floating point, such as torch.float32, got torch.complex64",
     ),
+    (
+        {"model": nn.Linear(3, 2, dtype=torch.complex64)},
+        ValueError,
+        "weight is complex, torch.complex64, and results are real, so that its imaginary parts "
+        "would be lost: name real parameters in grad_wrt",
+    ),
+    ({"model": len}, TypeError, "model must be a torch.nn.Module, got builtin_function_or_method"),
     ({"dtype": "float32"}, TypeError, "dtype must be a torch.dtype, got str"),
     ({"chunk_size": 0}, ValueError, f"{CHUNK} 0"),
     ({"chunk_size": 2.0}, ValueError, f"{CHUNK} 2.0"),

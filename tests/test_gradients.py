@@ -37,6 +37,22 @@ def test_equals_the_oracle(name, dtype, method):
         assert not tensor.requires_grad
 
 
+@every_method
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_sparse_gradient_comes_dense(kind, method):
+    """A layer for large vocabularies; its gradient is one of few rows, some of them twice."""
+    case = make("embedding bag" if kind is nn.EmbeddingBag else "embedding padding")
+    weight = case.model.weight.detach().clone()
+    case.model = kind(6, 3, _weight=weight)
+    case.targets = torch.randn_like(case.model(case.data))
+    case.data[0, 1] = case.data[0, 0]
+    dense = oracle(*case.args)
+    case.model = kind(6, 3, _weight=weight, sparse=True)
+    got = method(*case.args)
+    assert_equal(got, dense, TOLERANCES[torch.float64])
+    assert got["weight"].layout is torch.strided
+
+
 def test_the_oracle_is_not_blind():
     gradients = expected("lstm", torch.float64)
     wrong = {name: tensor.clone() for name, tensor in gradients.items()}

@@ -36,6 +36,12 @@ def test_random_numbers_are_refused(layer, method):
         method(*lstm.args)
 
 
+@every_method
+def test_what_is_no_model_is_refused(method):
+    with refused("model must be a torch.nn.Module, got function", TypeError):
+        method(lambda x: x, squared, torch.ones(2, 3), torch.ones(2, 3))
+
+
 @pytest.mark.parametrize("randomness", ["wrong", "SAME", None, True])
 def test_an_unknown_randomness_is_refused(randomness):
     sentence = f"randomness must be 'error', 'different' or 'same', got {randomness!r}"

@@ -218,6 +218,13 @@ BAD = [
         "w and b must have one batch size, got 2 and 3",
     ),
     ({"w": torch.ones(2).long()}, {}, TypeError, "w must be floating point, got torch.int64"),
+    ({7: torch.ones(2).long()}, {}, TypeError, "7 must be floating point, got torch.int64"),
+    (
+        {"w": torch.ones(2, 3).to_sparse()},
+        {},
+        TypeError,
+        "w must be dense, got torch.sparse_coo: .to_dense() makes it so",
+    ),
 ]
 
 
@@ -231,3 +238,9 @@ def test_bad_input_is_refused(grads, options, error, sentence):
 def test_no_batch_is_refused(kind):
     with pytest.raises(ValueError, match=r"^batches must hold a batch at least, got none$"):
         project_batches(computer(), [], 4, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "factored"])
+def test_what_computes_no_gradients_is_refused(kind):
+    with pytest.raises(TypeError, match=r"^computer must be a gradient computer of .*, got Linear"):
+        project_batches(torch.nn.Linear(3, 2), [], 4, kind=kind)

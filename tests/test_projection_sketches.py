@@ -99,6 +99,13 @@ def test_features_do_not_depend_on_how_gradients_come(name, short):
         assert (features - expected).norm() > 0.1 * expected.norm()
 
 
+@pytest.mark.parametrize("kind", [FunctionalGradientComputer, IterativeGradientComputer])
+@pytest.mark.parametrize("projection", ["sparse", "factored"])
+def test_an_empty_batch_has_no_features(kind, projection):
+    made, data = computer("linear", kind)
+    assert project_batches(made, [(data[:0],)], 10, kind=projection).shape == (0, 10)
+
+
 def test_factors_are_taken_where_they_are_known(short, monkeypatch):
     (fast, data), (grouped, images) = computer("convolution"), computer("groups")
     expected = project_batches(fast, [(data,)], 10, kind="factored")

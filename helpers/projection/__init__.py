@@ -108,7 +108,7 @@ def project_batches(
         `(N, k)`, in the order of the batches: what `project` gives for all gradients at once.
 
     Raises:
-        TypeError: As in `project` and `compute_per_sample_grad`.
+        TypeError: As in `project` and `compute_per_sample_grad`, or `computer` is none.
         ValueError: As there, or there is no batch.
 
     Example:
@@ -121,6 +121,11 @@ def project_batches(
         (8, 5)
     """
     _check(k, kind, seed=seed, model_id=model_id)
+    if not callable(getattr(computer, "compute_per_sample_grad", None)):
+        raise TypeError(
+            "computer must be a gradient computer of helpers.gradient_computers, got "
+            f"{type(computer).__name__}"
+        )
     if kind == "factored":
         features = [_factored(computer, batch, k, (seed, model_id)) for batch in batches]
     else:
@@ -144,7 +149,7 @@ def _factored(
     else:
         grads = computer.compute_per_sample_grad(batch)
         _check_grads(grads)
-        params = {name: tensor[0] for name, tensor in grads.items()}
+        params = {name: tensor.new_empty(tensor.shape[1:]) for name, tensor in grads.items()}
         chunks = [(slice(None), Found({}, grads))]
         like = next(iter(grads.values())).new_empty(0)
     if not params:
@@ -171,10 +176,12 @@ def _check_grads(grads: dict[str, Tensor]) -> None:
         )
     if not grads:
         raise ValueError("grads must hold a parameter at least, got none")
-    checks.check_batch(**grads)
+    checks.check_batch(**{str(name): tensor for name, tensor in grads.items()})
     for name, tensor in grads.items():
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"{name} must be dense, got {tensor.layout}: .to_dense() makes it so")
 
 
 def _check(k: int, kind: str, **numbers: int) -> None:

@@ -35,11 +35,14 @@ _DTENSOR = ("torch.distributed.tensor", "DTensor")
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model of several processes, and BatchNorm with the statistics of the batch.
+    """Refuse what is no model, one of several processes, and BatchNorm over the batch.
 
     Raises:
+        TypeError: It is no module.
         ValueError: With the name of the layer, the reason and the way out.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_one_process(model)
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):

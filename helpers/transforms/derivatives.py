@@ -106,7 +106,8 @@ def _ask(scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False) ->
     if not scalar.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     grads = torch.autograd.grad(scalar, leaves, retain_graph=retain_graph, materialize_grads=True)
-    return [each.detach() for each in grads]  # zeros of torch 2.6 require grad
+    # Zeros of torch 2.6 require grad, and an embedding may have a sparse gradient.
+    return [each.detach() if each.layout is torch.strided else each.to_dense() for each in grads]
 
 
 def _accumulate(
