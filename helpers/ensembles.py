@@ -19,7 +19,7 @@ from tqdm import tqdm
 from helpers.optimizers import Step, Tensors
 from helpers.transforms import checks, fallback, modules, recurrent
 from helpers.transforms.randomness import RANDOMNESS, streams_kept
-from helpers.transforms.settings import settings
+from helpers.transforms.settings import closing_over, settings
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,13 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         checks.check_one_process(model)
         modules.select_parameters(model)  # which refuses a lazy layer
         _check_alike(models[0], model, index)
+    place = closing_over(models[0])
+    if place is not None:
+        raise ValueError(
+            f"models must not close over their own layers: {place} of model 0 leads to a function "
+            "that does, and would run them for all networks; take them from the module that the "
+            "function is given"
+        )
     tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
     if not tensors[0]:
         raise ValueError(

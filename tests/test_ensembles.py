@@ -397,6 +397,49 @@ def test_what_is_the_same_is_stacked():
         assert len(ensembles.stack(pair)) == 2
 
 
+def timed() -> nn.Module:
+    model = nn.Linear(3, 2)
+    forward = model.forward
+    model.forward = lambda x: forward(x)
+    return model
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    other = model[0]
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return other(x)
+
+    model[1].register_forward_hook(lambda module, inputs, outputs: outputs + call(*inputs))
+    return model
+
+
+@pytest.mark.parametrize(("make", "place"), [(timed, "forward"), (hooked, "1._forward_hooks")])
+def test_functions_that_close_over_a_layer_are_refused(make, place):
+    """They would run that layer of the first network for all."""
+    sentence = f"models must not close over their own layers: {place} of model 0 leads to"
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        ensembles.initialise(make, SEEDS)
+
+
+def test_functions_that_do_not_are_stacked():
+    def make() -> nn.Module:
+        model, seen = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double(), []
+        model[0].register_forward_hook(lambda module, inputs, outputs: seen.append(1))
+        model[0].register_forward_hook(
+            lambda module, inputs, outputs: outputs * module.weight[0, 0]
+        )
+        model[1].other = model[0].forward  # a bound method, which is copied with its module
+        return model
+
+    data, _ = samples()
+    outputs = ensembles.predict(ensembles.initialise(make, SEEDS), data)
+    for index, seed in enumerate(SEEDS):
+        torch.manual_seed(seed)
+        torch.testing.assert_close(outputs[index], make()(data).detach())
+
+
 def norm_of_its_own() -> nn.Module:
     return nn.utils.parametrizations.spectral_norm(build()[0])
 

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from helpers.transforms import state
+
 _OF_EVERY_MODULE = {*vars(nn.Module()), "_compiled_call_impl"}
 _WRITTEN = (str, bytes, Number, Enum, torch.dtype, torch.device, slice, type(None))
 
@@ -42,6 +44,42 @@ def settings(module: nn.Module, registered: Collection[int]) -> dict[str, str]:
         if name not in _OF_EVERY_MODULE
         and not {f"{name}_orig", f"{name}_g"} & module._parameters.keys()
     }
+
+
+def closing_over(model: nn.Module) -> str | None:
+    """Find a function, an attribute or a hook of a model, that closes over a part of the model.
+
+    No copy of the model can lead such a function to the tensors of the copy.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The name of the attribute that leads to it, `None` where there is none.
+    """
+    own = {id(part) for part in (*model.parameters(), *model.buffers(), *model.modules())}
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch._dynamo"):  # it makes copies by itself
+            continue
+        for key, value in vars(module).items():
+            if key in ("_parameters", "_buffers", "_modules", "_compiled_call_impl"):
+                continue
+            waiting, seen = _functions([value]), set()
+            while waiting:
+                function = waiting.pop()
+                if id(function) in seen:
+                    continue
+                seen.add(id(function))
+                held = [_held(cell) for cell in function.__closure__ or ()]
+                held += function.__defaults__ or ()
+                if any(id(found) in own for found in state.walk(held)):
+                    return f"{name}.{key}".lstrip(".")
+                waiting += _functions(held)
+    return None
+
+
+def _functions(values: list[Any]) -> list[types.FunctionType]:
+    return [found for found in state.walk(values) if isinstance(found, types.FunctionType)]
 
 
 def described(value: Any, registered: Collection[int] = ()) -> str:
