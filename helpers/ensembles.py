@@ -107,6 +107,13 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
             "function is given"
         )
     tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+    for index, own in enumerate(tensors):
+        for name in own.keys() ^ tensors[0].keys():
+            here, there = (index, 0) if name not in own else (0, index)
+            raise ValueError(
+                f"models must have one architecture: {name} is tied to another name in model "
+                f"{here} and has numbers of its own in model {there}"
+            )
     if not tensors[0]:
         raise ValueError(
             f"models must have a parameter or a buffer at least: model 0 is {_line(models[0])}"
@@ -192,7 +199,7 @@ def train(
 
     Returns:
         The trained networks; buffers as the forwards left them (BatchNorm in training mode writes
-        its running statistics).
+        its running statistics). What else a forward keeps on modules starts anew in each call.
 
     Raises:
         ValueError: `order` is not of this form, `lr` or `weight_decay` is neither one number nor
@@ -259,7 +266,7 @@ def train(
             )
             state: Tensors = {}
             own_rates = tuple(rate[part] for rate in rates)
-            # What a forward keeps on modules, a count of steps say, starts anew for each chunk.
+            # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
             model = modules.with_tensors(ensemble.model, torch.detach)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
@@ -271,7 +278,7 @@ def train(
         {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         for parts in zip(*done, strict=True)
     )
-    return Ensemble(model, params, buffers)
+    return Ensemble(ensemble.model, params, buffers)
 
 
 @torch.no_grad()
@@ -328,12 +335,14 @@ def _check_alike(first: nn.Module, model: nn.Module, index: int) -> None:
             )
         held = [settings(each[name], registered) for each in (ours, theirs)]
         for key in held[0] | held[1]:
-            one, other = (each.get(key, "missing")[:60] for each in held)
-            if held[0].get(key) != held[1].get(key):
+            one, other = (each.get(key, "missing") for each in held)
+            if one != other:
+                while one[:60] == other[:60]:  # such texts may be long
+                    one, other = one[20:], other[20:]
                 raise ValueError(
-                    f"models must have one architecture: {f'{name}.{key}'.lstrip('.')} is {one} "
-                    f"in model 0 and {other} in model {index}; what differs between networks must "
-                    "be a parameter or a buffer"
+                    f"models must have one architecture: {f'{name}.{key}'.lstrip('.')} is "
+                    f"{one[:60]} in model 0 and {other[:60]} in model {index}; what differs "
+                    "between networks must be a parameter or a buffer"
                 )
         if ours[name].training != theirs[name].training:
             modes = [("eval", "train")[each[name].training] for each in (ours, theirs)]

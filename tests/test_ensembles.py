@@ -206,7 +206,33 @@ def test_what_networks_keep_and_write_is_what_it_would_be_alone(name, chunk_size
                 optimizer.step()
             expected = {key: tensor.clone() for key, tensor in model.state_dict().items()}
             compare.check(trained.member(index), expected, tolerance=1e-10)
+            model.calls = 0  # what is no tensor starts anew
             torch.testing.assert_close(outputs[index], model(data).detach())
+
+
+def test_a_cache_is_no_hindrance():
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.cache = nn.Linear(4, 3).double(), {}
+            self.register_buffer("angles", torch.arange(4.0).double(), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if "cos" not in self.cache:
+                self.cache["cos"] = self.angles.cos()
+            return self.layer(x * self.cache["cos"])
+
+    (data, targets), order = samples(), ensembles.draw_orders(SEEDS, 24, 6, 3)
+    trained = ensembles.initialise(Cached, SEEDS)
+    for _ in range(2):
+        trained = ensembles.train(
+            trained, F.cross_entropy, data, targets, order, optimizers.sgd_step, lr=0.1
+        )
+    outputs = ensembles.predict(trained, data)
+    for index in range(len(SEEDS)):
+        model = Cached()
+        model.load_state_dict(trained.member(index))
+        torch.testing.assert_close(outputs[index], model(data).detach())
 
 
 def test_a_member_has_each_name_of_a_tied_weight():
@@ -344,6 +370,21 @@ class Held(nn.Module):
         self.layer, self.held = nn.Linear(4, 3), held
 
 
+def local(factor: float) -> nn.Module:
+    class Local(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * factor
+
+    return Local(4, 3)
+
+
+def two_layers(tied: bool) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    if tied:
+        model[1].weight = model[0].weight
+    return model
+
+
 def encoders(**options: tuple[object, object]) -> list[nn.Module]:
     return [
         nn.TransformerEncoderLayer(4, dim_feedforward=8, **dict(zip(options, values, strict=True)))
@@ -364,11 +405,12 @@ DIFFERING = {
     "number": (lambda: [Held(1.0), Held(2.0)], "held is 1.0 in model 0 and 2.0 in model 1"),
     "tensor": (lambda: [Held(torch.ones(1)), Held(torch.zeros(1))], "held is tensor (1,)"),
     "function": (lambda: [Held(torch.tanh), Held(torch.relu)], "tanh in model 0"),
-    "lambda": (lambda: [Held(lambda x: x + 1), Held(lambda x: x + 2)], "<lambda>(code"),
+    "lambda": (lambda: [Held(lambda x: x + 1), Held(lambda x: x + 2)], "held is "),
     "in containers": (
         lambda: [Held({"a": [n, torch.nn.Linear(1, 1)]}) for n in (1, 2)],
         "held is dict('a': list(1, Linear(tensor (1, 1)",
     ),
+    "classes of one name": (lambda: [local(1.0), local(2.0)], "its class is "),
     "deeper": (lambda: [nn.Sequential(Held(n)) for n in (1, 2)], "0.held is 1 in model 0"),
 }
 
@@ -379,6 +421,8 @@ def test_what_is_not_stacked_must_be_the_same(case):
     make, sentence = DIFFERING[case]
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         ensembles.stack(make())
+    one, other = re.search(r" is (.*) in model 0 and (.*) in model 1; ", str(caught.value)).groups()
+    assert one != other
     assert "must be a parameter or a buffer" in str(caught.value)
 
 
@@ -388,6 +432,7 @@ def test_what_is_the_same_is_stacked():
         return [
             Held(held),
             nn.MultiheadAttention(4, 2),
+            local(2.0),
             nn.LSTM(2, 3),
             encoders(nhead=(2,), activation=("gelu",))[0],
             torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
@@ -491,6 +536,14 @@ REFUSED = {
     "no whole batch": (
         lambda: ensembles.draw_orders([0], 5, 6, 1),
         "batch_size must be from 1 to the 5 samples, got 6",
+    ),
+    "tied in the first": (
+        lambda: ensembles.stack([two_layers(True), two_layers(False)]),
+        "1.weight is tied to another name in model 0 and has numbers of its own in model 1",
+    ),
+    "tied in the second": (
+        lambda: ensembles.stack([two_layers(False), two_layers(True)]),
+        "1.weight is tied to another name in model 1 and has numbers of its own in model 0",
     ),
     "a lazy layer": (
         lambda: ensembles.stack([nn.LazyLinear(3), nn.LazyLinear(3)]),

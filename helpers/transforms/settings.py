@@ -33,11 +33,16 @@ def settings(module: nn.Module, registered: Collection[int]) -> dict[str, str]:
         registered: The `id` of the parameters and buffers of the model that it is in.
 
     Returns:
-        By name, a text.
+        By name, a text; one for the class, which says what its functions do where it is local.
     """
     if type(module).__module__.startswith("torch._dynamo"):  # around a module, with ids of its own
         return {}
-    return {
+    kind = type(module)
+    written = {"its class": f"{kind.__module__}.{kind.__qualname__}"}
+    if "<locals>" in kind.__qualname__:  # there may be several, with other numbers around them
+        functions = {name: value for name, value in vars(kind).items() if callable(value)}
+        written["its class"] += described(functions, registered)
+    return written | {
         name: described(value, registered)
         for name, value in sorted(vars(module).items())
         # What torch.nn.utils computes from parameters with such names, before each forward.
