@@ -1,0 +1,148 @@
+"""From the parameters to the outputs of a model, and back: what all products are made of."""
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from helpers import jacobians
+from helpers.curvature.vectors import Vector, check_vector
+from helpers.transforms import checks, fallback, modules, randomness, samples
+
+Weigh = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""`weigh(outputs, pushed, targets)` of one sample: what goes back through its Jacobian."""
+
+
+def mean(
+    model: nn.Module,
+    batch: tuple[Tensor, ...],
+    vector: Vector,
+    chunk_size: int | None,
+    weigh: Weigh,
+) -> Vector:
+    """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, target_i)`."""
+    checks.check_model(model)
+    checks.check_chunk_size(chunk_size)
+    check_vector(vector, modules.select_parameters(model))
+    if not len(batch[0]):
+        raise ValueError("data must hold a sample at least, got none")
+    batch = tuple(tensor.detach() for tensor in batch)
+    vector = {name: tensor.detach() for name, tensor in vector.items()}
+    total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
+    for product in _products(model, batch, vector, chunk_size or len(batch[0]), weigh):
+        total = {name: tensor + product[name] for name, tensor in total.items()}
+    return {name: tensor / len(batch[0]) for name, tensor in total.items()}
+
+
+def _products(
+    model: nn.Module, batch: tuple[Tensor, ...], vector: Vector, step: int, weigh: Weigh
+) -> Iterator[Vector]:
+    """Yield for each chunk the sum over its samples, by `vjp`, or else by Jacobians."""
+    stand_in = modules.StandIn(model)
+    run = samples.isolated(functools.partial(stand_in.reaching(_outputs), stand_in.model), stand_in)
+    transformable = True
+    for start in range(0, len(batch[0]), step):
+        chunk = tuple(tensor[start : start + step] for tensor in batch)
+        if transformable:
+            try:
+                if start:
+                    stand_in.undo_writes(hidden=True)
+                product = _transformed(run, stand_in, chunk, vector, weigh)
+            except Exception as error:  # whatever a model can raise; below it is raised again
+                if fallback.is_no_memory(error):
+                    raise
+                transformable = False
+        if not transformable:
+            product = _by_jacobians(model, chunk, vector, weigh)
+        yield product
+
+
+def _transformed(
+    run: Callable[..., Tensor],
+    stand_in: modules.StandIn,
+    chunk: tuple[Tensor, ...],
+    vector: Vector,
+    weigh: Weigh,
+) -> Vector:
+    """Go from the parameters to the outputs of all samples, and back."""
+    params = {name: stand_in.params[name] for name in vector}
+    data, *targets = chunk
+
+    def outputs_of(params: dict[str, Tensor]) -> Tensor:
+        return samples.map_samples(run, params, stand_in.buffers, (data,))
+
+    with samples.eager(), sdpa_kernel(SDPBackend.MATH):  # fused attention has one derivative only
+        outputs, pull = vjp(outputs_of, params)
+        # What a `vjp` returns is linear in what it is given, so a `vjp` of it is the product with
+        # the Jacobian: a `jvp` made of backwards. The `jvp` of torch is not always the transpose of
+        # its backward: it moves the padding of an embedding.
+        (pushed,) = vjp(pull, torch.zeros_like(outputs))[1]((vector,))
+        (product,) = pull(_weighed(weigh, outputs, pushed, targets))
+    return {name: tensor.detach() for name, tensor in product.items()}
+
+
+def _by_jacobians(
+    model: nn.Module, chunk: tuple[Tensor, ...], vector: Vector, weigh: Weigh
+) -> Vector:
+    """Do the same with the Jacobians of the chunk, `(B, Y, P)`."""
+    data, *targets = chunk
+    every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, data), model)
+    blocks = {name: every[name] for name in vector}
+    pushed = sum(
+        torch.einsum("byp,p->by", block.flatten(2), vector[name].reshape(-1))
+        for name, block in blocks.items()
+    )
+    rows: list[Tensor] = [pushed] * len(data)
+    samples.loop(_outputs, model, (), (data,), rows.__setitem__)
+    weighed = _weighed(weigh, torch.stack(rows).detach(), pushed, targets)
+    return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
+
+
+def _weighed(weigh: Weigh, outputs: Tensor, pushed: Tensor, targets: list[Tensor]) -> Tensor:
+    """Weigh what was pushed forward, each sample by itself."""
+    if not targets:
+        return each(lambda one, tangent: weigh(one, tangent, None), outputs, pushed)
+    return each(weigh, outputs, pushed, targets[0])
+
+
+def _outputs(
+    model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
+) -> Tensor:
+    """Run the model on one sample."""
+    return _of_one(modules.call(model, params | buffers, sample.unsqueeze(0)))
+
+
+def _of_one(outputs: Tensor) -> Tensor:
+    """Return what a model gave for a batch of one without the dimension B."""
+    if not isinstance(outputs, Tensor) or outputs.shape[:1] != (1,):
+        what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
+    if outputs.is_complex():
+        raise ValueError(
+            f"the model must return real outputs, got {outputs.dtype}: the curvature of complex "
+            "numbers is not defined here"
+        )
+    return outputs.squeeze(0)
+
+
+def each(function: Callable[..., Tensor], *batch: Tensor) -> Tensor:
+    """Call a function for each sample: with `vmap`, or in a loop if it cannot be transformed.
+
+    Raises:
+        ValueError: The function draws random numbers.
+    """
+    device = batch[0].device
+    before = randomness.random_state(device)
+    try:
+        return vmap(function)(*batch)
+    except RuntimeError as error:
+        if "randomness error mode" in str(error):
+            raise ValueError(randomness.RANDOMNESS) from error
+        if fallback.is_no_memory(error):
+            raise
+    results = torch.stack([function(*sample) for sample in zip(*batch, strict=True)])
+    randomness.check_repeatable(before, device)
+    return results
