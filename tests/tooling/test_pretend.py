@@ -33,6 +33,7 @@ SMALLER = {
     "08_private_training": {"steps": 3, "repeats": 1},
     "09_gradient_noise": {"starts": 1, "transformer_steps": 4},
     "11_tasks_and_ensembles": {"meta_steps": 4, "digit_steps": 4},
+    "12_attribution_at_scale": {"halves": 3, "steps": 3, "repeats": 1},
 }
 """Lessons that train for thousands of steps, and sizes at which they take a minute: an operation
 there goes through Python. That they run is tested, not what so short a training gives."""
