@@ -110,10 +110,12 @@ def small(path: Path) -> dict[str, int]:
     return SIZES.get(path.stem, {})
 
 
-def quick(notebook: NotebookNode) -> NotebookNode:
-    """Give a copy of a real lesson the parameters that make it shorter in tests."""
+def quick(notebook: NotebookNode, name: str) -> NotebookNode:
+    """Give a copy of the real lesson of this name the parameters that make it shorter in tests."""
     (given,) = (each for each in notebook.cells if "parameters" in files.tags(each))
-    for sizes in SIZES.values():
-        for name, value in sizes.items():
-            given.source = re.sub(rf"(?m)^({name}(?:: int)? = )\d+", rf"\g<1>{value}", given.source)
+    for parameter, value in SIZES.get(name, {}).items():
+        given.source, found = re.subn(
+            rf"(?m)^({parameter}(?:: int)? = )\d+", rf"\g<1>{value}", given.source
+        )
+        assert found == 1, parameter
     return notebook

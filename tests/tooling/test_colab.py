@@ -77,7 +77,7 @@ def alone(path, folder, python, monkeypatch):
     folder.mkdir()
     copy = colab.standalone(path, None)
     copy.cells.append(new_code_cell(WHERE))
-    execute(quick(copy), folder, python, monkeypatch)
+    execute(quick(copy, path.stem), folder, python, monkeypatch)
     assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
     written = {file.relative_to(folder / "helpers") for file in folder.rglob("helpers/**/*.py")}
     assert written == {Path(name).relative_to("helpers") for name in helpers_of(copy)}

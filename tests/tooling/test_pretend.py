@@ -63,7 +63,7 @@ def test_helpers_and_the_zoo():
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson(path, desk):
     """It runs there, and its saved outputs that must be the same everywhere are the same."""
-    notebook = quick(files.read(path))
+    notebook = quick(files.read(path), path.stem)
     (sizes,) = (each for each in notebook.cells if "parameters" in files.tags(each))
     sizes.source = re.sub(r'(?m)^device: str = "auto"', 'device: str = "pretend"', sizes.source)
     for name, value in SMALLER.get(path.stem, {}).items():
