@@ -23,10 +23,6 @@ CANNOT = {
         "equal-code": "ExpandedWeights are a subclass of tensors, as those of the device are",
         "equal-trap-code": "the same",
     },
-    "09_gradient_noise": {
-        "products-hand": "within a transform torch makes no parameter of a subclass of tensors"
-    },
-    "10_kernels": {"laplace-check": "the same"},
 }
 """Cells that cannot run there, or not to the digit, each with the reason."""
 SMALLER = {
