@@ -5,22 +5,21 @@ module serves the package `traker` as its own would. The functional computer is 
 `torch.func`; the iterative one takes any model that has a backward.
 
 Both return the same dictionary for the same model, with the names, zeros, and refusals of
-`helpers.gradients`, and leave the model as it was.
+`helpers.gradients`, and put the model back as it was.
 """
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp
 
 from helpers import devices
-from helpers.layers.found import Found
-from helpers.layers.watch import Watch
+from helpers.layers.per_sample import PerSampleGradients
+from helpers.layers.recorder import per_sample_gradients
 from helpers.model_outputs import AbstractModelOutput
-from helpers.transforms import checks, derivatives, modules, samples
+from helpers.transforms import checks, derivatives, samples
 
 Batch = Sequence[Tensor]
 Tensors = dict[str, Tensor]
@@ -137,10 +136,10 @@ class AbstractGradientComputer(ABC):
         """
 
     def _params(self, model: nn.Module) -> Tensors:
-        return modules.select_parameters(model, self.grad_wrt, argument="grad_wrt")
+        return checks.select_parameters(model, self.grad_wrt, argument="grad_wrt")
 
     def _checked(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Refuse a batch that the task could not take, and BatchNorm in training mode."""
+        """Check that the task can take a batch, and that there is no BatchNorm in training mode."""
         # Not before: `traker` makes a computer first, and calls `model.eval()` later.
         checks.check_model(self.model)
         checks.check_callable(self.model)
@@ -153,7 +152,7 @@ class AbstractGradientComputer(ABC):
             samples.loop(self._loss_grad, self.model, (), batch, loss_grads.__setitem__)
         return loss_grads
 
-    # What `helpers.transforms.samples` calls for each sample; `model` is a copy of the model.
+    # What `helpers.transforms.samples` calls for each sample.
     # A task gets all weights and buffers, those too that nothing stands in for.
     def _output(
         self, model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
@@ -193,7 +192,7 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         )
         return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
-    def watch(self, batch: Batch) -> tuple[Tensors, Iterator[tuple[slice, Found]]]:
+    def watch(self, batch: Batch) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
         """Differentiate, and keep gradients in the factors that layers have of them.
 
         For what follows from factors, such as a projection, in less time and memory than from the
@@ -204,8 +203,8 @@ class FunctionalGradientComputer(AbstractGradientComputer):
 
         Returns:
             The parameters that are differentiated, by name, and an iterator over chunks of the
-            batch: where each lies in it, and what its gradients are made of. Their dtype and
-            device are those of the parameters.
+            batch: where each lies in it, and its gradients. Their dtype and device are those of
+            the parameters.
 
         Raises:
             TypeError: As in `compute_per_sample_grad`.
@@ -213,18 +212,10 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         """
         batch = self._checked(batch)
         params = self._params(self.model)
-        return params, self._watched(batch, params)
-
-    def _watched(self, batch: tuple[Tensor, ...], params: Tensors) -> Iterator[tuple[slice, Found]]:
         if not len(batch[0]) or not params:
-            return
-        watch = Watch(self._output, self.model, params)
-        for part, found in watch.chunks(batch, self.chunk_size or len(batch[0])):
-            if found is None:
-                chunk = tuple(tensor[part] for tensor in batch)
-                found = Found({}, derivatives.by_vmap(self._output, self.model, params, chunk))
-            yield part, found
-            del found  # or it would lie beside that of the next chunk
+            return params, iter(())
+        chunk = self.chunk_size
+        return params, per_sample_gradients(self._output, self.model, params, batch, chunk)
 
     @torch.inference_mode(False)
     def compute_loss_grad(self, batch: Batch) -> Tensor:
@@ -232,29 +223,12 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         batch = self._checked(batch)
         if len(batch[0]) == 0:
             return torch.zeros(0, 1, dtype=self.dtype, device=self.device)
-        stand_in = modules.StandIn(self.model)
-        params = stand_in.params
-
-        def transform(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-            def loss_grad(
-                model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
-            ) -> Tensor:
-                # Nothing is pulled back: under differentiation, recurrent layers take a path that
-                # `vmap` can transform, and else one that it cannot.
-                def of_params(params: Tensors) -> Tensor:
-                    own = {name: buffer.clone() for name, buffer in buffers.items()}
-                    return function(model, params, own, *sample)
-
-                return vjp(of_params, params)[0] if params else of_params(params)
-
-            return loss_grad
-
         loss_grads = samples.vmapped(
             self._loss_grad,
-            stand_in,
-            params,
+            self.model,
+            (),
             batch,
-            transform=transform,
+            transform=lambda function: function,  # nothing is differentiated
             otherwise=lambda: self._loss_grads_by_loop(batch),
             chunk_size=self.chunk_size,
         )
@@ -287,7 +261,7 @@ class IterativeGradientComputer(AbstractGradientComputer):
 
 
 def _check_task(task: AbstractModelOutput) -> None:
-    """Refuse what is no task; one of another package is one, if it has the two methods."""
+    """Check that a task is one, as one of another package is that has the two methods."""
     for method in ("get_output", "get_out_to_loss_grad"):
         if not callable(getattr(task, method, None)):
             raise TypeError(f"task must have the method {method}, got {type(task).__name__}")

@@ -7,9 +7,9 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   names, in its order, and only they are differentiated.
 - Values: detached, with the parameter's dtype and device; zeros for a parameter that the loss
   does not reach; `(0, *parameter.shape)` for an empty batch.
-- The model is left as it was: parameters, buffers, mode, `.grad`, what it keeps on itself and what
-  its code keeps in its class and in its file. What a function closes over, such as a list that a
-  hook fills, is not the model's: it stays as the forward left it.
+- The model that is handed in is the one that runs, as by hand. Its parameters, buffers, `.grad`,
+  flags, modes, attributes and the containers in them are put back. What a forward keeps elsewhere,
+  in a list that a hook fills, in its class, in a global, stays as the forward leaves it.
 - Refused, each with one sentence: sizes of `data` and `targets` that differ, an unknown name in
   `wrt`, a loss that is not a scalar, BatchNorm in training mode, a model that lies in several
   processes, and random numbers in the forward when nothing says how samples share them.
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from helpers import legacy
-from helpers.layers.watch import Watch
-from helpers.transforms import checks, derivatives, fallback, modules
+from helpers.layers.recorder import per_sample_gradients
+from helpers.transforms import checks, derivatives, fallback
+from helpers.transforms.call import call
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -88,25 +89,23 @@ def functorch_gradients(
         ValueError: One of the refusals of the module's contract.
     """
     params = prepare(model, data, targets, wrt)
-    stand_in = modules.StandIn(model)
 
     def loop() -> dict[str, Tensor]:
         return derivatives.by_loop(sample_loss(loss_fn), model, params, (data, targets))
 
+    failed = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
-            fmodel, every, own_buffers = legacy.functorch().make_functional_with_buffers(
-                stand_in.model, disable_autograd_tracking=True
+            fmodel, *_ = legacy.functorch().make_functional_with_buffers(
+                model, disable_autograd_tracking=True
             )
     except Exception as error:  # it makes a copy, and whatever a model holds may refuse
         failed = error
-    else:
-        failed = None
     if failed is not None:
-        return fallback.instead(loop, failed, stand_in.models)
-    fixed = dict(zip(fmodel.param_names, every, strict=True))
-    stand_in.replace(fmodel, fixed | dict(zip(fmodel.buffer_names, own_buffers, strict=True)))
+        return fallback.to_loop(loop, failed, model)
+    # Functions that close over the model, such as a loss, would read what the copy never wrote.
+    fmodel.stateless_model = model
 
     def compute_loss(
         model: nn.Module,
@@ -116,22 +115,17 @@ def functorch_gradients(
         target: Tensor,
     ) -> Tensor:
         # The functional model takes all parameters, by position.
-        every = tuple((fixed | params).values())
-        prediction = fmodel(every, tuple(buffers.values()), sample.unsqueeze(0))
+        every = {name: p.detach() for name, p in model.named_parameters()} | params
+        tensors = [every[name] for name in fmodel.param_names]
+        prediction = fmodel(tensors, [*buffers.values()], sample.unsqueeze(0))
         return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     return derivatives.by_vmap(
-        compute_loss,
-        model,
-        params,
-        (data.detach(), targets),
-        stand_in=stand_in,
-        otherwise=loop,
+        compute_loss, model, params, (data.detach(), targets), otherwise=loop
     )
 
 
 @torch.inference_mode(False)
-@fallback.once
 def func_gradients(
     model: nn.Module,
     loss_fn: LossFn,
@@ -208,6 +202,7 @@ def _apart(grads: dict[str, Tensor]) -> dict[str, Tensor]:
     return grads
 
 
+@fallback.warning_once
 def _write(
     function: Callable[..., Tensor],
     model: nn.Module,
@@ -220,14 +215,10 @@ def _write(
     """Write gradients where they belong: from what layers saw, or else by `vmap` over `grad`."""
     if not len(batch[0]) or not params:
         return
-    watch = Watch(function, model, params, randomness=randomness)
-    for part, found in watch.chunks(batch, chunk_size or len(batch[0])):
-        rows = {name: tensor[part] for name, tensor in out.items()}
-        if found is not None:
-            found.write(rows)
-            continue
-        chunk = tuple(tensor[part] for tensor in batch)
-        derivatives.by_vmap(function, model, params, chunk, randomness=randomness, out=rows)
+    for part, found in per_sample_gradients(
+        function, model, params, batch, chunk_size, randomness=randomness
+    ):
+        found.write({name: tensor[part] for name, tensor in out.items()})
 
 
 def prepare(
@@ -236,7 +227,7 @@ def prepare(
     """Check the input and choose the parameters."""
     checks.check_batch(data=data, targets=targets)
     checks.check_model(model)
-    return modules.select_parameters(model, wrt)
+    return checks.select_parameters(model, wrt)
 
 
 def sample_loss(loss_fn: LossFn) -> Callable[..., Tensor]:
@@ -249,7 +240,7 @@ def sample_loss(loss_fn: LossFn) -> Callable[..., Tensor]:
         sample: Tensor,
         target: Tensor,
     ) -> Tensor:
-        prediction = modules.call(model, params | buffers, sample.unsqueeze(0))
+        prediction = call(model, params | buffers, sample.unsqueeze(0))
         return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     return compute_loss

@@ -2,7 +2,7 @@
 
 The P columns are the parameters with `requires_grad`, in the order of `model.named_parameters()`,
 each flattened; `unflatten_jacobians` gives them their names and shapes back. As in
-`helpers.gradients`, the model is left as it was, and BatchNorm in training mode and random
+`helpers.gradients`, the model is put back as it was, and BatchNorm in training mode and random
 numbers in the forward are refused.
 """
 
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev
 
-from helpers.transforms import checks, derivatives, modules, samples
+from helpers.transforms import checks, derivatives, samples
+from helpers.transforms.call import call
+from helpers.transforms.restore import preserved
 
 
 @torch.inference_mode(False)
@@ -34,7 +36,7 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
     """
     checks.check_batch(data=data)
     checks.check_model(model)
-    params = modules.select_parameters(model)
+    params = checks.select_parameters(model)
     if len(data) == 0 or not params:
         return _empty(model, data)
     return _by_loop(model, params, data, None)
@@ -77,7 +79,7 @@ def func_jacobians(
     checks.check_batch(data=data)
     checks.check_model(model)
     checks.check_chunk_size(chunk_size)
-    params = modules.select_parameters(model)
+    params = checks.select_parameters(model)
     if len(data) == 0 or not params:
         empty = _empty(model, data)
         if out is None:
@@ -91,7 +93,7 @@ def func_jacobians(
         # Each parameter's block is written into its columns of the result: no concatenation.
         nonlocal result
         first = next(iter(blocks.values()))
-        result = _room(model, params, data, [*blocks.values()], first.shape[1], out)
+        result = _allocated(model, params, data, [*blocks.values()], first.shape[1], out)
         return _named(result, params)
 
     def loop() -> dict[str, Tensor]:
@@ -100,10 +102,10 @@ def func_jacobians(
 
     samples.vmapped(
         _outputs,
-        modules.StandIn(model),
+        model,
         params,
         (data.detach(),),
-        transform=functools.partial(jacrev, argnums=1),
+        transform=jacrev,
         otherwise=loop,
         chunk_size=chunk_size,
         out=columns,
@@ -124,7 +126,7 @@ def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor
     Raises:
         ValueError: The last dimension is not this model's P.
     """
-    params = modules.select_parameters(model)
+    params = checks.select_parameters(model)
     if jacobians.shape[-1:] != (_count(params),):
         raise ValueError(
             f"the last dimension must be P = {_count(params)}, the parameters of this model "
@@ -138,29 +140,26 @@ def _by_loop(
 ) -> Tensor:
     """Compute Jacobians `(B, Y, P)`, B and P at least 1, a row at a time."""
     result = None
+    own = dict(model.named_parameters())
+    leaves = [own[name] for name in params]
 
-    def run(pull: derivatives.Pull) -> set[str]:
-        def differentiate(stand_in: nn.Module, *args: Any) -> list[list[Tensor]]:
-            own = dict(stand_in.named_parameters())
-            leaves = [own[name] for name in params]
-            outputs = _outputs(stand_in, *args)
-            return [pull(output, leaves, retain_graph=True) for output in outputs]
+    def differentiate(*args: Any) -> list[list[Tensor]]:
+        outputs = _outputs(*args)
+        return [derivatives.gradients_of(each, leaves, retain_graph=True) for each in outputs]
 
-        def take(index: int, rows: list[list[Tensor]]) -> None:
-            nonlocal result
-            if result is None:
-                blocks = rows[0] if rows else [*params.values()]
-                result = _room(model, params, data, blocks, len(rows), out)
-            for place, blocks in zip(result[index], rows, strict=True):
-                place.copy_(torch.cat([block.flatten() for block in blocks]))
+    def take(index: int, rows: list[list[Tensor]]) -> None:
+        nonlocal result
+        if result is None:
+            blocks = rows[0] if rows else [*params.values()]
+            result = _allocated(model, params, data, blocks, len(rows), out)
+        for place, blocks in zip(result[index], rows, strict=True):
+            place.copy_(torch.cat([block.flatten() for block in blocks]))
 
-        return samples.loop(differentiate, model, params, (data,), take)
-
-    derivatives.with_pull(run, model, params)
+    samples.loop(differentiate, model, params, (data,), take)
     return result
 
 
-def _room(
+def _allocated(
     model: nn.Module,
     params: dict[str, Tensor],
     data: Tensor,
@@ -168,7 +167,7 @@ def _room(
     outputs: int,
     out: Tensor | None,
 ) -> Tensor:
-    """Make room for Jacobians `(B, Y, P)`, or check that there is."""
+    """Return memory for Jacobians `(B, Y, P)`: `out`, checked, or a new tensor."""
     dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
     like = blocks[0].detach().new_empty((), dtype=dtype)
     shape = (len(data), outputs, _count(params))
@@ -182,7 +181,7 @@ def _outputs(
     model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
 ) -> Tensor:
     """Run the model on one sample: outputs `(Y,)`."""
-    outputs = modules.call(model, params | buffers, sample.unsqueeze(0))
+    outputs = call(model, params | buffers, sample.unsqueeze(0))
     _output_count(outputs)
     return outputs.squeeze(0)
 
@@ -211,8 +210,17 @@ def _output_count(outputs: Tensor) -> int:
 
 def _empty(model: nn.Module, data: Tensor) -> Tensor:
     """Return Jacobians that hold no number, `(0, Y, P)` or `(B, Y, 0)`."""
-    sample = data[:1] if len(data) else data.new_zeros((1, *data.shape[1:]))
-    with torch.no_grad():
-        outputs = modules.StandIn(model).model(sample)
-    shape = (len(data), _output_count(outputs), _count(modules.select_parameters(model)))
+    sample = data[:1].clone() if len(data) else data.new_zeros((1, *data.shape[1:]))
+    # Nobody asked for this run, so it leaves nothing in the model's classes either.
+    kinds = {type(module) for module in model.modules()}
+    kept = [(kind, dict(vars(kind))) for kind in kinds if not kind.__module__.startswith("torch.")]
+    with preserved(model), torch.no_grad():
+        outputs = model(sample)
+    for kind, attributes in kept:
+        for name in [name for name in vars(kind) if name not in attributes]:
+            delattr(kind, name)
+        for name, value in attributes.items():
+            if vars(kind)[name] is not value:
+                setattr(kind, name, value)
+    shape = (len(data), _output_count(outputs), _count(checks.select_parameters(model)))
     return outputs.new_zeros(shape)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from helpers.transforms import modules
+from helpers.transforms.call import on_meta
 
 __all__ = [
     "combine_state_for_ensemble",
@@ -50,9 +50,7 @@ class FunctionalModuleWithBuffers(nn.Module):
         super().__init__()
         self.param_names = tuple(name for name, _ in model.named_parameters())
         self.buffer_names = tuple(name for name, _ in model.named_buffers())
-        self.stateless_model = modules.with_tensors(
-            model, lambda tensor: torch.empty_like(tensor, device="meta")
-        )
+        self.stateless_model = on_meta(model)
 
     def forward(
         self, params: Iterable[Tensor], buffers: Iterable[Tensor], *args: Any, **kwargs: Any
@@ -60,8 +58,7 @@ class FunctionalModuleWithBuffers(nn.Module):
         """Run the model with these parameters and buffers, each in the order of its names."""
         state = dict(zip(self.param_names, params, strict=True))
         state |= zip(self.buffer_names, buffers, strict=True)
-        with modules.tensors_kept(self.stateless_model):
-            return functional_call(self.stateless_model, state, args, kwargs)
+        return functional_call(self.stateless_model, state, args, kwargs)
 
 
 class FunctionalModule(FunctionalModuleWithBuffers):

@@ -1,11 +1,11 @@
 """Norms of per-sample gradients, and their clipped sum, without the gradients of a whole batch.
 
-The batch is taken in chunks. In each, one forward and backward (`helpers.layers.watch`) gives what
-goes into linear layers, convolutions and embeddings and the gradient that comes back, from which
-norms and sums follow, and the gradients themselves of every parameter that is used in another way.
-Which way a parameter goes is found out for each chunk, and is exact either way. A model that
-cannot be watched goes the way of `func_gradients`, a chunk at a time, and what that refuses is
-refused here.
+The batch is taken in chunks. In each, one forward and backward (`helpers.layers.recorder`) gives
+the activations of linear layers, convolutions and embeddings and the gradients at their outputs,
+from which norms and sums follow, and the gradients themselves of every parameter that is used in
+another way. Which way a parameter goes is found out for each chunk, and is exact either way. A
+model that cannot be recorded goes the way of `func_gradients`, a chunk at a time, and what that
+refuses is refused here.
 
 Opacus 1.6.0 has this way too, in `GradSampleModuleFastGradientClipping`, for linear layers and
 embeddings; it makes the gradients of the other layers, convolutions included, for the whole batch.
@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from helpers import gradients
-from helpers.layers.found import Found
-from helpers.layers.use import Use, squared_norms, weighted_sum
-from helpers.layers.watch import Watch
+from helpers.layers.layer_call import LayerCall, squared_norms, weighted_sum
+from helpers.layers.per_sample import PerSampleGradients
+from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import checks, fallback
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -38,7 +38,7 @@ _CHUNK = 2**27
 
 
 @torch.inference_mode(False)
-@fallback.once
+@fallback.warning_once
 def gradient_norms(
     model: nn.Module,
     loss_fn: LossFn,
@@ -86,7 +86,7 @@ def gradient_norms(
 
 
 @torch.inference_mode(False)
-@fallback.once
+@fallback.warning_once
 def clipped_sum(
     model: nn.Module,
     loss_fn: LossFn,
@@ -148,27 +148,29 @@ class _Reduced:
     """The norms of a chunk, and what the sum of the scaled gradients follows from."""
 
     norms: Tensor
-    uses: dict[str, tuple[Use, str]] = field(default_factory=dict)  # and the role in it
+    calls: dict[str, tuple[LayerCall, str]] = field(default_factory=dict)  # and the role in it
     grads: dict[str, Tensor] = field(default_factory=dict)
 
     def totals(self, factors: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield names and the sum of the gradients, each times its factor."""
-        for name, (use, role) in self.uses.items():
-            yield name, use.total(role, factors.to(use.grads.dtype))
+        for name, (call, role) in self.calls.items():
+            yield name, call.total(role, factors.to(call.output_grads.dtype))
         for name, gradient in self.grads.items():
             yield name, weighted_sum(factors.to(gradient.dtype), gradient)
 
 
-def _reduce(params: dict[str, Tensor], found: Found, size: int, *, keep: bool = False) -> _Reduced:
+def _reduce(
+    params: dict[str, Tensor], found: PerSampleGradients, size: int, *, keep: bool = False
+) -> _Reduced:
     """Compute the norms of a chunk; `keep` what `totals` needs."""
     like = next(iter(params.values()))
     squares = like.new_zeros(size, dtype=_dtype(params))
     reduced = _Reduced(squares)
     for name in params:
-        use = found.only_use(name)
-        own = use and use[0].squares(use[1], then_total=keep)
+        call = found.only_call(name)
+        own = call and call[0].squares(call[1], then_total=keep)
         if own is not None:
-            reduced.uses[name] = use
+            reduced.calls[name] = call
         elif (gradients := found.gradients(name)) is not None:
             own = squared_norms(gradients)
             if keep:
@@ -186,21 +188,13 @@ def _chunks(
     params: dict[str, Tensor],
     chunk_size: int | str | None,
     randomness: str,
-) -> Iterator[tuple[slice, Found]]:
+) -> Iterator[tuple[slice, PerSampleGradients]]:
     """Differentiate one chunk after the other."""
-    data, targets = batch
-    if not len(data) or not params:
-        return
-    step = _estimated(data, params) if chunk_size == "auto" else chunk_size or len(data)
-    watch = Watch(gradients.sample_loss(loss_fn), model, params, randomness=randomness)
-    for part, found in watch.chunks(batch, step):
-        if found is None:
-            options = {"wrt": list(params), "randomness": randomness}
-            grads = gradients.func_gradients(model, loss_fn, data[part], targets[part], **options)
-            found = Found({}, grads)
-            del grads
-        yield part, found
-        del found
+    if not len(batch[0]) or not params:
+        return iter(())
+    step = _estimated(batch[0], params) if chunk_size == "auto" else chunk_size
+    loss = gradients.sample_loss(loss_fn)
+    return per_sample_gradients(loss, model, params, batch, step, randomness=randomness)
 
 
 def _estimated(data: Tensor, params: dict[str, Tensor]) -> int:

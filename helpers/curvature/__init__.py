@@ -20,8 +20,8 @@ outputs, `J_i v`, and back, `J_i^T u_i` summed over the samples (Schraudolph 200
 Matrix-Vector Products for Second-Order Gradient Descent"). What torch cannot transform so goes by
 Jacobians, a chunk at a time. `matrix` makes the matrix of any of them.
 
-The model is left as it was. Refused, each with one sentence: what `helpers.gradients` refuses, an
-empty batch, and a vector that does not fit the parameters.
+The model is put back as it was. Refused, each with one sentence: what `helpers.gradients` refuses,
+an empty batch, and a vector that does not fit the parameters.
 """
 
 import functools
@@ -33,7 +33,7 @@ from torch.func import grad, vjp
 from tqdm import tqdm
 
 from helpers.curvature import passes
-from helpers.curvature.vectors import Vector, check_dictionary, check_returned
+from helpers.curvature.parameter_vectors import Vector, check_dictionary, check_returned
 from helpers.transforms import checks, fallback
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -177,7 +177,7 @@ def empirical_fisher_product(
 
 
 @torch.inference_mode(False)
-@fallback.once
+@fallback.warning_once
 def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int = 32) -> Tensor:
     """Make the matrix of a product: for small P, and for an equation to be solved.
 

@@ -1,6 +1,5 @@
 """From the parameters to the outputs of a model, and back: what all products are made of."""
 
-import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -9,8 +8,9 @@ from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers import jacobians
-from helpers.curvature.vectors import Vector, check_vector
-from helpers.transforms import checks, fallback, modules, randomness, samples
+from helpers.curvature.parameter_vectors import Vector, check_vector
+from helpers.transforms import checks, fallback, randomness, samples
+from helpers.transforms.call import call
 
 Weigh = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`weigh(outputs, pushed, targets)` of one sample: what goes back through its Jacobian."""
@@ -26,7 +26,7 @@ def mean(
     """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, target_i)`."""
     checks.check_model(model)
     checks.check_chunk_size(chunk_size)
-    check_vector(vector, modules.select_parameters(model))
+    check_vector(vector, checks.select_parameters(model))
     if not len(batch[0]):
         raise ValueError("data must hold a sample at least, got none")
     batch = tuple(tensor.detach() for tensor in batch)
@@ -41,16 +41,12 @@ def _products(
     model: nn.Module, batch: tuple[Tensor, ...], vector: Vector, step: int, weigh: Weigh
 ) -> Iterator[Vector]:
     """Yield for each chunk the sum over its samples, by `vjp`, or else by Jacobians."""
-    stand_in = modules.StandIn(model)
-    run = samples.isolated(functools.partial(stand_in.reaching(_outputs), stand_in.model), stand_in)
     transformable = True
     for start in range(0, len(batch[0]), step):
         chunk = tuple(tensor[start : start + step] for tensor in batch)
         if transformable:
             try:
-                if start:
-                    stand_in.undo_writes(hidden=True)
-                product = _transformed(run, stand_in, chunk, vector, weigh)
+                product = _transformed(model, chunk, vector, weigh)
             except Exception as error:  # whatever a model can raise; below it is raised again
                 if fallback.is_no_memory(error):
                     raise
@@ -61,20 +57,20 @@ def _products(
 
 
 def _transformed(
-    run: Callable[..., Tensor],
-    stand_in: modules.StandIn,
-    chunk: tuple[Tensor, ...],
-    vector: Vector,
-    weigh: Weigh,
+    model: nn.Module, chunk: tuple[Tensor, ...], vector: Vector, weigh: Weigh
 ) -> Vector:
     """Go from the parameters to the outputs of all samples, and back."""
-    params = {name: stand_in.params[name] for name in vector}
     data, *targets = chunk
+    run = samples.reaching(_outputs, model, vector)
+    # Fused attention has one derivative only.
+    with (
+        samples.running(model, vector) as (snapshot, params, buffers),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
 
-    def outputs_of(params: dict[str, Tensor]) -> Tensor:
-        return samples.map_samples(run, params, stand_in.buffers, (data,))
+        def outputs_of(params: dict[str, Tensor]) -> Tensor:
+            return samples.map_samples(run, params, buffers, (data,), snapshot.restore)
 
-    with samples.eager(), sdpa_kernel(SDPBackend.MATH):  # fused attention has one derivative only
         outputs, pull = vjp(outputs_of, params)
         # What a `vjp` returns is linear in what it is given, so a `vjp` of it is the product with
         # the Jacobian: a `jvp` made of backwards. The `jvp` of torch is not always the transpose of
@@ -112,7 +108,7 @@ def _outputs(
     model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
 ) -> Tensor:
     """Run the model on one sample."""
-    return _of_one(modules.call(model, params | buffers, sample.unsqueeze(0)))
+    return _of_one(call(model, params | buffers, sample.unsqueeze(0)))
 
 
 def _of_one(outputs: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from helpers.ensembles import likeness
 from helpers.optimizers import Step, Tensors
-from helpers.transforms import checks, fallback, modules, recurrent
+from helpers.transforms import checks, fallback
+from helpers.transforms.call import batchable_recurrence, on_meta
 from helpers.transforms.randomness import RANDOMNESS, streams_kept
 
 
@@ -97,7 +98,7 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
     trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
     return Ensemble(
-        model=modules.with_tensors(models[0], lambda t: torch.empty_like(t, device="meta")),
+        model=on_meta(models[0]),
         params={name: stacked[name] for name in trained},
         buffers={name: tensor for name, tensor in stacked.items() if name not in trained},
     )
@@ -227,7 +228,7 @@ def train(
         params, state = step(params, grads, state, lr=rates[0], weight_decay=rates[1])
         return params, buffers, state
 
-    advance_all = vmap(recurrent.unrolling(advance, ensemble.model), randomness=randomness)
+    advance_all = vmap(advance, randomness=randomness)
     starts = range(0, size, chunk_size or size)
     done: list[tuple[Tensors, Tensors]] = []
     with tqdm(
@@ -242,10 +243,10 @@ def train(
             state: Tensors = {}
             own_rates = tuple(rate[part] for rate in rates)
             # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
-            model = modules.with_tensors(ensemble.model, torch.detach)
+            model = on_meta(ensemble.model)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
-                with _sentences(model):
+                with _sentences(model), batchable_recurrence(model):
                     params, buffers, state = advance_all(params, buffers, state, batch, own_rates)
                 progress.update()
             done.append((params, buffers))
@@ -275,11 +276,10 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
 
     def run(params: Tensors, buffers: Tensors) -> Tensor:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
-        model = modules.with_tensors(ensemble.model, torch.detach)  # a new one for each chunk
+        model = on_meta(ensemble.model)  # a new one for each chunk
         return functional_call(model, (params, own), (inputs,))
 
-    run = recurrent.unrolling(run, ensemble.model)
-    with _sentences(ensemble.model):
+    with _sentences(ensemble.model), batchable_recurrence(ensemble.model):
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 
@@ -307,6 +307,6 @@ def _sentences(model: nn.Module) -> Iterator[None]:
         if "vmap" not in str(error) and "atching rule" not in str(error):
             raise
         raise ValueError(
-            f"{fallback.find_place(error, [model])} {fallback.find_cause(error)}, which torch.vmap "
+            f"{fallback.find_place(error, model)} {fallback.find_cause(error)}, which torch.vmap "
             "cannot transform: such networks cannot be taken together"
         ) from error

@@ -6,7 +6,7 @@ from itertools import chain
 from torch import nn
 
 from helpers.optimizers import Tensors
-from helpers.transforms import checks, modules
+from helpers.transforms import checks
 from helpers.transforms.settings import closing_over, settings
 
 
@@ -26,7 +26,7 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[Tensors]:
         if not isinstance(model, nn.Module):
             raise TypeError(f"models must be modules, got {type(model).__name__}")
         checks.check_one_process(model)
-        modules.select_parameters(model)  # which refuses a lazy layer
+        checks.select_parameters(model)  # which refuses a lazy layer
         _check_alike(models[0], model, index)
     place = closing_over(models[0])
     if place is not None:

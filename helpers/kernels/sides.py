@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from helpers import gradients
-from helpers.jacobians import func_jacobians, unflatten_jacobians
-from helpers.layers.found import Found
+from helpers.jacobians import func_jacobians
 from helpers.layers.linear import Linear
-from helpers.layers.watch import Watch
-from helpers.transforms import modules
+from helpers.layers.per_sample import PerSampleGradients
+from helpers.layers.recorder import per_sample_gradients
+from helpers.transforms import checks
 
 Side = dict[str, Tensor | tuple[Tensor, Tensor]]
 
@@ -24,43 +24,38 @@ def rows(model: nn.Module, outputs: int, data: Tensor) -> Side:
 
 
 def structured(model: nn.Module, outputs: int, data: Tensor) -> Side:
-    """Make a side of a block out of what goes into the layers, and the gradients that come back."""
-    found = watched(model, data, outputs)
-    if found is None:
-        return _by_name(model, data)
+    """Make a side of a block out of the activations of layers, and their output gradients."""
+    found = of_outputs(model, data, outputs)
     side: Side = {}
-    for name in modules.select_parameters(model):
-        use = linear(found, name)
-        if use is not None:  # the inputs are the same for all outputs of a sample
-            side[name] = use.inputs.flatten(1)[::outputs], use.grads.flatten(1)
+    for name in checks.select_parameters(model):
+        call = linear(found, name)
+        if call is not None:  # the activations are the same for all outputs of a sample
+            side[name] = call.activations.flatten(1)[::outputs], call.output_grads.flatten(1)
         elif (rows := found.gradients(name)) is not None:
             side[name] = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     return side
 
 
-def watched(model: nn.Module, data: Tensor, outputs: int) -> Found | None:
-    """Differentiate each output of each sample: sample by sample, its outputs side by side.
-
-    Returns:
-        What was found for `(c * Y)` scalars; `None` for a model that cannot be watched.
-    """
+def of_outputs(model: nn.Module, data: Tensor, outputs: int) -> PerSampleGradients:
+    """Differentiate each output of each sample: sample by sample, its outputs side by side."""
 
     def pick(values: Tensor, chosen: Tensor) -> Tensor:
         return (values[0] * chosen).sum()
 
     each = data.repeat_interleave(outputs, dim=0)
     one_hot = torch.eye(outputs, device=data.device).repeat(len(data), 1)
-    watch = Watch(gradients.sample_loss(pick), model, modules.select_parameters(model))
-    ((_, found),) = watch.chunks((each, one_hot), len(each))
+    params = checks.select_parameters(model)
+    loss = gradients.sample_loss(pick)
+    ((_, found),) = per_sample_gradients(loss, model, params, (each, one_hot))
     return found
 
 
-def linear(found: Found, name: str) -> Linear | None:
-    """Return the use that makes a parameter's gradients outer products of two vectors."""
-    use = found.only_use(name)
-    if use is None or type(use[0]) is not Linear or use[1] != "weight":
+def linear(found: PerSampleGradients, name: str) -> Linear | None:
+    """Return the call that makes a parameter's gradients outer products of two vectors."""
+    call = found.only_call(name)
+    if call is None or type(call[0]) is not Linear or call[1] != "weight":
         return None
-    return use[0] if use[0].inputs.shape[1:-1].numel() == 1 else None
+    return call[0] if call[0].activations.shape[1:-1].numel() == 1 else None
 
 
 def contract(left: Side, right: Side, outputs: int) -> Tensor | None:
@@ -88,9 +83,3 @@ def _dense(rows: Tensor | tuple[Tensor, Tensor], outputs: int) -> Tensor:
         return rows
     inputs, grads = rows
     return torch.einsum("ro,ri->roi", grads, inputs.repeat_interleave(outputs, 0)).flatten(1)
-
-
-def _by_name(model: nn.Module, data: Tensor) -> Side:
-    """Make the same of a chunk that cannot be watched, though the first sample could."""
-    blocks = unflatten_jacobians(func_jacobians(model, data), model)
-    return {name: block.flatten(0, 1).flatten(1) for name, block in blocks.items()}

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from helpers.jacobians import func_jacobians
-from helpers.kernels import room, sides, vectors
-from helpers.transforms import checks, modules
+from helpers.kernels import columns, free_memory, sides
+from helpers.transforms import checks
 
 METHODS = ("auto", "jacobian", "vector", "structured")
 
@@ -39,8 +39,8 @@ def ntk(
             parameter after the other, and that of a linear layer which meets one vector a sample
             by its inputs and output gradients alone: `(x x') (g g')`. `"vector"` takes one output
             of one sample after the other, with a vjp and a jvp: N2 x Y passes over `x1`, and a
-            memory of P. `"auto"` takes the structure if the model can be watched, else Jacobians,
-            and vectors where the Jacobian of one sample is too large.
+            memory of P. `"auto"` takes the structure where layers have one, else Jacobians, and
+            vectors where the Jacobian of one sample is too large.
         chunk_size: How many samples of a side to take at a time; `None` takes as many as 512 MB
             are estimated to hold.
 
@@ -75,50 +75,49 @@ def ntk(
     empty = func_jacobians(model, x1[:0])
     _, outputs, count = empty.shape  # Y and P
     shape = (len(x1), len(x2), outputs, outputs)
-    kernel = room.zeros(shape, empty)
+    kernel = free_memory.zeros(shape, empty)
     if kernel.numel() == 0 or count == 0:
         return kernel
     x1, x2 = x1.detach(), x2.detach()
     way, dense = _choose(method, model, x1, outputs, count)
     if way == "vector":
         step = chunk_size or max(1, _CHUNK // (128 * x1[0].numel()))
-        return vectors.fill(model, x1, x2, kernel, step)
+        return columns.fill(model, x1, x2, kernel, step)
     step = chunk_size or max(1, _CHUNK // (2 * _numbers(x1, outputs, dense)))
     step = min(step, max(len(x1), len(x2)))
     if chunk_size is not None:
-        room.check_chunk(
+        free_memory.check_chunk(
             chunk_size, min(step, len(x1)) + min(step, len(x2)), outputs * dense, empty
         )
     side = partial(sides.structured if way == "structured" else sides.rows, model, outputs)
-    for rows, columns in _blocks(len(x1), len(x2), step, symmetric):
-        if columns.start == (rows.start if symmetric else 0):
+    for rows, others in _blocks(len(x1), len(x2), step, symmetric):
+        if others.start == (rows.start if symmetric else 0):
             left = None  # or it would lie beside the next one
             left = side(x1[rows])
-        right = left if symmetric and rows == columns else side(x2[columns])
+        right = left if symmetric and rows == others else side(x2[others])
         block = sides.contract(left, right, outputs)
         del right
         if block is None:
             continue
-        kernel[rows, columns] = block
-        if symmetric and rows != columns:
-            kernel[columns, rows] = block.permute(1, 0, 3, 2)
+        kernel[rows, others] = block
+        if symmetric and rows != others:
+            kernel[others, rows] = block.permute(1, 0, 3, 2)
     return kernel
 
 
 def _choose(
     method: str, model: nn.Module, data: Tensor, outputs: int, count: int
 ) -> tuple[str, int]:
-    """Choose a way, and say for how many parameters it holds the derivatives of a sample."""
+    """Choose a way; return it, and for how many parameters it holds the derivatives of a sample."""
     if method in ("jacobian", "vector"):
         return method, count
-    found = sides.watched(model, data[:1], outputs)
-    if found is not None:
-        params = modules.select_parameters(model)
-        dense = sum(p.numel() for name, p in params.items() if sides.linear(found, name) is None)
-        if method == "structured" or 2 * outputs * dense <= _CHUNK:
-            return "structured", dense
+    found = sides.of_outputs(model, data[:1], outputs)
+    params = checks.select_parameters(model)
+    dense = sum(p.numel() for name, p in params.items() if sides.linear(found, name) is None)
+    if dense < count and (method == "structured" or 2 * outputs * dense <= _CHUNK):
+        return "structured", dense
     if method == "structured":
-        return "jacobian", count  # what cannot be watched has no structure that is known
+        return "jacobian", count  # where no layer has such a structure
     return ("jacobian" if 2 * outputs * count <= _CHUNK else "vector"), count
 
 

@@ -1,6 +1,7 @@
-"""What is known of layers: from a layer's input and the gradient at its output to its gradients.
+"""What is known of layers: their per-sample gradients by activations and output gradients.
 
-A kind of layer is one file: its `Use`, and for each function that makes such a use an adapter,
-which takes the function's arguments and returns a `Call` (see `helpers.layers.use`). A new kind is
-one more file, and its line in `helpers.layers.kinds`.
+A kind of layer is one file: its rule, a subclass of `LayerCall` with the formula, and for each
+function of torch that makes such a call a matcher, which takes the function's arguments and
+returns a `MatchedCall` (see `helpers.layers.layer_call`). A new kind is one more file, and its line
+in `LAYER_RULES` of `helpers.layers.recorder`.
 """

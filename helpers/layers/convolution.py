@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers.layers.layer_call import MatchedCall, Matcher, weighted_sum, write_or_add
 from helpers.layers.linear import Linear
-from helpers.layers.use import Adapter, Call, place, weighted_sum
 
 # How many numbers of inputs and gradients are taken at a time where nothing is unfolded: they stay
 # in the cache of a core, where each is read once for each place of the kernel.
@@ -26,7 +26,12 @@ _PIECE = 2**20
 
 
 class Convolution(Linear):
-    """A weight `(out, in / groups, *kernel)` over the positions of an image."""
+    """A weight `(out, in / groups, *kernel)` over the positions of an image.
+
+    Unfolded into windows `(n, groups, positions, in * kernel)`, a convolution is linear.
+    """
+
+    FORMULA = "ngto,ngti->ngoi"
 
     def factors(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield windows of the inputs and gradients of the outputs; see `Linear`."""
@@ -79,7 +84,7 @@ class Convolution(Linear):
             )
             d = d[..., :length]
             parts = [d @ x[..., start : start + length].mT for start in starts]
-            place(torch.stack(parts, -1).view(rows.shape), rows, add)
+            write_or_add(torch.stack(parts, -1).view(rows.shape), rows, add)
 
     def _slides(self) -> bool:
         """Say whether to take one place of the kernel after the other is the cheaper way."""
@@ -125,10 +130,18 @@ class Convolution(Linear):
 
     def _images(self) -> Tensor:
         """Return the inputs `(B, N, channels, *size)`: a sample may be several images."""
-        return self.inputs if self.inputs.dim() == self._dims + 3 else self.inputs.unsqueeze(1)
+        return (
+            self.activations
+            if self.activations.dim() == self._dims + 3
+            else self.activations.unsqueeze(1)
+        )
 
     def _maps(self) -> Tensor:
-        return self.grads if self.grads.dim() == self._dims + 3 else self.grads.unsqueeze(1)
+        return (
+            self.output_grads
+            if self.output_grads.dim() == self._dims + 3
+            else self.output_grads.unsqueeze(1)
+        )
 
     def _bias(self) -> Tensor:
         return self._maps().flatten(3).sum((1, 3))
@@ -153,9 +166,9 @@ class Convolution(Linear):
         return view.reshape(len(images), groups, self.shape[1] * kernel.numel(), size.numel())
 
 
-def _convolution(function: Callable[..., Tensor], dims: int) -> Adapter:
+def _convolution(function: Callable[..., Tensor], dims: int) -> Matcher:
     def call(
-        known: Callable[[Any], bool],
+        is_weight: Callable[[Any], bool],
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
@@ -163,7 +176,7 @@ def _convolution(function: Callable[..., Tensor], dims: int) -> Adapter:
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
-    ) -> Call | None:
+    ) -> MatchedCall | None:
         if isinstance(padding, str):
             return None
         options = {
@@ -175,12 +188,12 @@ def _convolution(function: Callable[..., Tensor], dims: int) -> Adapter:
             return function(input, weight, bias, **options, groups=groups)
 
         weights = {"weight": weight, "bias": bias}
-        return Call(Convolution, input, weights, run, {**options, "groups": groups})
+        return MatchedCall(Convolution, input, weights, run, {**options, "groups": groups})
 
     return call
 
 
-CALLS: dict[Callable, Adapter] = {
+RULES: dict[Callable, Matcher] = {
     F.conv1d: _convolution(F.conv1d, 1),
     F.conv2d: _convolution(F.conv2d, 2),
     F.conv3d: _convolution(F.conv3d, 3),

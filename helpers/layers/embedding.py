@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.use import Adapter, Call, Reducer, Use, unless_cancelled
+from helpers.layers.layer_call import LayerCall, MatchedCall, Matcher, Reducer, unless_cancelled
 
 
-class Embedding(Use):
-    """A weight `(rows, columns)` read at indices."""
+class Embedding(LayerCall):
+    """A weight `(rows, columns)` read at indices: activations are one-hot, `(n, ..., rows)`."""
+
+    FORMULA = "n...i,n...o->nio"
 
     def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
         """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
@@ -22,7 +24,7 @@ class Embedding(Use):
         out.index_put_((samples, index), rows, accumulate=True)
 
     def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
-        """Return the samples' gradients with both sides made smaller; see `Use`."""
+        """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
         index, rows = self._rows()
         rows = rows if right is None else right(rows)
         height = self.shape[0]
@@ -34,7 +36,7 @@ class Embedding(Use):
         return result.index_put_((samples, index), rows, accumulate=True)
 
     def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
-        """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""
+        """Return the squared norms of the samples' gradients, `(B,)`; see `LayerCall`."""
         index, rows = self._rows()
         if rows.shape[1] ** 2 > self.shape[0]:
             return None
@@ -55,8 +57,8 @@ class Embedding(Use):
 
     def _rows(self) -> tuple[Tensor, Tensor]:
         """Return the indices `(B, T)` and the gradients `(B, T, columns)` of the rows read."""
-        index = self.inputs.reshape(len(self.inputs), -1)  # a sample may be one index
-        rows = self.grads.reshape(*index.shape, self.shape[1])
+        index = self.activations.reshape(len(self.activations), -1)  # a sample may be one index
+        rows = self.output_grads.reshape(*index.shape, self.shape[1])
         padding = self.options["padding"]
         if padding is not None:
             rows = rows * (index != padding % self.shape[0])[:, :, None]
@@ -64,7 +66,7 @@ class Embedding(Use):
 
 
 def _embedding(
-    known: Callable[[Any], bool],
+    is_weight: Callable[[Any], bool],
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -72,14 +74,14 @@ def _embedding(
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Call | None:
+) -> MatchedCall | None:
     if max_norm is not None or scale_grad_by_freq or sparse:
         return None
 
     def run(weight: Tensor) -> Tensor:
         return F.embedding(input, weight, padding_idx)
 
-    return Call(Embedding, input, {"weight": weight}, run, {"padding": padding_idx})
+    return MatchedCall(Embedding, input, {"weight": weight}, run, {"padding": padding_idx})
 
 
-CALLS: dict[Callable, Adapter] = {F.embedding: _embedding}
+RULES: dict[Callable, Matcher] = {F.embedding: _embedding}

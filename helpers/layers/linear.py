@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.use import (
-    Adapter,
-    Call,
+from helpers.layers.layer_call import (
+    LayerCall,
+    MatchedCall,
+    Matcher,
     Reducer,
-    Use,
-    place,
     squared_norms,
     unless_cancelled,
     weighted_sum,
+    write_or_add,
 )
 
 # Gram matrices are the faster way to norms where they take less than this of the multiplications
@@ -28,12 +28,14 @@ _GRAM, _GRAM_THEN_TOTAL = 0.75, 0.4
 _LARGE = 2**18
 
 
-class Linear(Use):
+class Linear(LayerCall):
     """A weight times inputs: a sum of outer products, and the base of what is one in some way.
 
     `options["order"]` are the dimensions of the weight, those of the outputs first, and
-    `options["outputs"]` says how many these are.
+    `options["outputs"]` is the number of these.
     """
+
+    FORMULA = "n...o,n...i->noi"
 
     def factors(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what the gradients are outer products of, for some samples after the other.
@@ -41,16 +43,16 @@ class Linear(Use):
         Yields:
             Inputs `(b, groups, T, in)` and output gradients `(b, groups, T, out)`.
         """
-        size = len(self.inputs)
+        size = len(self.activations)
         yield tuple(
             t.reshape(size, 1, math.prod(t.shape[1:-1]), t.shape[-1])
-            for t in (self.inputs, self.grads)
+            for t in (self.activations, self.output_grads)
         )
 
     def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
         """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
         if role == "bias":
-            place(self._bias(), out, add)
+            write_or_add(self._bias(), out, add)
             return
         start = 0
         for x, d in self.factors():
@@ -62,7 +64,7 @@ class Linear(Use):
         return self._bias() if role == "bias" else super().gradients(role)
 
     def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
-        """Return the samples' gradients with both sides made smaller; see `Use`."""
+        """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
         plain = tuple(range(len(self.shape)))
         order = self.options.get("order", plain)
         swapped = order == (1, 0)
@@ -82,7 +84,7 @@ class Linear(Use):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
-        """Return the squared norms of the samples' gradients, `(B,)`, or `None`; see `Use`."""
+        """Return the squared norms of the samples' gradients, `(B,)`; see `LayerCall`."""
         if role == "bias":
             return None
         positions, inputs, outputs = self._sizes()
@@ -101,18 +103,26 @@ class Linear(Use):
         """Return the sum of the samples' gradients, each times its factor."""
         if role == "bias":
             return weighted_sum(factors, self._bias())
-        grads = self.grads * factors.view(-1, *(1,) * (self.grads.dim() - 1))
-        total = grads.flatten(0, -2).mT @ self.inputs.flatten(0, -2)
+        grads = self.output_grads * factors.view(-1, *(1,) * (self.output_grads.dim() - 1))
+        total = grads.flatten(0, -2).mT @ self.activations.flatten(0, -2)
         order = self.options["order"]
         sizes = [self.shape[dim] for dim in order]
         return total.view(sizes).permute([order.index(dim) for dim in range(len(order))])
 
     def _sizes(self) -> tuple[int, int, int]:
         """Return T, and how many inputs and outputs a group has."""
-        return math.prod(self.inputs.shape[1:-1]), self.inputs.shape[-1], self.grads.shape[-1]
+        return (
+            math.prod(self.activations.shape[1:-1]),
+            self.activations.shape[-1],
+            self.output_grads.shape[-1],
+        )
 
     def _bias(self) -> Tensor:
-        return self.grads.flatten(1, -2).sum(1) if self.grads.dim() > 2 else self.grads
+        return (
+            self.output_grads.flatten(1, -2).sum(1)
+            if self.output_grads.dim() > 2
+            else self.output_grads
+        )
 
     def _ordered(self, out: Tensor) -> Tensor:
         """Return `out`, `(b, *shape)`, as `(b, groups, *outputs, *inputs)`."""
@@ -125,7 +135,7 @@ def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
     try:
         matrices = out.view(len(grads), grads.shape[1], inputs.shape[2])
     except RuntimeError:  # its dimensions do not lie side by side in memory
-        place((grads @ inputs).view(out.shape), out, add)
+        write_or_add((grads @ inputs).view(out.shape), out, add)
         return
     if grads.shape[2] > 1 or matrices[:1].numel() >= _LARGE:
         if add:
@@ -153,39 +163,43 @@ def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
     )
 
 
-Known = Callable[[Any], bool]
+IsWeight = Callable[[Any], bool]
 _PLAIN, _TRANSPOSED = {"order": (0, 1), "outputs": 1}, {"order": (1, 0), "outputs": 1}
 
 
-def _linear(known: Known, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
+def _linear(
+    is_weight: IsWeight, input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> MatchedCall | None:
     if weight.dim() != 2:
         return None
 
     def run(weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, weight, bias)
 
-    return Call(Linear, input, {"weight": weight, "bias": bias}, run, _PLAIN)
+    return MatchedCall(Linear, input, {"weight": weight, "bias": bias}, run, _PLAIN)
 
 
 def _addmm(
-    known: Known, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1
-) -> Call | None:
-    if not known(mat2) or input.shape != mat2.shape[1:] or (beta, alpha) != (1, 1):
+    is_weight: IsWeight, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> MatchedCall | None:
+    if not is_weight(mat2) or input.shape != mat2.shape[1:] or (beta, alpha) != (1, 1):
         return None
 
     def run(weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(mat1, weight.mT, bias)
 
-    return Call(Linear, mat1, {"weight": mat2, "bias": input}, run, _TRANSPOSED)
+    return MatchedCall(Linear, mat1, {"weight": mat2, "bias": input}, run, _TRANSPOSED)
 
 
-def _matmul(known: Known, input: Tensor, other: Tensor) -> Call | None:
-    if known(other) and other.dim() == 2:
+def _matmul(is_weight: IsWeight, input: Tensor, other: Tensor) -> MatchedCall | None:
+    if is_weight(other) and other.dim() == 2:
         weights = {"weight": other}
-        return Call(Linear, input, weights, lambda weight: F.linear(input, weight.mT), _TRANSPOSED)
-    if known(input) and input.dim() == 2:
+        return MatchedCall(
+            Linear, input, weights, lambda weight: F.linear(input, weight.mT), _TRANSPOSED
+        )
+    if is_weight(input) and input.dim() == 2:
         columns = other.mT if other.dim() > 1 else other
-        return Call(
+        return MatchedCall(
             Linear,
             columns,
             {"weight": input},
@@ -196,7 +210,7 @@ def _matmul(known: Known, input: Tensor, other: Tensor) -> Call | None:
     return None
 
 
-def _einsum(known: Known, equation: str, *operands: Any) -> Call | None:
+def _einsum(is_weight: IsWeight, equation: str, *operands: Any) -> MatchedCall | None:
     """Take apart a contraction of inputs with a weight that share no dimension of the result."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
@@ -204,7 +218,7 @@ def _einsum(known: Known, equation: str, *operands: Any) -> Call | None:
     if len(operands) != 2 or len(terms) != 2 or "." in equation:
         return None
     pairs = list(zip(terms[0].split(","), operands, strict=True))
-    if not known(operands[1]):
+    if not is_weight(operands[1]):
         pairs.reverse()
     (of_input, input), (of_weight, weight) = pairs
     of_output = terms[1]
@@ -212,7 +226,7 @@ def _einsum(known: Known, equation: str, *operands: Any) -> Call | None:
     summed = [letter for letter in of_weight if letter in of_input]
     kept = [letter for letter in of_input if letter not in of_weight]
     if (
-        not known(weight)
+        not is_weight(weight)
         or not outputs
         or not summed
         or any(len(set(term)) < len(term) for term in (of_input, of_weight, of_output))
@@ -232,10 +246,10 @@ def _einsum(known: Known, equation: str, *operands: Any) -> Call | None:
         return output.unflatten(-1, sizes).permute([letters.index(x) for x in of_output])
 
     options = {"order": order, "outputs": len(outputs)}
-    return Call(Linear, rows, {"weight": weight}, run, options, finish)
+    return MatchedCall(Linear, rows, {"weight": weight}, run, options, finish)
 
 
-CALLS: dict[Callable, Adapter] = {
+RULES: dict[Callable, Matcher] = {
     F.linear: _linear,
     torch.addmm: _addmm,
     Tensor.addmm: _addmm,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from helpers.gradient_computers import AbstractGradientComputer, FunctionalGradientComputer
-from helpers.layers.found import Found
+from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection import matrices
 from helpers.projection.factors import Map
 from helpers.projection.sketches import Total
@@ -150,7 +150,7 @@ def _factored(
         grads = computer.compute_per_sample_grad(batch)
         _check_grads(grads)
         params = {name: tensor.new_empty(tensor.shape[1:]) for name, tensor in grads.items()}
-        chunks = [(slice(None), Found({}, grads))]
+        chunks = [(slice(None), PerSampleGradients(grads))]
         like = next(iter(grads.values())).new_empty(0)
     if not params:
         raise ValueError("the computer must have a parameter to differentiate, got none")

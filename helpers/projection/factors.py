@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from helpers.layers.found import Found
+from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection.sketches import Sketch, Total
 
 LARGEST = 2**16
@@ -56,14 +56,14 @@ class Map:
             matrix = self.left(matrix.mT).mT
         return matrix
 
-    def add(self, found: Found, name: str, total: Total, rows: slice) -> None:
+    def add(self, found: PerSampleGradients, name: str, total: Total, rows: slice) -> None:
         """Add the features of a parameter, for the samples of a chunk."""
-        for use, role in found.uses.get(name, []):
-            pieces = use.reduced(role, self.left, self.right) if self.reduces else None
-            pieces = self.reduced(use.gradients(role)) if pieces is None else pieces
+        for call, role in found.calls.get(name, []):
+            pieces = call.reduced(role, self.left, self.right) if self.reduces else None
+            pieces = self.reduced(call.gradients(role)) if pieces is None else pieces
             total.add(pieces.flatten(1), (*self.stream, 0), rows)
-        if name in found.rest:
-            rest = self.reduced(found.rest[name])
+        if name in found.dense:
+            rest = self.reduced(found.dense[name])
             total.add(rest.flatten(1), (*self.stream, 0), rows)
 
 

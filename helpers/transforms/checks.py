@@ -1,13 +1,12 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from inspect import Parameter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 _COPY = "copy {} into a plain module in each process, which is exact"
 _LOOP = "call .backward() for one sample after the other, the same in all processes at a time"
@@ -34,8 +33,14 @@ _SPREAD = {
 _DTENSOR = ("torch.distributed.tensor", "DTensor")
 
 
+BATCH_NORM = nn.BatchNorm1d.__base__
+"""The class of all layers that normalise over the batch."""
+INSTANCE_NORM = nn.InstanceNorm1d.__base__
+"""The class of all layers that normalise each image by itself."""
+
+
 def check_model(model: nn.Module) -> None:
-    """Refuse what is no model, one of several processes, and BatchNorm over the batch.
+    """Check that a model is one, lies in one process, and has no BatchNorm over the batch.
 
     Raises:
         TypeError: It is no module.
@@ -45,7 +50,7 @@ def check_model(model: nn.Module) -> None:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_one_process(model)
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+        if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
             raise ValueError(
                 f"{name or 'the model'} is BatchNorm in training mode: it mixes the samples of a "
                 "batch, so the gradient of one sample alone is not defined; call model.eval() on "
@@ -54,7 +59,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_one_process(model: nn.Module) -> None:
-    """Refuse a model that lies in several processes, or whose backward reduces over them.
+    """Check that a model lies in one process, and that its backward reduces over no others.
 
     Nothing can stand in for such weights: a deep copy of them is refused, or ends the process, and
     they have no memory of their own to look at. Bare `vmap(grad)` takes DTensors where data and
@@ -82,7 +87,7 @@ def _imported(place: str, name: str) -> type | None:
 
 
 def check_callable(model: nn.Module) -> None:
-    """Refuse what `functional_call` does not call, for tasks that use it.
+    """Check that `functional_call` calls a model, for tasks that use it.
 
     Raises:
         ValueError: With the reason and the way out.
@@ -100,7 +105,7 @@ def check_callable(model: nn.Module) -> None:
 
 
 def check_batch(**batches: Tensor) -> None:
-    """Refuse data, and targets if there are any, that are not batches of one size.
+    """Check that data, and targets if there are any, are batches of one size.
 
     Args:
         batches: `data`, and `targets` where the caller takes them.
@@ -182,7 +187,7 @@ def check_scalar(
 
 
 def check_chunk_size(chunk_size: int | None) -> None:
-    """Refuse a chunk that holds no sample.
+    """Check that a chunk holds a sample at least.
 
     Raises:
         ValueError: It is neither `None` nor a whole number, at least 1.
@@ -196,7 +201,7 @@ def check_chunk_size(chunk_size: int | None) -> None:
 
 
 def check_randomness(randomness: str) -> None:
-    """Refuse what `torch.vmap` does not know.
+    """Check that `torch.vmap` knows what samples are to share.
 
     Raises:
         ValueError: It is neither `"error"` nor `"different"` nor `"same"`.
@@ -206,7 +211,7 @@ def check_randomness(randomness: str) -> None:
 
 
 def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
-    """Refuse tensors to write the results of a batch into that are not made for them.
+    """Check that tensors are made for the results of a batch to be written into.
 
     Args:
         out: The tensors, by name.
@@ -234,7 +239,7 @@ def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read
 
 
 def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **read: Any) -> None:
-    """Refuse tensors to write results into that are not made for them.
+    """Check that tensors are made for results to be written into.
 
     Args:
         buffers: What the sentence calls a tensor; the tensor; the shape that it must have; a
@@ -276,7 +281,7 @@ def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Refuse a dtype that gradients cannot have.
+    """Check that gradients can have a dtype.
 
     Raises:
         TypeError: It is no dtype.
@@ -286,3 +291,43 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be floating point, such as torch.float32, got {dtype}")
+
+
+def select_parameters(
+    model: nn.Module, wrt: Iterable[str] | None = None, *, argument: str = "wrt"
+) -> dict[str, Tensor]:
+    """Choose the parameters to differentiate.
+
+    Args:
+        model: Any module.
+        wrt: Names of parameters, frozen ones too; `None` means all with `requires_grad`.
+        argument: What the caller calls `wrt`, for the sentences of its refusals.
+
+    Returns:
+        Detached parameters by name, which share their storage with the model's, in the order of
+        `wrt` or else of `model.named_parameters()`. A tied weight has one name, its first.
+
+    Raises:
+        TypeError: `wrt` is one string.
+        ValueError: `wrt` holds a name that the model does not have, or a layer has no shape yet.
+    """
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(
+                f"{name} belongs to a lazy layer that was never initialised, so it has no shape: "
+                "run the model once on a batch first"
+            )
+    if wrt is None:
+        wrt = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    elif isinstance(wrt, str):
+        raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
+    else:
+        wrt = list(wrt)
+        unknown = [name for name in wrt if name not in parameters]
+        if unknown:
+            raise ValueError(
+                f"{argument} names {', '.join(map(repr, unknown))}, which is no parameter of this "
+                f"model: it has {', '.join(parameters)}"
+            )
+    return {name: parameters[name].detach() for name in wrt}

@@ -4,15 +4,17 @@ What `helpers.gradients` and `helpers.gradient_computers` have in common. The fu
 `helpers.transforms.samples`: `function(model, params, buffers, *sample)`.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from helpers.transforms import modules, samples
+from helpers.transforms import samples
+
+# How torch of several versions says that a checkpoint is reentrant.
+_REENTRANT = ("is incompatible with .grad()", "is not compatible with .grad()")
 
 
 def by_loop(
@@ -45,113 +47,52 @@ def by_loop(
     grads = _zeros(params, len(batch[0]), dtype) if out is None else out
     if not grads or not len(batch[0]):
         return grads
+    own = dict(model.named_parameters())
+    leaves = [own[name] for name in grads]
 
-    def run(pull: Pull) -> set[str]:
-        def differentiate(stand_in: nn.Module, *args: Any) -> list[Tensor]:
-            own = dict(stand_in.named_parameters())
-            return pull(function(stand_in, *args), [own[name] for name in grads])
+    def differentiate(*args: Any) -> list[Tensor]:
+        return gradients_of(function(*args), leaves)
 
-        def take(index: int, rows: list[Tensor]) -> None:
-            for per_sample_grad, row in zip(grads.values(), rows, strict=True):
-                per_sample_grad[index] = row
+    def take(index: int, rows: list[Tensor]) -> None:
+        for per_sample_grad, row in zip(grads.values(), rows, strict=True):
+            per_sample_grad[index] = row
 
-        return samples.loop(differentiate, model, grads, batch, take, randomness=randomness)
-
-    with_pull(run, model, grads)
+    samples.loop(differentiate, model, grads, batch, take, randomness=randomness)
     return grads
 
 
-# How torch of several versions says that a checkpoint is reentrant.
-_REENTRANT = ("is incompatible with .grad()", "is not compatible with .grad()")
-Pull = Callable[..., list[Tensor]]
-"""`pull(scalar, leaves, *, retain_graph=False)`: its gradients; zeros where it reaches none."""
-
-
-def with_pull(run: Callable[[Pull], set[str]], model: nn.Module, names: Iterable[str]) -> None:
-    """Run a function that differentiates: by gradients asked for, or else by a whole backward.
-
-    Reentrant checkpoints want the latter, which fills the `.grad` of all that is there.
+def gradients_of(
+    scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
+) -> list[Tensor]:
+    """Differentiate a scalar in plain autograd.
 
     Args:
-        run: Differentiates a copy of the model, and returns the names of parameters that belong to
-            the model itself, as `helpers.transforms.samples.loop` does. Then it runs again, and the
-            gradient is the sum of both.
-        model: The model itself.
-        names: The parameters to differentiate by, in the order of the leaves.
+        scalar: Any tensor `()`.
+        leaves: Parameters without a `.grad`.
+        retain_graph: Whether the graph is to be differentiated again.
 
-    Raises:
-        ValueError: One of the parameters that are met in the model itself is frozen there.
+    Returns:
+        For each leaf its gradient, detached and dense; zeros where the scalar reaches none.
     """
-    own = dict(model.named_parameters())
-    # A backward within the backward may reach what no graph shows.
-    accumulate = functools.partial(_accumulate, spared=[*own.values()])
+    if not scalar.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
     try:
-        captured = run(_ask)
+        # Kept for the second way below.
+        grads = torch.autograd.grad(scalar, leaves, retain_graph=True, allow_unused=True)
     except RuntimeError as error:
         if not any(words in str(error) for words in _REENTRANT):
             raise
-        captured = run(accumulate)
-    for name in captured:
-        if not own[name].requires_grad:
-            raise ValueError(
-                f"{name} reaches a torch.autograd.Function by a closure, and its gradient is found "
-                "there only while it requires one: call its requires_grad_() first, or take it "
-                "from the module in the forward"
-            )
-    if captured:
-        run(functools.partial(accumulate, originals=[own[name] for name in names]))
-
-
-def _ask(scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False) -> list[Tensor]:
-    if not scalar.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    grads = torch.autograd.grad(scalar, leaves, retain_graph=retain_graph, materialize_grads=True)
-    # Zeros of torch 2.6 require grad, and an embedding may have a sparse gradient.
-    return [each.detach() if each.layout is torch.strided else each.to_dense() for each in grads]
-
-
-def _accumulate(
-    scalar: Tensor,
-    leaves: list[Tensor],
-    *,
-    spared: Sequence[Tensor],
-    originals: Sequence[Tensor] = (),
-    retain_graph: bool = False,
-) -> list[Tensor]:
-    if not scalar.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    with torch._C.DisableTorchFunction():  # or `Reach` would lead it from the originals
-        met = {id(leaf): leaf for leaf in (*_leaves(scalar), *spared)}
-        others = [leaf for leaf in met.values() if not any(leaf is own for own in leaves)]
-        kept = [leaf.grad for leaf in others]
-        for leaf in others:
+        # Reentrant checkpoints want a whole backward, which fills the `.grad` of all that is there.
+        scalar.backward(retain_graph=retain_graph)
+        grads = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
             leaf.grad = None
-        try:
-            scalar.backward(retain_graph=retain_graph)
-            totals = [torch.zeros_like(leaf) for leaf in leaves]
-            for group in (leaves, originals):
-                for total, leaf in zip(totals, group, strict=False):
-                    if leaf.grad is not None:
-                        total += leaf.grad
-            return totals
-        finally:
-            for leaf in leaves:
-                leaf.grad = None
-            for leaf, before in zip(others, kept, strict=True):
-                leaf.grad = before
-
-
-def _leaves(scalar: Tensor) -> list[Tensor]:
-    """List the tensors that a backward would fill the `.grad` of."""
-    seen, waiting, found = set(), [scalar.grad_fn], []
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-            if hasattr(node, "variable"):
-                found.append(node.variable)
-    return found
+    return [
+        torch.zeros_like(leaf)
+        if each is None
+        else (each if each.layout is torch.strided else each.to_dense()).detach()
+        for leaf, each in zip(leaves, grads, strict=True)
+    ]
 
 
 def by_vmap(
@@ -164,7 +105,6 @@ def by_vmap(
     chunk_size: int | None = None,
     randomness: str = "error",
     out: dict[str, Tensor] | None = None,
-    stand_in: modules.StandIn | None = None,
     otherwise: Callable[[], dict[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
     """Differentiate a scalar function of each sample by `params`, with `vmap` over `grad`.
@@ -178,7 +118,6 @@ def by_vmap(
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
         out: `{name: (B, *shape)}`, where to write the result; `None` means into new tensors.
-        stand_in: For the model; `None` means a new one.
         otherwise: What computes the same where the samples cannot be batched; `None` means
             `by_loop`.
 
@@ -193,7 +132,7 @@ def by_vmap(
 
     def transform(function: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
         def gradient(*args: Any) -> dict[str, Tensor]:
-            grads = grad(function, argnums=1)(*args)
+            grads = grad(function)(*args)
             # Converted here, a chunk at a time, and not when all are there.
             return {name: tensor.to(dtype or tensor.dtype) for name, tensor in grads.items()}
 
@@ -204,7 +143,7 @@ def by_vmap(
 
     return samples.vmapped(
         function,
-        stand_in or modules.StandIn(model),
+        model,
         params,
         batch,
         transform=transform,

@@ -1,11 +1,9 @@
 """What cannot be batched: where it is and why, in words, for those who get it from a loop."""
 
 import functools
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -34,6 +32,7 @@ _CAUSES = {
     "Sparse": "uses sparse tensors",
     "nested": "uses nested tensors",
     "memory_format": "asks for an order in memory, such as channels_last",
+    "OutOfReach": "uses a parameter by a view of it, in a scripted function or in its own Function",
     "backward()": "calls backward() in its forward",
     "requires_grad_()": "calls requires_grad_() in its forward",
     "BackwardHook": "has full backward hooks",
@@ -41,8 +40,7 @@ _CAUSES = {
 }
 ELSEWHERE = "the loss, or the backward pass,"
 """The place of what no module has raised."""
-_SLOW = "There is a performance drop"  # how torch says that one operation has no rule
-_PASSED_ON = ("__torch_function__", "_call")  # functions of `Reach` that call what a model calls
+_PASSED_ON = ("__torch_function__", "_call")  # of modes, which call what a model calls
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
@@ -50,82 +48,59 @@ class FallbackWarning(UserWarning):
     """A model, or a part of it, could not be batched: samples were taken one after the other."""
 
 
-_heard: ContextVar[set[str] | None] = ContextVar("heard", default=None)
+_warned: ContextVar[set[str] | None] = ContextVar("warned", default=None)
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
+def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let each call of a function warn of a thing once, however many of its chunks meet it."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if _heard.get() is not None:
+        if _warned.get() is not None:
             return function(*args, **kwargs)
-        token = _heard.set(set())
+        token = _warned.set(set())
         try:
             return function(*args, **kwargs)
         finally:
-            _heard.reset(token)
+            _warned.reset(token)
 
     return run
 
 
-@contextmanager
-def named() -> Iterator[None]:
-    """Say of what torch warns of in a block, operations without a rule for `vmap`, where it is."""
-    found: dict[str, str] = {}  # by operation, what uses it; a backward comes behind its forward
-
-    def show(message: Warning | str, *rest: Any) -> None:
-        operation = re.search(r"batching rule for aten::(\w+)", str(message))
-        if operation is None:
-            heard(message, *rest)
-        else:
-            found.setdefault(operation[1].removesuffix("_backward"), _running())
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=_SLOW)
-        heard, warnings.showwarning = warnings.showwarning, show
-        yield
-    for operation, place in found.items():
-        _warn(
-            f"{place} uses {operation}, which torch.vmap takes one sample after the other: that "
-            "is slower"
-        )
-
-
 def is_no_memory(error: Exception) -> bool:
-    """Say whether memory is what was missing: a loop is no answer to that."""
+    """Return whether memory is what was missing: a loop is no answer to that."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
         words in str(error) for words in _NO_MEMORY
     )
 
 
-def instead(compute: Callable[[], Any], error: Exception, models: Iterable[nn.Module]) -> Any:
+def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module) -> Any:
     """Compute in a loop what failed under `vmap`, and warn of it.
 
     Args:
         compute: The loop. What it raises too is no matter of `vmap`, and is raised.
         error: What was raised under `vmap`.
-        models: The models whose modules may have raised it.
+        model: The model whose modules may have raised it.
 
     Returns:
         What `compute` returned.
     """
-    place, cause = find_place(error, models), find_cause(error)
+    place, cause = find_place(error, model), find_cause(error)
     error.__traceback__ = None  # it holds the tensors of the attempt
     result = compute()
-    _warn(
+    warn(
         f"the samples were taken one after the other, which is slower: {place} {cause}, which "
         "torch.vmap cannot transform"
     )
     return result
 
 
-def explain(error: Exception, models: Iterable[nn.Module]) -> None:
+def add_place(error: Exception, model: nn.Module) -> None:
     """Add to an error of the model itself that no transform is to blame for it.
 
     Args:
-        error: What was raised in a loop. What `helpers` refuse is left as it is.
-        models: As in `instead`.
+        error: What was raised in a loop. What `helpers` raise themselves is left as it is.
+        model: As in `to_loop`.
     """
     step = error.__traceback__
     while step is not None and step.tb_next is not None:
@@ -133,17 +108,14 @@ def explain(error: Exception, models: Iterable[nn.Module]) -> None:
     code, here = step.tb_frame.f_code, step.tb_frame.f_globals.get("__name__", "")
     if not here.startswith("helpers.") or code.co_name in _PASSED_ON:
         error.add_note(
-            f"{find_place(error, models)} raised this for a batch of one, without any transform: "
+            f"{find_place(error, model)} raised this for a batch of one, without any transform: "
             "mend the model or the loss"
         )
 
 
-def find_place(error: Exception, models: Iterable[nn.Module]) -> str:
+def find_place(error: Exception, model: nn.Module) -> str:
     """Name the innermost module in whose code an error was raised."""
-    names: dict[int, str] = {}
-    for model in models:
-        for name, module in model.named_modules():
-            names.setdefault(id(module), name.removeprefix("stateless_model").lstrip("."))
+    names = {id(module): name for name, module in model.named_modules()}
     place = None
     step = error.__traceback__
     while step is not None:
@@ -157,22 +129,23 @@ def find_place(error: Exception, models: Iterable[nn.Module]) -> str:
 
 
 def find_cause(error: Exception) -> str:
-    """Say what a model does, given what torch says of it."""
+    """Return what a model does, given the message of torch."""
     says = f"{type(error).__name__} {error}"
     fitting = (cause for words, cause in _CAUSES.items() if words in says)
     return next(fitting, "does something that has no rule for batches")
 
 
-def _warn(text: str) -> None:
-    heard = _heard.get()
-    if heard is not None:
-        if text in heard:
+def warn(text: str) -> None:
+    """Warn of a fallback at the line of code that called these helpers."""
+    warned = _warned.get()
+    if warned is not None:
+        if text in warned:
             return
-        heard.add(text)
+        warned.add(text)
     warnings.warn(text, FallbackWarning, stacklevel=_outside())
 
 
-def _running() -> str:
+def running_module() -> str:
     """Name the kind of the innermost module that is running."""
     frame = sys._getframe(1)
     while frame is not None:

@@ -42,7 +42,7 @@ def restore_random_state(state: State, device: torch.device) -> None:
 
 
 def check_repeatable(before: State, device: torch.device) -> None:
-    """Refuse a forward that drew random numbers since `random_state` was read.
+    """Check that a forward drew no random numbers since `random_state` was read.
 
     Raises:
         ValueError: It did.

@@ -1,26 +1,32 @@
 """Samples of a batch, one function call for each: in a loop, or in one `vmap`.
 
-The function is `function(model, params, buffers, *sample)`. It gets a copy of the model to work on
-(`helpers.transforms.modules.StandIn`), the tensors that stand in for the copy's own, and one
-sample without its dimension B. So samples see neither each other nor what a forward writes into a
-tensor or keeps on `self`, and the caller's model stays as it was.
+The function is `function(model, params, buffers, *sample)`. It gets the caller's own model, the
+tensors that are to take the place of the model's, and one sample without its dimension B, which is
+a copy. In the loop there are no such tensors: the model runs as it is. Between samples of a loop,
+and around each call of `vmap`, the model is put back as it was.
 """
 
 import contextlib
 import functools
+import re
 import sys
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_map
 
-from helpers.transforms import fallback, recurrent
+from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
-from helpers.transforms.modules import StandIn
-from helpers.transforms.reach import Reach
+from helpers.transforms.call import (
+    CuredNorms,
+    ParameterAliases,
+    batchable_recurrence,
+    check_within_reach,
+)
+from helpers.transforms.restore import preserved
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
@@ -39,17 +45,13 @@ _UNBATCHED = (
 def loop(
     function: Function,
     model: nn.Module,
-    names: Iterable[str],
+    names: Collection[str],
     batch: Batch,
     take: Callable[[int, Any], None],
     *,
     randomness: str = "error",
-) -> set[str]:
+) -> None:
     """Call a function for one sample after the other, in plain autograd.
-
-    The function gets no parameters and buffers: those of the copy itself are meant, of which the
-    chosen ones require a gradient. So whatever works in autograd works here, in a forward that is
-    run again by a checkpoint, say, or that finds its parameters in a list.
 
     Args:
         function: See the module. It is called as `function(model, {}, {}, *sample)`, and does its
@@ -62,67 +64,42 @@ def loop(
         randomness: `"error"` refuses a function that draws random numbers; `"different"` and
             `"same"` are as in `torch.vmap`.
 
-    Returns:
-        The names of parameters that the function did not take from the copy: it closes over those
-        of the model itself, and gave them to a `torch.autograd.Function`.
-
     Raises:
         ValueError: The function draws random numbers, and `randomness` is `"error"`.
     """
-    stand_in = StandIn(model)
-    names = [*names]
-    for name in names:
-        stand_in.params[name].requires_grad_()
-    # Writes that leave no trace are looked for once, behind the first sample, and at the end: to
-    # compare all numbers takes longer than many a sample.
-    reach = stand_in.reach(stand_in.params | stand_in.buffers)
-    with eager():
-        if _pass(function, stand_in, reach, batch, take, randomness, careful=False):
-            _pass(function, stand_in, reach, batch, take, randomness, careful=True)
-    return reach.captured.intersection(names)
-
-
-def _pass(
-    function: Function,
-    stand_in: StandIn,
-    reach: Reach,
-    batch: Batch,
-    take: Callable[[int, Any], None],
-    randomness: str,
-    *,
-    careful: bool,
-) -> bool:
-    """Call the function for all samples; say whether one met what another had written."""
     device, size = batch[0].device, len(batch[0])
     first = streams.random_state(device)
-    for index in range(size):
-        if randomness == "same":
-            streams.restore_random_state(first, device)
-        state = streams.random_state(device)
-        # Clones, since autograd does not save tensors that were made in inference mode.
-        sample = [tensor[index].detach().clone() for tensor in batch]
-        needed = index == 0 or stand_in.has_functions or reach.met or reach.met_norm
-        seen = reach if needed else contextlib.nullcontext()
-        try:
-            with torch.enable_grad(), seen:
-                take(index, function(stand_in.model, {}, {}, *sample))
-        except Exception as error:
-            fallback.explain(error, stand_in.models)
-            raise
-        finally:
-            stand_in.undo()
-        if index == 0 and randomness == "error":
-            streams.check_repeatable(state, device)
-        if stand_in.undo_writes(hidden=careful or index == 0):
-            careful = True
-    return size > 1 and stand_in.undo_writes(hidden=True)
+    cured = CuredNorms()
+    # A write into `tensor.data` leaves no trace but the numbers, and to compare all of them takes
+    # longer than many a sample. So they are compared behind the first sample, and at the end.
+    compare, index = False, 0
+    with preserved(model, names) as snapshot, eager(), torch.enable_grad():
+        while index < size:
+            if randomness == "same":
+                streams.restore_random_state(first, device)
+            # Clones, since autograd does not save tensors that were made in inference mode.
+            sample = [tensor[index].detach().clone() for tensor in batch]
+            try:
+                with cured if index == 0 or cured.met_norm else contextlib.nullcontext():
+                    take(index, function(model, {}, {}, *sample))
+            except Exception as error:
+                fallback.add_place(error, model)
+                raise
+            if index == 0 and randomness == "error":
+                streams.check_repeatable(first, device)
+            last = index == size - 1
+            wrote = snapshot.restore(compare=compare or index == 0 or last)
+            if wrote and last and not compare and index:  # samples in between met what others wrote
+                index = -1
+                streams.restore_random_state(first, device)
+            compare = compare or wrote
+            index += 1
 
 
-@fallback.once
 def vmapped(
     function: Function,
-    stand_in: StandIn,
-    names: Iterable[str],
+    model: nn.Module,
+    names: Collection[str],
     batch: Batch,
     *,
     transform: Callable[[Function], Function],
@@ -135,10 +112,11 @@ def vmapped(
 
     Args:
         function: See the module.
-        stand_in: For the model.
+        model: Any module.
         names: The parameters that the function gets.
         batch: Tensors `(B, ...)`, at least one; B at least 1.
-        transform: What is to be batched, such as `torch.func.grad` by the parameters.
+        transform: What is to be batched, such as `torch.func.grad` by the parameters; it gets and
+            returns a function `(params, buffers, *sample)`.
         otherwise: Computes and returns the same, in a loop, where `vmap` cannot.
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
@@ -150,76 +128,93 @@ def vmapped(
     Raises:
         ValueError: The function draws random numbers and `randomness` is `"error"`.
     """
-    params = {name: stand_in.params[name] for name in names}
-    function = recurrent.unrolling(function, stand_in.model)
-    transformed = transform(stand_in.reaching(function))
-    per_chunk = isolated(functools.partial(transformed, stand_in.model), stand_in)
-    size = len(batch[0])
+    size, device = len(batch[0]), batch[0].device
     step = size if chunk_size is None else chunk_size
-    device = batch[0].device
-    state = streams.random_state(device)
-    places = None
-    # Each chunk is written where it belongs: to concatenate them takes the memory of all results
-    # a second time. So `torch.vmap` is not told the chunk size.
-    for start in range(0, size, step):
-        if randomness == "same":  # what `torch.vmap` does for its chunks
-            streams.restore_random_state(state, device)
-        chunk = tuple(tensor[start : start + step] for tensor in batch)
-        failed = None
-        try:
-            with eager():
+    state = None if randomness == "error" else streams.random_state(device)
+    places = failed = None
+    with running(model, names) as (snapshot, params, buffers):
+        per_sample = transform(reaching(function, model, names))
+        # Each chunk is written where it belongs: to concatenate them takes the memory of all
+        # results a second time. So `torch.vmap` is not told the chunk size.
+        for start in range(0, size, step):
+            if randomness == "same":  # what `torch.vmap` does for its chunks
+                streams.restore_random_state(state, device)
+            chunk = tuple(tensor[start : start + step] for tensor in batch)
+            try:
                 results = map_samples(
-                    per_chunk, params, stand_in.buffers, chunk, randomness=randomness
+                    per_sample, params, buffers, chunk, snapshot.restore, randomness=randomness
                 )
-        except streams.Drawn as error:
-            raise ValueError(streams.RANDOMNESS) from error
-        except Exception as error:  # whatever a model can raise; the loop says if it is at fault
-            if fallback.is_no_memory(error):
-                raise
-            failed = error
-        if failed is not None:  # here, since what the loop raises has no part in it
-            streams.restore_random_state(state, device)
-            return fallback.instead(otherwise, failed, stand_in.models)
-        if out is None and step >= size:
-            # A function with parameters of its own would leave a graph.
-            return tree_map(torch.detach, results)
-        if places is None:
-            places = (out or functools.partial(_empty, size=size))(results)
-        with torch.no_grad():
-            tree_map(
-                lambda place, rows: place[start : start + step].copy_(rows),  # noqa: B023
-                places,
-                results,
-            )
-        del results  # or it would lie beside those of the next chunk
-        if start + step < size:
-            stand_in.undo_writes(hidden=True)
-    return places
+            except streams.Drawn as error:
+                raise ValueError(streams.RANDOMNESS) from error
+            except Exception as error:  # whatever a model can raise; the loop tells
+                if fallback.is_no_memory(error):
+                    raise
+                failed = error
+                break
+            if out is None and step >= size:
+                return tree_map(torch.detach, results)
+            if places is None:
+                places = (out or functools.partial(_empty, size=size))(results)
+            with torch.no_grad():
+                tree_map(
+                    lambda place, rows: place[start : start + step].copy_(rows),  # noqa: B023
+                    places,
+                    results,
+                )
+            del results  # or it would lie beside those of the next chunk
+    if failed is None:
+        return places
+    if state is not None:
+        streams.restore_random_state(state, device)
+    return fallback.to_loop(otherwise, failed, model)
 
 
-def isolated(per_sample: Function, stand_in: StandIn) -> Function:
-    """Give each call of `per_sample(params, buffers, *sample)` a model that no other call changed.
+@contextlib.contextmanager
+def running(
+    model: nn.Module, names: Collection[str]
+) -> Iterator[tuple[Any, dict[str, Tensor], dict[str, Tensor]]]:
+    """Let a block run a model under transforms, and put it back as it was.
 
     Args:
-        per_sample: A function that runs the model that stands in.
-        stand_in: For the model.
+        model: Any module.
+        names: The parameters to differentiate.
 
-    Returns:
-        A function with the same arguments.
+    Yields:
+        The state of the model; its parameters of these names and its buffers, detached.
     """
+    with preserved(model, names) as snapshot, batchable_recurrence(model), eager():
+        own = dict(model.named_parameters())
+        buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
+        with torch.enable_grad():
+            yield snapshot, {name: own[name].detach() for name in names}, buffers
 
-    def run(params: Any, buffers: Any, *sample: Tensor) -> Any:
-        try:
-            # Clones, so that each attempt starts from the same buffers.
-            return per_sample(params, _copies(buffers), *sample)
-        finally:
-            stand_in.undo()
+
+def reaching(function: Function, model: nn.Module, names: Collection[str]) -> Function:
+    """Make `function(model, params, buffers, *sample)` one of `(params, buffers, *sample)`.
+
+    Wherever the model meets its own parameters, the tensors in their place are used, or it is
+    refused. And it writes neither into the buffers of other samples nor into the caller's data.
+    """
+    own, own_buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    ids = {id(tensor): name for name, tensor in (*own.items(), *own_buffers.items())}
+
+    def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
+        buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+        with ParameterAliases(ids, params | buffers):
+            value = function(model, params, buffers, *(tensor.clone() for tensor in sample))
+        check_within_reach(value, [own[name] for name in names])
+        return value
 
     return run
 
 
 def map_samples(
-    per_sample: Function, params: Any, buffers: Any, batch: Batch, **options: Any
+    per_sample: Function,
+    params: Any,
+    buffers: Any,
+    batch: Batch,
+    restore: Callable[[], Any],
+    **options: Any,
 ) -> Any:
     """Run `per_sample(params, buffers, *sample)` for each sample of a batch, with `torch.vmap`.
 
@@ -229,6 +224,7 @@ def map_samples(
         buffers: The model's buffers, by name or in order. All samples share them as well, unless
             the model writes a sample's values into them; then each sample gets its own.
         batch: Tensors `(B, ...)`.
+        restore: Puts the model back as it was, after each run.
         options: `randomness` of `torch.vmap`.
 
     Returns:
@@ -239,20 +235,47 @@ def map_samples(
     """
     dims = (0,) * len(batch)
     try:
-        try:
-            with fallback.named():
+        with slow_operations_named():
+            try:
                 compute = vmap(per_sample, in_dims=(None, None, *dims), **options)
                 return compute(params, buffers, *batch)
-        except RuntimeError as error:
-            if not any(fragment in str(error) for fragment in _UNBATCHED):
-                raise
-        own = tree_map(lambda buffer: buffer.expand(len(batch[0]), *buffer.shape), buffers)
-        with fallback.named():
-            return vmap(per_sample, in_dims=(None, 0, *dims), **options)(params, own, *batch)
+            except RuntimeError as error:
+                if not any(fragment in str(error) for fragment in _UNBATCHED):
+                    raise
+            finally:
+                restore()
+            own = tree_map(lambda buffer: buffer.expand(len(batch[0]), *buffer.shape), buffers)
+            try:
+                return vmap(per_sample, in_dims=(None, 0, *dims), **options)(params, own, *batch)
+            finally:
+                restore()
     except RuntimeError as error:
         if "randomness error mode" in str(error):
             raise streams.Drawn(streams.RANDOMNESS) from error
         raise
+
+
+@contextlib.contextmanager
+def slow_operations_named() -> Iterator[None]:
+    """Name the layer where torch warns of an operation that has no rule for `vmap`."""
+    found: dict[str, str] = {}  # by operation, what uses it; a backward comes behind its forward
+
+    def show(message: Warning | str, *rest: Any) -> None:
+        operation = re.search(r"batching rule for aten::(\w+)", str(message))
+        if operation is None:
+            heard(message, *rest)
+        else:
+            found.setdefault(operation[1].removesuffix("_backward"), fallback.running_module())
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message="There is a performance drop")
+        heard, warnings.showwarning = warnings.showwarning, show
+        yield
+    for operation, place in found.items():
+        fallback.warn(
+            f"{place} uses {operation}, which torch.vmap takes one sample after the other: that "
+            "is slower"
+        )
 
 
 def eager() -> contextlib.AbstractContextManager[Any]:
@@ -262,9 +285,16 @@ def eager() -> contextlib.AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager")
 
 
-def _copies(buffers: Any) -> Any:
-    """Clone buffers, by name or in order."""
-    return tree_map(torch.clone, buffers)
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Call a function for each tensor in a dictionary or a tuple, or for the one tensor."""
+    if isinstance(tree, dict):
+        return {
+            key: tree_map(function, value, *(other[key] for other in others))
+            for key, value in tree.items()
+        }
+    if isinstance(tree, tuple):
+        return tuple(tree_map(function, *parts) for parts in zip(tree, *others, strict=True))
+    return function(tree, *others)
 
 
 def _empty(results: Any, size: int) -> Any:

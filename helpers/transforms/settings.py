@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from helpers.transforms import state
+from helpers.transforms import restore
 
 _OF_EVERY_MODULE = {*vars(nn.Module()), "_compiled_call_impl"}
 _WRITTEN = (str, bytes, Number, Enum, torch.dtype, torch.device, slice, type(None))
@@ -77,14 +77,14 @@ def closing_over(model: nn.Module) -> str | None:
                 seen.add(id(function))
                 held = [_held(cell) for cell in function.__closure__ or ()]
                 held += function.__defaults__ or ()
-                if any(id(found) in own for found in state.walk(held)):
+                if any(id(found) in own for found in restore.walk(held)):
                     return f"{name}.{key}".lstrip(".")
                 waiting += _functions(held)
     return None
 
 
 def _functions(values: list[Any]) -> list[types.FunctionType]:
-    return [found for found in state.walk(values) if isinstance(found, types.FunctionType)]
+    return [found for found in restore.walk(values) if isinstance(found, types.FunctionType)]
 
 
 def described(value: Any, registered: Collection[int] = ()) -> str:

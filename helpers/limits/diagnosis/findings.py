@@ -13,8 +13,9 @@ from helpers.limits.bare import Case
 from helpers.limits.diagnosis import habits, inspection, observation, trial
 from helpers.limits.entry import Entry, describe, one_line
 from helpers.limits.gallery import ENTRIES
-from helpers.transforms import checks, modules, samples
+from helpers.transforms import checks, samples
 from helpers.transforms.randomness import streams_kept
+from helpers.transforms.restore import preserved
 
 FEW = 4
 """How many samples are run, at most."""
@@ -101,10 +102,10 @@ def diagnose(
     data: Tensor,
     targets: Tensor,
 ) -> Diagnosis:
-    """Say what in a model the bare composition of `torch.func` does not take as it is.
+    """Find what in a model the bare composition of `torch.func` does not take as it is.
 
-    It runs copies of the model on at most four samples, with transforms and without. The model,
-    its mode, its buffers and all random streams stay as they were. What lies in the calling code
+    It runs the model on at most four samples, with transforms and without. The model, its mode, its
+    buffers and all random streams are put back as they were. What lies in the calling code
     (a wrong `in_dims`, stale copies, parameters not detached) it cannot see.
 
     Args:
@@ -141,7 +142,7 @@ def diagnose(
         inner, wrapped = inspection.unwrap(model)
         checks.check_one_process(inner)
         case = Case(inner, loss_fn, *few)
-        with modules.untouched(inner), samples.eager():
+        with preserved(inner, trial.trainable(inner)), samples.eager():
             seen = list(observation.observe(case))
             own = list(habits.observe(case))
             loud = list(trial.transforms(case))
@@ -187,8 +188,9 @@ def _compare(case: Case) -> tuple[pd.DataFrame | None, str]:
     """Compare `func_gradients` with the loop; in evaluation mode where training is refused."""
     comparison, says = _compare_as_it_is(case)
     if comparison is None and case.model.training:
-        model = trial.fresh(case.model).eval()
-        in_eval, says_in_eval = _compare_as_it_is(case._replace(model=model))
+        with preserved(case.model, trial.trainable(case.model)):
+            case.model.eval()
+            in_eval, says_in_eval = _compare_as_it_is(case)
         if in_eval is not None:
             return in_eval, f"{says}; in evaluation mode, {says_in_eval}"
     return comparison, says
@@ -198,8 +200,7 @@ def _compare_as_it_is(case: Case) -> tuple[pd.DataFrame | None, str]:
     results = {}
     for method in (gradients.func_gradients, gradients.loop_gradients):
         try:
-            # A copy for each: a forward may write into its weights, as `max_norm` does.
-            results[method.__name__] = method(*case._replace(model=trial.fresh(case.model)))
+            results[method.__name__] = method(*case)
         except ValueError as error:
             return None, f"{method.__name__} refuses: {one_line(error)}"
         except Exception as error:  # anything that a model can raise

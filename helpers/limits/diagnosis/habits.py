@@ -4,19 +4,21 @@ Reaching its parameters by other ways than as registered, writing into them, kee
 `self`, and normalising what is then read in another order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.bare import Case
 from helpers.limits.diagnosis.inspection import Found, listed
-from helpers.transforms import modules, outside, samples, state
+from helpers.limits.diagnosis.trial import norms_in_eval, trainable
+from helpers.transforms.call import CuredNorms, ParameterAliases, call
+from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.randomness import streams_kept
+from helpers.transforms.restore import Snapshot, preserved, walk
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,6 @@ class Habit:
     fix: str
 
 
-BESIDE = "the class or the file of the model"
-"""Where state is kept that is not on `self`."""
 HABITS = {
     "written-weights": Habit(
         "silent",
@@ -39,9 +39,9 @@ HABITS = {
     ),
     "state-on-self": Habit(
         "silent",
-        "The forward keeps state on `self`, in its class or in its file. Under `vmap` it runs once "
-        "for all samples, and what it keeps is there in the next call, or in the next chunk.",
-        "Keep nothing between calls; or take `func_gradients`, which undoes it.",
+        "The forward keeps state on `self`. Under `vmap` it runs once for all samples, and what it "
+        "keeps is there in the next call, or in the next chunk.",
+        "Keep nothing between calls; or take `func_gradients`, which puts it back.",
     ),
     "memory-format": Habit(
         "loud",
@@ -61,85 +61,78 @@ HABITS = {
 
 def observe(case: Case) -> Iterator[Found]:
     """Find habits in runs of one sample."""
-    stand_in = modules.StandIn(case.model)
-    _norms_in_eval(stand_in.model)
+    model = case.model
+    with preserved(model, trainable(model)):
+        found, met_norm = _observed(model, case.data[:1].clone())
+    yield from found
+    if met_norm:
+        yield from _transposed(case, case.data[:1], case.targets[:1])
+
+
+def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
+    """Run a sample; return what was found, and whether there is a normalisation."""
+    norms_in_eval(model)
+    own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    ids = {id(tensor): name for name, tensor in (*own.items(), *buffers.items())}
     # As `functional_call` swaps them: what is met besides, was out of its reach.
-    swapped = {name: tensor.detach().clone() for name, tensor in stand_in.params.items()}
+    swapped = {name: tensor.detach().clone() for name, tensor in own.items()}
     versions = {name: tensor._version for name, tensor in swapped.items()}
-    kept = _kept(stand_in.model)
-    beside = outside.Outside(stand_in.model.modules())
-    held_there = state.Kept(beside.holders)
-    reach = stand_in.reach(swapped | stand_in.buffers)
+    copies = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+    kept = _kept(model)
+    aliases = ParameterAliases(ids, swapped | copies)
     try:
-        with streams_kept(case.data.device), samples.eager(), reach:
-            modules.call(stand_in.model, swapped | stand_in.buffers, case.data[:1])
+        with streams_kept(sample.device), aliases:
+            call(model, swapped | copies, sample)
     except Exception:  # it runs by itself, and what refuses to be swapped is named elsewhere
-        stand_in.undo()
-        return
-    after = _kept(stand_in.model)
-    changed = [place for place, each in kept.items() if each.changed()]
+        return [], False
+    after = _kept(model)
+    changed = [place for place, each in kept.items() if each.changed(ids.keys())]
     changed += [place for place in after if place not in kept and not after[place].is_tensor]
-    if beside.changed() or held_there.changed():
-        changed.append(BESIDE)
-    stand_in.undo()
-    sources = {id(tensor) for tensor in (*case.model.parameters(), *case.model.buffers())}
-    closed = [name for number, name in reach.met.items() if number in sources]
-    held = [name for number, name in reach.met.items() if number not in sources]
+    inside = {id(value) for each in kept.values() for value in walk([each.value])}
+    held = [name for number, name in ids.items() if name in aliases.met and number in inside]
     written = [
         name
         for name, tensor in swapped.items()
-        if tensor._version != versions[name] or not torch.equal(tensor, stand_in.params[name])
+        if tensor._version != versions[name] or not torch.equal(tensor, own[name])
     ]
-    for entry, places in (
-        ("wrapped-forward", sorted(closed)),
-        ("parameter-in-a-list", sorted(held)),
-        ("state-on-self", changed),
-        ("written-weights", written),
-    ):
-        if places:
-            yield entry, listed(places)
-    if reach.met_norm:
-        yield from _transposed(case, case.data[:1], case.targets[:1])
+    places = {
+        "wrapped-forward": sorted(aliases.met.difference(held)),
+        "parameter-in-a-list": sorted(held),
+        "state-on-self": changed,
+        "written-weights": written,
+    }
+    return [(entry, listed(each)) for entry, each in places.items() if each], aliases.met_norm
 
 
 def _transposed(case: Case, sample: Tensor, target: Tensor) -> Iterator[Found]:
     """Find normalisations whose gradient is another one where memory is put in order."""
     gradients, of_tokens = [], []
-    for cure in (True, False):
-        stand_in = modules.StandIn(case.model)
-        _norms_in_eval(stand_in.model)
-        leaves = [p.requires_grad_() for p in stand_in.params.values() if p.is_floating_point()]
-        reach = stand_in.reach(stand_in.params | stand_in.buffers, cure=cure)
-        for module in stand_in.model.modules():
-            if isinstance(module, _BatchNorm):
-                module.register_forward_pre_hook(
-                    lambda _, images: of_tokens.extend(not each.is_contiguous() for each in images)
-                )
-        try:
-            with streams_kept(sample.device), samples.eager(), reach:
-                loss = case.loss_fn(stand_in.model(sample), target)
-                if not loss.requires_grad:
-                    return
-                found = torch.autograd.grad(loss, leaves, materialize_grads=True)
-        except Exception:  # the loss called backward(), or a checkpoint refuses
-            return
-        finally:
-            stand_in.undo()
+    for mode in (CuredNorms(), nullcontext()):
+        with preserved(case.model, trainable(case.model)):
+            norms_in_eval(case.model)
+            leaves = [p for p in case.model.parameters() if p.requires_grad]
+            for module in case.model.modules():
+                if isinstance(module, BATCH_NORM):
+                    module.register_forward_pre_hook(
+                        lambda _, images: of_tokens.extend(not x.is_contiguous() for x in images)
+                    )
+            try:
+                with streams_kept(sample.device), mode:
+                    loss = case.loss_fn(case.model(sample.clone()), target)
+                    if not loss.requires_grad:
+                        return
+                    found = torch.autograd.grad(loss, leaves, materialize_grads=True)
+            except Exception:  # the loss called backward(), or a checkpoint refuses
+                return
         gradients.append(torch.cat([each.flatten() for each in found]))
     if largest_error(*gradients[::-1]) > 100 * TOLERANCES.get(gradients[0].dtype, 1e-5):
         norms = [
             name or "the model"
             for name, module in case.model.named_modules()
-            if isinstance(module, _BatchNorm | _InstanceNorm)
+            if isinstance(module, BATCH_NORM | INSTANCE_NORM)
         ]
         entry = "normalisation-of-tokens" if any(of_tokens) else "normalisation-transposed"
         yield entry, listed(norms or ["the model"])
-
-
-def _norms_in_eval(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, _BatchNorm | _InstanceNorm):
-            module.eval()
 
 
 # What swapping a parameter changes by itself; the last two are of recurrent layers.
@@ -151,20 +144,24 @@ class _Attribute:
 
     def __init__(self, module: nn.Module, key: str) -> None:
         self._module, self._key = module, key
-        self._value = vars(module).get(key)
-        self._inside = state.Kept([self._value], [*module.parameters(), *module.buffers()])
+        self.value = vars(module).get(key)
+        self._snapshot = Snapshot([self.value])
 
     @property
     def is_tensor(self) -> bool:
-        """Say whether it is a tensor: if a forward rebinds it, it is a stash."""
-        return isinstance(self._value, Tensor)
+        """Whether it is a tensor: if a forward rebinds it, it is a stash."""
+        return isinstance(self.value, Tensor)
 
-    def changed(self) -> bool:
-        """Say whether it is another one, or another one inside."""
+    def changed(self, registered: Collection[int]) -> bool:
+        """Return whether it is another one, or has something else in it.
+
+        Args:
+            registered: The `id` of parameters and buffers, which do not count.
+        """
         value = vars(self._module).get(self._key)
-        if isinstance(value, Tensor) and value is not self._value:
+        if isinstance(value, Tensor) and value is not self.value:
             return False  # a stash, or a rebound tensor: other findings
-        return value is not self._value or self._inside.changed()
+        return value is not self.value or bool(self._snapshot.written().difference(registered))
 
 
 def _kept(model: nn.Module) -> dict[str, _Attribute]:

@@ -1,11 +1,13 @@
 """What can be seen in a model without running it."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
+from torch.func import debug_unwrap
+
+from helpers.transforms.checks import BATCH_NORM
 
 Found = tuple[str, str]
 """The name of an entry, and the place in the model."""
@@ -27,7 +29,7 @@ def unrunnable(model: nn.Module) -> Iterator[Found]:
         if lazy and module.has_uninitialized_params():
             yield "lazy-module", name or "the model"
     for place, tensor, owned in _tensors(model):
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if debug_unwrap(tensor, recurse=False) is not tensor:
             yield "shared-layer" if owned else "stashed-activation", f"{place}, left dead"
 
 
@@ -52,7 +54,7 @@ def structure(model: nn.Module) -> Iterator[Found]:
         if len(several) > 1 and any(tensor is not None for tensor in tensors):
             yield "shared-layer", listed(several)
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is None:
+        if isinstance(module, BATCH_NORM) and module.running_mean is None:
             yield "replaced-batchnorm", name or "the model"
     stored = [place for place, each, own in _tensors(model) if not own and not each.is_leaf]
     if stored:
@@ -89,9 +91,17 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
                 yield prefix + key, tensor, True
         for key, value in vars(module).items():
             if key not in ("_parameters", "_buffers", "_modules"):
-                for tensor in tree_leaves(value):
-                    if isinstance(tensor, Tensor):
-                        yield prefix + key, tensor, False
+                for tensor in _leaves(value):
+                    yield prefix + key, tensor, False
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a value, which may be a container of containers."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
 
 
 def attributes(model: nn.Module) -> dict[str, list[Tensor]]:

@@ -1,29 +1,33 @@
-"""What a model does when it runs without transforms, seen on copies of it."""
+"""What a model does when it runs without transforms."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.bare import Case
 from helpers.limits.diagnosis.inspection import Found, attributes, listed
-from helpers.limits.diagnosis.trial import norms_in_eval
+from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Watch
 from helpers.limits.entry import describe
-from helpers.transforms import modules
+from helpers.transforms.call import CuredNorms
+from helpers.transforms.restore import preserved
 
 
 @dataclass
 class Observation:
-    """One run of a copy: what was computed, and who watched."""
+    """One run: what was computed, and who watched."""
 
-    model: nn.Module
     watch: Watch
     predictions: Any
     loss: Tensor
+    parameters: list[str]
+    """Those that require a gradient."""
+    unreached: set[str] | None
+    """The parameters that the loss does not depend on; `None` where that cannot be found."""
 
 
 def observe(case: Case) -> Iterator[Found]:
@@ -63,39 +67,49 @@ def observe(case: Case) -> Iterator[Found]:
 
 
 def _run(case: Case, part: slice, found: list[Found]) -> Observation:
-    """Run some samples through a fresh copy, and note what it changed in the copy."""
-    stand_in = modules.StandIn(case.model)
-    model = norms_in_eval(stand_in.model)
-    for name, parameter in case.model.named_parameters():
-        stand_in.params[name].requires_grad_(parameter.requires_grad)
-    reach = stand_in.reach(stand_in.params | stand_in.buffers)
-    watch = Watch(model, case.data.device)
-    buffers = dict(model.named_buffers())
-    versions = {name: buffer._version for name, buffer in buffers.items()}
-    stashes = attributes(model)
-    loss_fn = watch.follow(case.loss_fn)
+    """Run some samples, note what changed in the model, and put it back."""
+    model, names = case.model, trainable(case.model)
+    with preserved(model, names):
+        norms_in_eval(model)
+        watch = Watch(model, case.data.device)
+        buffers = dict(model.named_buffers())
+        versions = {name: buffer._version for name, buffer in buffers.items()}
+        stashes = attributes(model)
+        loss_fn = watch.follow(case.loss_fn)
+        try:
+            with watch.hearing(), watch, CuredNorms():
+                predictions = model(case.data[part].clone())
+                loss = loss_fn(predictions, case.targets[part])
+        except Exception as error:
+            many = part.stop - part.start
+            raise ValueError(
+                f"the model must run before it can be diagnosed, and on {many} "
+                f"sample{'s' if many > 1 else ''}, without transforms, {watch.place} raised "
+                f"{describe(error)}"
+            ) from error
+        after = dict(model.named_buffers())
+        for name, buffer in buffers.items():
+            if after.get(name) is not buffer:
+                found.append(("rebound-buffers", name))
+            elif buffer._version != versions[name]:
+                found.append(("aliased-buffers", name))
+        for place, tensors in attributes(model).items():
+            if [*map(id, tensors)] != [*map(id, stashes.get(place, []))]:
+                found.append(("stashed-activation", place))
+        own = dict(model.named_parameters())
+        unreached = _unreached_by(loss, {name: own[name] for name in names})
+    return Observation(watch, predictions, loss, names, unreached)
+
+
+def _unreached_by(loss: Any, params: dict[str, Tensor]) -> set[str] | None:
+    """Return the parameters that a loss does not depend on."""
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+        return set(params)
     try:
-        with watch.hearing(), watch, reach:
-            predictions = model(case.data[part])
-            loss = loss_fn(predictions, case.targets[part])
-    except Exception as error:
-        many = part.stop - part.start
-        raise ValueError(
-            f"the model must run before it can be diagnosed, and on {many} "
-            f"sample{'s' if many > 1 else ''}, without transforms, {watch.place} raised "
-            f"{describe(error)}"
-        ) from error
-    after = dict(model.named_buffers())
-    for name, buffer in buffers.items():
-        if after.get(name) is not buffer:
-            found.append(("rebound-buffers", name))
-        elif buffer._version != versions[name]:
-            found.append(("aliased-buffers", name))
-    for place, tensors in attributes(model).items():
-        if [*map(id, tensors)] != [*map(id, stashes.get(place, []))]:
-            found.append(("stashed-activation", place))
-    stand_in.undo()  # what is kept in a class is there for the next copy
-    return Observation(model, watch, predictions, loss)
+        grads = torch.autograd.grad(loss, [*params.values()], allow_unused=True)
+    except RuntimeError:  # the loss called backward(), or a checkpoint refuses
+        return None
+    return {name for name, gradient in zip(params, grads, strict=True) if gradient is None}
 
 
 def _draws(single: Observation) -> Iterator[Found]:
@@ -107,20 +121,9 @@ def _draws(single: Observation) -> Iterator[Found]:
 
 def _unreached(singles: list[Observation]) -> Iterator[Found]:
     """Find the trainable parameters that no sample's loss depends on."""
-    unreached: set[str] | None = None
-    for single in singles:
-        names = [name for name, p in single.model.named_parameters() if p.requires_grad]
-        leaves = [p for p in single.model.parameters() if p.requires_grad]
-        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
-        if single.loss.requires_grad and leaves:
-            try:
-                grads = torch.autograd.grad(single.loss, leaves, allow_unused=True)
-            except RuntimeError:  # the loss called backward(), or a checkpoint refuses
-                return
-        missing = {name for name, g in zip(names, grads, strict=True) if g is None}
-        unreached = missing if unreached is None else unreached & missing
-    if unreached:
-        yield "no-gradient", listed(name for name in names if name in unreached)
+    missing = [single.unreached for single in singles]
+    if None not in missing and (names := set.intersection(*missing)):
+        yield "no-gradient", listed(name for name in singles[0].parameters if name in names)
 
 
 def _meeting(singles: list[Observation], whole: Observation) -> list[Found]:

@@ -1,18 +1,18 @@
-"""Runs of a copy of a model, for `diagnose`: under the bare transforms, and without them."""
+"""Runs of a model under the bare transforms, for `diagnose`."""
 
 from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from helpers.limits.bare import Case
 from helpers.limits.diagnosis.inspection import listed
 from helpers.limits.diagnosis.watch import Watch
 from helpers.limits.entry import Entry, describe, one_line
 from helpers.limits.gallery import ENTRIES
-from helpers.transforms import modules, state
+from helpers.transforms.call import add_zero_state
+from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
+from helpers.transforms.restore import preserved
 
 UNKNOWN = "unknown"
 """The name of what no entry of the gallery covers."""
@@ -21,21 +21,16 @@ _HABITS = {"nested_tensor": "nested-tensors", "memory_format": "memory-format"}
 _WRITES = ("in-place-into-zeros", "copy-into-zeros")
 
 
-def fresh(model: nn.Module) -> nn.Module:
-    """Copy a model with tensors of its own, so that a run changes nothing in it."""
-    copy = modules.with_tensors(model, lambda tensor: tensor.detach().clone())
-    flags = {name: p.requires_grad for name, p in model.named_parameters()}
-    for name, parameter in copy.named_parameters():
-        parameter.requires_grad_(flags[name])
-    return copy
+def trainable(model: nn.Module) -> list[str]:
+    """List the parameters that require a gradient."""
+    return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
-def norms_in_eval(model: nn.Module) -> nn.Module:
+def norms_in_eval(model: nn.Module) -> None:
     """Let normalisation layers use their stored statistics."""
     for module in model.modules():
-        if isinstance(module, _BatchNorm | _InstanceNorm):
+        if isinstance(module, BATCH_NORM | INSTANCE_NORM):
             module.eval()
-    return model
 
 
 def transforms(case: Case) -> Iterator[tuple[str, str, str]]:
@@ -68,11 +63,15 @@ def transforms(case: Case) -> Iterator[tuple[str, str, str]]:
 
 
 def _attempt(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
-    """Run the bare composition over a copy with some causes mended."""
-    model = fresh(case.model)
+    """Run the bare composition with some causes mended, and put the model back."""
+    with preserved(case.model, trainable(case.model)):
+        return _run(case, mended)
+
+
+def _run(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
+    model = case.model
     for name in mended:
-        model = _MENDED[name](model)
-    kept = state.Kept([model], model.parameters())  # before there are hooks, which lead to `watch`
+        _MENDED[name](model)
     watch = Watch(model)
     loss_fn = watch.follow(case.loss_fn)
     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -92,40 +91,42 @@ def _attempt(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
     compute = vmap(grad(compute_loss), in_dims=(None, dims, 0, 0), randomness=randomness)
     try:
         with watch.hearing(), watch:
-            compute(params, buffers, case.data, case.targets)
+            compute(params, buffers, case.data.clone(), case.targets)
     except Exception as error:  # to find out which is the purpose
         return watch, error
-    finally:
-        kept.undo()
     return watch, None
 
 
-def _same(model: nn.Module) -> nn.Module:
-    return model
+def _same(model: nn.Module) -> None:
+    pass
 
 
-def _without_hooks(model: nn.Module) -> nn.Module:
+def _without_hooks(model: nn.Module) -> None:
     for module in model.modules():
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
-    return model
 
 
-def _without(attribute: str, value: object) -> Callable[[nn.Module], nn.Module]:
-    def mend(model: nn.Module) -> nn.Module:
+def _with_zero_states(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            module.register_forward_pre_hook(add_zero_state, with_kwargs=True)
+
+
+def _without(attribute: str, value: object) -> Callable[[nn.Module], None]:
+    def mend(model: nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 setattr(module, attribute, value)
-        return model
 
     return mend
 
 
-_MENDED: dict[str, Callable[[nn.Module], nn.Module]] = {
+_MENDED: dict[str, Callable[[nn.Module], None]] = {
     "batchnorm-in-training": norms_in_eval,
     "batchnorm-of-one-value": norms_in_eval,
     "instancenorm-with-statistics": norms_in_eval,
-    "recurrent-layer": lambda model: modules.StandIn(model).model,
+    "recurrent-layer": _with_zero_states,
     "full-backward-hook": _without_hooks,
     "sparse-embedding": _without("sparse", False),
     "embedding-max-norm": _without("max_norm", None),

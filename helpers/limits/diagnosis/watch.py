@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
 
 from helpers.transforms.randomness import random_state
 
 
 class Watch(TorchFunctionMode):
-    """Watch one run of a model, which keeps the hooks for it: give it a copy.
+    """Watch one run of a model, which keeps the hooks for it until it is put back.
 
     Args:
         model: Its hooks stay.
@@ -106,7 +106,7 @@ class Watch(TorchFunctionMode):
             if before[kind] != after[kind] and explained[kind] == self._explained[kind]:
                 drew.append(self.names[module])
                 self._explained[kind] += 1
-        if isinstance(output, Tensor) and not is_functorch_wrapped_tensor(output):
+        if isinstance(output, Tensor) and debug_unwrap(output, recurse=False) is output:
             self.outputs.append((self.names[module], output))
 
     def _random_states(self) -> dict[str, Any]:

@@ -8,27 +8,27 @@ from torch.func import jvp, vjp
 from tqdm import tqdm
 
 from helpers.jacobians import loop_jacobians, unflatten_jacobians
-from helpers.transforms import modules, samples
+from helpers.transforms import checks, samples
+from helpers.transforms.call import call
 
 
 def fill(model: nn.Module, x1: Tensor, x2: Tensor, kernel: Tensor, chunk_size: int) -> Tensor:
     """Fill the kernel a column at a time: pull an output of a sample back, push it forward."""
-    stand_in = modules.StandIn(model)
-    names = modules.select_parameters(model)
+    params = checks.select_parameters(model)
     outputs = kernel.shape[2]
 
-    def mapped(data: Tensor, transform: Callable, otherwise: Callable) -> dict | Tensor:
-        def run(model: nn.Module, params: dict, buffers: dict, sample: Tensor) -> Tensor:
-            return modules.call(model, params | buffers, sample.unsqueeze(0)).squeeze(0)
+    def run(model: nn.Module, params: dict, buffers: dict, sample: Tensor) -> Tensor:
+        return call(model, params | buffers, sample.unsqueeze(0)).squeeze(0)
 
-        def transformed(function: Callable) -> Callable:
-            def one(model: nn.Module, params: dict, buffers: dict, sample: Tensor) -> Tensor:
-                return transform(lambda own: function(model, own, buffers, sample), params)
+    def mapped(data: Tensor, differentiate: Callable, otherwise: Callable) -> dict | Tensor:
+        def transform(function: Callable) -> Callable:
+            def one(params: dict, buffers: dict, sample: Tensor) -> Tensor:
+                return differentiate(lambda own: function(own, buffers, sample), params)
 
             return one
 
-        options = {"transform": transformed, "otherwise": otherwise, "chunk_size": chunk_size}
-        return samples.vmapped(run, stand_in, names, (data,), **options)
+        options = {"transform": transform, "otherwise": otherwise, "chunk_size": chunk_size}
+        return samples.vmapped(run, model, params, (data,), **options)
 
     directions = [(j, b) for j in range(len(x2)) for b in range(outputs)]
     for j, b in tqdm(directions, desc="kernel", leave=False, delay=1):

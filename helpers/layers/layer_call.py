@@ -1,4 +1,4 @@
-"""What a forward does with a weight: the layer's input, and the gradient at its output.
+"""What a forward does with a weight: the layer's activations, and the gradients at its outputs.
 
 From these two alone follow the gradients of the samples, their norms and the sum of scaled
 gradients, layer by layer (Goodfellow, arXiv:1510.01799; for sequences Li et al.,
@@ -8,7 +8,7 @@ Bu et al., arXiv:2210.00038).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -34,14 +34,20 @@ class Reducer(Protocol):
 
 
 @dataclass
-class Use:
-    """One call of a function with weights, for all samples of a chunk."""
+class LayerCall:
+    """One call of a layer with weights, for all samples of a chunk.
+
+    A rule is a subclass. Its `FORMULA` is the einsum of output gradients and activations that is
+    the gradient of the weight: n counts the samples.
+    """
+
+    FORMULA: ClassVar[str]
 
     names: dict[str, str]  # "weight" and "bias", where wanted, to the names of parameters
     shape: torch.Size  # of the weight
     options: dict[str, Any]
-    inputs: Tensor | None = None  # (B, ...)
-    grads: Tensor | None = None  # (B, ...); None as long as no gradient has arrived: it is zero
+    activations: Tensor | None = None  # (B, ...), what goes into the layer
+    output_grads: Tensor | None = None  # (B, ...); None as long as none has arrived: it is zero
 
     def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
         """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
@@ -49,7 +55,7 @@ class Use:
 
     def gradients(self, role: str) -> Tensor:
         """Return the gradients of the samples, `(B, *shape)`."""
-        gradients = self.grads.new_empty((len(self.grads), *self.shape))
+        gradients = self.output_grads.new_empty((len(self.output_grads), *self.shape))
         self.write(role, gradients)
         return gradients
 
@@ -88,20 +94,20 @@ class Use:
 
 
 @dataclass
-class Call:
+class MatchedCall:
     """A call of a function with weights, taken apart."""
 
-    kind: type[Use]
-    inputs: Tensor
+    rule: type[LayerCall]
+    activations: Tensor
     weights: dict[str, Tensor | None]  # by role
-    run: Callable[..., Tensor]  # given the weights by role, the output that `kind` describes
-    options: dict[str, Any] = field(default_factory=dict)  # what `kind` has to know
+    run: Callable[..., Tensor]  # given the weights by role, the output that the rule describes
+    options: dict[str, Any] = field(default_factory=dict)  # what the rule has to know
     finish: Callable[[Tensor], Tensor] | None = None  # from that output to the function's own
 
 
-# Takes what says whether a tensor is a watched weight, and the arguments of a function; `None`
-# where the call is none that the kind describes.
-Adapter = Callable[..., Call | None]
+# Takes a function that tells weights that are differentiated, and the arguments of a call; `None`
+# where the call is none that the rule describes.
+Matcher = Callable[..., MatchedCall | None]
 
 
 def squared_norms(gradients: Tensor) -> Tensor:
@@ -128,7 +134,7 @@ def unless_cancelled(squares: Tensor, largest: Tensor) -> Tensor | None:
     return None if (squares < _CANCELLED * largest).any() else squares
 
 
-def place(values: Tensor, out: Tensor, add: bool) -> None:
+def write_or_add(values: Tensor, out: Tensor, add: bool) -> None:
     """Write values into a tensor, or add them to it."""
     if add:
         out += values

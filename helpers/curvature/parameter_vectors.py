@@ -6,7 +6,7 @@ Vector = dict[str, Tensor]
 
 
 def check_dictionary(name: str, vector: Vector) -> None:
-    """Refuse what is no dictionary of tensors."""
+    """Check that a vector is a dictionary of tensors."""
     if not isinstance(vector, dict) or not all(isinstance(t, Tensor) for t in vector.values()):
         raise TypeError(
             f"{name} must be a dictionary {{name: tensor}}, got {type(vector).__name__}"
@@ -15,7 +15,7 @@ def check_dictionary(name: str, vector: Vector) -> None:
 
 
 def check_vector(vector: Vector, params: dict[str, Tensor]) -> None:
-    """Refuse a vector whose parts do not fit the parameters of their names."""
+    """Check that the parts of a vector fit the parameters of their names."""
     check_dictionary("vector", vector)
     if not vector:
         raise ValueError("vector must hold a parameter at least, got none")
@@ -41,7 +41,7 @@ def check_vector(vector: Vector, params: dict[str, Tensor]) -> None:
 
 
 def check_returned(returned: Vector, like: Vector) -> None:
-    """Refuse what is no product of a vector."""
+    """Check that what a product returned has the names and shapes of its vector."""
     check_dictionary("what the product returns", returned)
     shapes, wanted = (
         {name: tuple(tensor.shape) for name, tensor in each.items()} for each in (returned, like)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Make room for a kernel; refuse one that does not fit into the memory that is free."""
+    """Return zeros for a kernel; raise ValueError where they do not fit into free memory."""
     size, free = math.prod(shape) * like.element_size(), _free(like.device)
     helps = "give fewer samples, or a part of x2 at a time"
     if free is not None and size > free:
@@ -24,7 +24,7 @@ def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def check_chunk(chunk_size: int, rows: int, each: int, like: Tensor) -> None:
-    """Refuse chunks whose derivatives do not fit into the memory that is free."""
+    """Raise ValueError for chunks whose derivatives do not fit into the memory that is free."""
     size, free = rows * each * like.element_size(), _free(like.device)
     if free is not None and size > free:
         raise ValueError(

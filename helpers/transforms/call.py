@@ -1,0 +1,229 @@
+"""A model called with other tensors in place of its own, as transforms need it."""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import debug_unwrap, functional_call
+from torch.overrides import TorchFunctionMode
+
+_NORMS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
+
+
+class OutOfReach(RuntimeError):
+    """A forward uses a parameter in a way that no transform follows."""
+
+
+def call(model: nn.Module, tensors: dict[str, Tensor], *args: Any) -> Any:
+    """Run a model with these tensors in place of its own, or as it is where there are none.
+
+    A parameter of a class of its own, or with attributes, stays in its place, since code may ask
+    for them: `ParameterAliases` leads calls of torch from it to the tensor that is meant.
+
+    Args:
+        model: Any module.
+        tensors: By the names of parameters and buffers.
+        args: What the model is called with.
+    """
+    if not tensors:
+        return model(*args)
+    special = {
+        name for name, p in model.named_parameters() if type(p) is not nn.Parameter or vars(p)
+    }
+    swapped = {name: tensor for name, tensor in tensors.items() if name not in special}
+    return functional_call(model, swapped, args)
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """Copy a model around tensors that have shapes and no numbers, to be called with others.
+
+    Args:
+        model: Any module. A tensor with several names has them in the copy, too.
+    """
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False)
+        for p in model.parameters()
+    }
+    memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    return copy.deepcopy(model, memo)
+
+
+class CuredNorms(TorchFunctionMode):
+    """Batch and instance normalisation with a backward that is right; see `Contiguous`."""
+
+    met_norm = False
+    """Whether a normalisation was met."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch."""
+        if func not in _NORMS:
+            return func(*args, **(kwargs or {}))
+        self.met_norm = True
+        images, *rest = args or [(kwargs := dict(kwargs)).pop("input")]
+        return Contiguous.apply(func(images.contiguous(), *rest, **(kwargs or {})))
+
+
+class ParameterAliases(CuredNorms):
+    """Give calls of torch the tensors that are meant in place of parameters that are met.
+
+    `functional_call` swaps what is registered in a module. A parameter that also stands in a list,
+    or in what a function closes over, is not swapped: it would be used as it is, and its gradient
+    would be zero.
+
+    Args:
+        names: By the `id` of each parameter and buffer, its name.
+        tensors: Those that are meant, by name.
+    """
+
+    def __init__(self, names: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.met: set[str] = set()
+        """The names of parameters and buffers that were met."""
+        self._names, self._tensors = names, tensors
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch."""
+        args = self._replaced(args)
+        if kwargs:
+            kwargs = dict(zip(kwargs, self._replaced([*kwargs.values()]), strict=True))
+        if func is torch.prelu:
+            func = _prelu
+        if func in _NORMS:
+            return super().__torch_function__(func, types, args, kwargs)
+        return self._call(func, args, kwargs or {})
+
+    def _call(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call a function that is given the tensors that are meant."""
+        return func(*args, **kwargs)
+
+    def _replaced(self, values: Any) -> Any:
+        """Return a list or a tuple with the tensors that are meant."""
+        replaced = None
+        for index, value in enumerate(values):
+            if type(value) in (list, tuple):
+                other = self._replaced(value)
+            elif (name := self._names.get(id(value))) is None or name not in self._tensors:
+                continue
+            else:
+                self.met.add(name)
+                other = self._tensors[name]
+            if other is not value:
+                replaced = replaced or [*values]
+                replaced[index] = other
+        return values if replaced is None else type(values)(replaced)
+
+
+class Contiguous(torch.autograd.Function):
+    """The identity, whose gradient lies in memory in the order of its dimensions.
+
+    On a CPU, torch's backward of batch and instance normalisation reads the gradient of a single
+    image in the wrong order where it lies in another one than the image: in that of tokens, as
+    behind `flatten(2).transpose(1, 2)`, or in the usual one, where the image has its channels last.
+    Right numbers in permuted places, for a batch of one in plain autograd, and under `vmap`. So
+    both are put in the usual order.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(outputs: Tensor) -> Tensor:
+        """Return the same memory, into which a layer behind it may write."""
+        return outputs.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor) -> Tensor:
+        """Copy the gradient, if it has to be."""
+        return grads.contiguous()
+
+
+def _prelu(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Compute `torch.prelu` by what it is made of.
+
+    Under `vmap` over `jacrev`, torch's own backward sums over the wrong dimension: it raises, or
+    where there are as many outputs as samples returns wrong numbers.
+    """
+    if weight.dim() == 1 and inputs.dim() > 1:
+        weight = weight.view(-1, *(1,) * (inputs.dim() - 2))
+    return torch.where(inputs > 0, inputs, weight * inputs)
+
+
+def check_within_reach(value: Any, parameters: Collection[Tensor]) -> None:
+    """Raise `OutOfReach` if what a transformed function computed hangs on a parameter itself.
+
+    The parameters require a gradient while transforms differentiate by tensors in their place. So
+    one that was used as it is, by a view of it or in a `torch.autograd.Function`, has left a graph.
+
+    Args:
+        value: What the function returned, under the transforms.
+        parameters: Those of the model, not the tensors in their place.
+    """
+    value = debug_unwrap(value) if isinstance(value, Tensor) else None
+    if value is None or not value.requires_grad:
+        return
+    own = {id(parameter) for parameter in parameters}
+    seen, waiting = set(), [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+            if id(getattr(node, "variable", None)) in own:
+                raise OutOfReach("a parameter is used as it is, out of reach of the transforms")
+
+
+@contextmanager
+def batchable_recurrence(model: nn.Module) -> Iterator[None]:
+    """Let recurrent layers run on kernels that `vmap` can batch, where there are such layers.
+
+    Those of oneDNN and cuDNN are one operation for all steps, without a rule for `vmap`. And the
+    states that a layer makes for itself have no batch dimension, into which it then adds.
+    """
+    layers = [part for part in model.modules() if isinstance(part, nn.RNNBase | nn.RNNCellBase)]
+    if not layers:
+        yield
+        return
+    before = [
+        (backend, backend.enabled) for backend in (torch.backends.mkldnn, torch.backends.cudnn)
+    ]
+    hooks = [layer.register_forward_pre_hook(add_zero_state, with_kwargs=True) for layer in layers]
+    try:
+        for backend, _ in before:
+            backend.enabled = False
+        yield
+    finally:
+        for backend, enabled in before:
+            backend.enabled = enabled
+        for hook in hooks:
+            hook.remove()
+
+
+def add_zero_state(
+    layer: nn.RNNBase | nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Give a recurrent layer that is called without an initial state the zeros it would make."""
+    inputs = args[0] if args else kwargs.get("input")
+    given = args[1] if len(args) > 1 else kwargs.get("hx")
+    if given is not None or not isinstance(inputs, Tensor):
+        return None
+    if isinstance(layer, nn.RNNCellBase):
+        lead, output_size = inputs.shape[:-1], layer.hidden_size
+    else:
+        layers = layer.num_layers * (2 if layer.bidirectional else 1)
+        batch = inputs.shape[:-1][0 if layer.batch_first else 1 :][:1] if inputs.dim() == 3 else ()
+        lead, output_size = (layers, *batch), layer.proj_size or layer.hidden_size
+    start = inputs.new_zeros((*lead, output_size))
+    if isinstance(layer, nn.LSTM | nn.LSTMCell):
+        start = (start, inputs.new_zeros((*lead, layer.hidden_size)))
+    return args[:1], {**kwargs, "hx": start}

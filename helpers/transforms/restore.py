@@ -1,0 +1,208 @@
+"""A model put back as it was: its tensors, flags, gradients, attributes and containers.
+
+The model that a caller hands in is the one that runs. What lies in it is put back between samples
+or chunks. What a forward keeps outside of it (in globals, in its class, in what a function closes
+over, in a file) belongs to the caller and stays as the forward leaves it.
+"""
+
+import types
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# What cannot change, or leads out of the model: there a walk ends.
+_NUMBERS = (type(None), bool, int, float, complex, str, bytes, range, slice)
+_KINDS = (torch.dtype, torch.device, torch.Size, type, types.ModuleType, types.BuiltinFunctionType)
+_ENDS = frozenset((*_NUMBERS, *_KINDS))
+_PLAIN = (dict, OrderedDict)
+_SEQUENCES = (list, tuple, set, deque)
+_WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type)
+_FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
+
+
+@contextmanager
+def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapshot]":
+    """Let a block run a model, and put the model back at its end.
+
+    Inside, exactly the named parameters require a gradient, and no parameter has a `.grad`.
+
+    Args:
+        model: Any module.
+        names: The parameters to differentiate.
+
+    Yields:
+        The state of the model, to be restored within the block as well.
+    """
+    snapshot = Snapshot([model, *model.parameters(), *model.buffers()])
+    leaves = {name: p for name, p in model.named_parameters() if p.is_leaf}
+    before = [(p, p.requires_grad, p.grad) for p in leaves.values()]
+    try:
+        for name, parameter in leaves.items():
+            parameter.requires_grad_(name in names)
+            parameter.grad = None
+        yield snapshot
+    finally:
+        snapshot.restore()
+        for parameter, flag, gradient in before:
+            parameter.requires_grad_(flag)
+            parameter.grad = gradient
+
+
+class Snapshot:
+    """The state of modules when this is made: tensors, attributes, containers in them.
+
+    Args:
+        roots: Modules, containers and tensors; see `walk`.
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._empty: list[dict[Any, Any]] = []  # of which a module has a dozen, for hooks
+        self._collections: list[tuple[Any, Any]] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._tensors: list[tuple[Tensor, Tensor, int]] = []
+        for value in walk(roots):
+            if isinstance(value, dict):
+                if value:
+                    self._dictionaries.append((value, _stored(value)))
+                else:
+                    self._empty.append(value)
+            elif isinstance(value, list | set | deque):
+                self._collections.append((value, value.copy()))
+            elif isinstance(value, Tensor):
+                # A tensor with a graph is what an earlier forward left, or a view of a parameter.
+                if not value.is_inference() and value.grad_fn is None:
+                    self._tensors.append((value, value.detach().clone(), value._version))
+            elif isinstance(value, np.ndarray):
+                self._arrays.append((value, value.copy()))
+            elif isinstance(value, torch.Generator):
+                self._generators.append((value, value.get_state()))
+
+    def restore(self, *, compare: bool = True) -> bool:
+        """Bring the state back.
+
+        Args:
+            compare: Whether to compare the numbers of tensors: a write into `tensor.data` leaves
+                no other trace.
+
+        Returns:
+            Whether there was such a write.
+        """
+        for dictionary in self._empty:
+            if dictionary:
+                dictionary.clear()
+        for dictionary, values in self._dictionaries:
+            if not _is_same(dictionary, values):
+                kind = OrderedDict if isinstance(dictionary, OrderedDict) else dict
+                kind.clear(dictionary)
+                for key, value in values.items():
+                    kind.__setitem__(dictionary, key, value)
+        for collection, values in self._collections:
+            if not _alike(collection, values):
+                collection.clear()
+                extend = collection.update if isinstance(values, set) else collection.extend
+                extend(values)
+        for array, values in self._arrays:
+            if array.flags.writeable:
+                np.copyto(array, values)
+        for generator, state in self._generators:
+            generator.set_state(state)
+        hidden = False
+        for index, (tensor, values, version) in enumerate(self._tensors):
+            if tensor._version != version or tensor.grad_fn is not None:
+                _rewrite(tensor, values)
+            elif compare and not _equal(tensor, values):
+                _rewrite(tensor, values)
+                hidden = True
+            self._tensors[index] = (tensor, values, tensor._version)
+        return hidden
+
+    def written(self) -> set[int]:
+        """Return the `id` of tensors that were written into, and of containers that changed."""
+        found = {id(each) for each in self._empty if each}
+        found |= {id(now) for now, then in self._dictionaries if not _is_same(now, then)}
+        found |= {id(now) for now, then in self._collections if not _alike(now, then)}
+        found |= {id(now) for now, then in self._arrays if not np.array_equal(now, then)}
+        return found | {id(now) for now, _, version in self._tensors if now._version != version}
+
+
+def walk(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield each object once that modules lead to by attributes, containers and bound methods.
+
+    What a function closes over is not its own: a list that a hook fills for its user stays filled.
+    """
+    seen: set[int] = set()
+    waiting = [*roots]
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if kind in _ENDS or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if kind in _PLAIN:
+            waiting.extend(value.values())
+        elif isinstance(value, dict):
+            waiting.extend(_stored(value).values())
+        elif isinstance(value, _SEQUENCES):
+            waiting.extend(value)
+        elif isinstance(value, types.MethodType):
+            waiting.append(value.__self__)
+        elif kind is partial:
+            waiting += [value.func, value.args, value.keywords]
+        elif _has_attributes(value):
+            waiting.append(vars(value))
+
+
+def _has_attributes(value: Any) -> bool:
+    if isinstance(value, nn.Module):
+        return not isinstance(value, torch.jit.ScriptModule)  # its attributes lie elsewhere
+    if isinstance(value, _WITHOUT_ATTRIBUTES):
+        return False
+    return hasattr(value, "__dict__") and not type(value).__module__.startswith(_FOREIGN)
+
+
+def _stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
+    """Copy a dictionary, or what one of another class has stored: that may answer otherwise."""
+    if type(dictionary) in _PLAIN:
+        return dict(dictionary)
+    return {key: dict.__getitem__(dictionary, key) for key in dict.keys(dictionary)}
+
+
+def _is_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+    """Compare a dictionary with what it had stored, by identity and by order."""
+    if type(now) not in _PLAIN:
+        now = _stored(now)
+    return _alike(now, then) and _alike(now.values(), then.values())
+
+
+def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
+    """Compare collections by the identity of what they hold."""
+    return len(now) == len(then) and all(map(is_, now, then))
+
+
+def _equal(tensor: Tensor, values: Tensor) -> bool:
+    if tensor.shape != values.shape or tensor.is_meta:
+        return tensor.shape == values.shape
+    if tensor.layout is not torch.strided:
+        tensor, values = tensor.to_dense(), values.to_dense()
+    return torch.equal(tensor.detach(), values)
+
+
+def _rewrite(tensor: Tensor, values: Tensor) -> None:
+    """Write values into a tensor, and take it out of the graph that a forward put it into."""
+    with torch.no_grad():
+        if tensor.grad_fn is not None:
+            tensor.detach_()
+        if tensor.shape == values.shape:
+            tensor.copy_(values)
+        else:
+            tensor.data = values.clone()
