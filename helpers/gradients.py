@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from helpers import legacy
 from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import checks, derivatives, fallback
-from helpers.transforms.call import call
+from helpers.transforms.call import call, is_plain
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -115,8 +115,11 @@ def functorch_gradients(
         target: Tensor,
     ) -> Tensor:
         # The functional model takes all parameters, by position.
-        every = {name: p.detach() for name, p in model.named_parameters()} | params
-        tensors = [every[name] for name in fmodel.param_names]
+        own = dict(model.named_parameters())
+        tensors = [
+            params.get(name, own[name].detach()) if is_plain(own[name]) else own[name]
+            for name in fmodel.param_names
+        ]
         prediction = fmodel(tensors, [*buffers.values()], sample.unsqueeze(0))
         return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 

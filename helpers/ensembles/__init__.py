@@ -19,7 +19,7 @@ from tqdm import tqdm
 from helpers.ensembles import likeness
 from helpers.optimizers import Step, Tensors
 from helpers.transforms import checks, fallback
-from helpers.transforms.call import batchable_recurrence, on_meta
+from helpers.transforms.call import RECURRENT, batchable_recurrence, on_meta
 from helpers.transforms.randomness import RANDOMNESS, streams_kept
 
 
@@ -246,7 +246,7 @@ def train(
             model = on_meta(ensemble.model)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
-                with _sentences(model), batchable_recurrence(model):
+                with _sentences(model), batchable_recurrence(_recurrent(model)):
                     params, buffers, state = advance_all(params, buffers, state, batch, own_rates)
                 progress.update()
             done.append((params, buffers))
@@ -279,7 +279,7 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
         model = on_meta(ensemble.model)  # a new one for each chunk
         return functional_call(model, (params, own), (inputs,))
 
-    with _sentences(ensemble.model), batchable_recurrence(ensemble.model):
+    with _sentences(ensemble.model), batchable_recurrence(_recurrent(ensemble.model)):
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 
@@ -310,3 +310,7 @@ def _sentences(model: nn.Module) -> Iterator[None]:
             f"{fallback.find_place(error, model)} {fallback.find_cause(error)}, which torch.vmap "
             "cannot transform: such networks cannot be taken together"
         ) from error
+
+
+def _recurrent(model: nn.Module) -> list[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, RECURRENT)]

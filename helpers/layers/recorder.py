@@ -20,7 +20,7 @@ from helpers.layers import convolution, embedding, linear
 from helpers.layers.layer_call import LayerCall, Matcher
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.transforms import derivatives, fallback, samples
-from helpers.transforms.call import ParameterAliases
+from helpers.transforms.call import ParameterAliases, is_plain
 from helpers.transforms.randomness import (
     RANDOMNESS,
     Drawn,
@@ -138,6 +138,7 @@ def _run(
     """Return the calls that a gradient has reached, and the gradients at the leaves."""
     size, own = len(batch[0]), dict(model.named_parameters())
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
+    in_place = {name for name in own if not is_plain(own[name])}
     with samples.running(model, params) as (snapshot, params, buffers):
         leaves = {
             name: tensor.expand(size, *tensor.shape).requires_grad_()
@@ -153,7 +154,8 @@ def _run(
             buffers = {name: buffer.clone() for name, buffer in buffers.items()}
             tensors = [tensor.clone() for tensor in tensors]
             with _RecordedLayers(ids, leaves, buffers, record, sample[0]):
-                loss = function(model, leaves, buffers, *tensors)
+                swapped = {name: leaf for name, leaf in leaves.items() if name not in in_place}
+                loss = function(model, swapped, buffers, *tensors)
             # Torch forbids most writes into a batch that shares its memory, but not all.
             if versions != [tensor._version for tensor in params.values()]:
                 raise NotRecorded("the model writes into its weights")
@@ -172,12 +174,16 @@ def _run(
             )
             if any(each is not None for each in reached[len(leaves) : -1]):
                 raise NotRecorded("a parameter is used as it is, out of reach of the record")
-    dense = {
-        name: gradient
-        for name, gradient in zip(leaves, reached, strict=False)
-        if gradient is not None
-    }
-    return [call for call in record.calls if call.output_grads is not None], dense
+        dense = {
+            name: gradient
+            for name, gradient in zip(leaves, reached, strict=False)
+            if gradient is not None
+        }
+        calls = [call for call in record.calls if call.output_grads is not None]
+        found = {*dense, *(name for call in calls for name in call.names.values())}
+        if unreached := [name for name in leaves if name not in found]:
+            samples.check_unreached(function, model, unreached, batch)
+    return calls, dense
 
 
 class _Record:

@@ -1,7 +1,7 @@
 """A model called with other tensors in place of its own, as transforms need it."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,9 @@ from torch.overrides import TorchFunctionMode
 _NORMS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 
 
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
 class OutOfReach(RuntimeError):
     """A forward uses a parameter in a way that no transform follows."""
 
@@ -21,21 +24,21 @@ class OutOfReach(RuntimeError):
 def call(model: nn.Module, tensors: dict[str, Tensor], *args: Any) -> Any:
     """Run a model with these tensors in place of its own, or as it is where there are none.
 
-    A parameter of a class of its own, or with attributes, stays in its place, since code may ask
-    for them: `ParameterAliases` leads calls of torch from it to the tensor that is meant.
-
     Args:
         model: Any module.
         tensors: By the names of parameters and buffers.
         args: What the model is called with.
     """
-    if not tensors:
-        return model(*args)
-    special = {
-        name for name, p in model.named_parameters() if type(p) is not nn.Parameter or vars(p)
-    }
-    swapped = {name: tensor for name, tensor in tensors.items() if name not in special}
-    return functional_call(model, swapped, args)
+    return functional_call(model, tensors, args) if tensors else model(*args)
+
+
+def is_plain(parameter: nn.Parameter) -> bool:
+    """Return whether another tensor can take the place of a parameter unnoticed.
+
+    One of a class of its own, or with attributes, stays in its place, since code may ask for them:
+    `ParameterAliases` leads calls of torch from it to the tensor that is meant.
+    """
+    return type(parameter) is nn.Parameter and not vars(parameter)
 
 
 def on_meta(model: nn.Module) -> nn.Module:
@@ -94,8 +97,7 @@ class ParameterAliases(CuredNorms):
         args = self._replaced(args)
         if kwargs:
             kwargs = dict(zip(kwargs, self._replaced([*kwargs.values()]), strict=True))
-        if func is torch.prelu:
-            func = _prelu
+        func = _MENDED.get(func, func)
         if func in _NORMS:
             return super().__torch_function__(func, types, args, kwargs)
         return self._call(func, args, kwargs or {})
@@ -159,7 +161,23 @@ def _prelu(inputs: Tensor, weight: Tensor) -> Tensor:
     return torch.where(inputs > 0, inputs, weight * inputs)
 
 
-def check_within_reach(value: Any, parameters: Collection[Tensor]) -> None:
+def _select_scatter(tensor: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """Compute `torch.select_scatter` by another function.
+
+    Its own gradient by `src` is wrong where autograd lies outside of `vmap`.
+    """
+    index %= tensor.shape[dim]
+    return torch.slice_scatter(tensor, src.unsqueeze(dim), dim, index, index + 1)
+
+
+_MENDED = {
+    torch.prelu: _prelu,
+    torch.select_scatter: _select_scatter,
+    Tensor.select_scatter: _select_scatter,
+}
+
+
+def check_within_reach(value: Any, parameters: Iterable[Tensor]) -> None:
     """Raise `OutOfReach` if what a transformed function computed hangs on a parameter itself.
 
     The parameters require a gradient while transforms differentiate by tensors in their place. So
@@ -172,7 +190,7 @@ def check_within_reach(value: Any, parameters: Collection[Tensor]) -> None:
     value = debug_unwrap(value) if isinstance(value, Tensor) else None
     if value is None or not value.requires_grad:
         return
-    own = {id(parameter) for parameter in parameters}
+    own = [*map(id, parameters)]
     seen, waiting = set(), [value.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -184,22 +202,20 @@ def check_within_reach(value: Any, parameters: Collection[Tensor]) -> None:
 
 
 @contextmanager
-def batchable_recurrence(model: nn.Module) -> Iterator[None]:
-    """Let recurrent layers run on kernels that `vmap` can batch, where there are such layers.
+def batchable_recurrence(layers: Collection[nn.Module]) -> Iterator[None]:
+    """Let recurrent layers run on kernels that `vmap` can batch.
 
     Those of oneDNN and cuDNN are one operation for all steps, without a rule for `vmap`. And the
     states that a layer makes for itself have no batch dimension, into which it then adds.
+
+    Args:
+        layers: Modules of the classes `RECURRENT`; there may be none.
     """
-    layers = [part for part in model.modules() if isinstance(part, nn.RNNBase | nn.RNNCellBase)]
-    if not layers:
-        yield
-        return
-    before = [
-        (backend, backend.enabled) for backend in (torch.backends.mkldnn, torch.backends.cudnn)
-    ]
+    backends = (torch.backends.mkldnn, torch.backends.cudnn) if layers else ()
+    before = [(backend, backend.enabled) for backend in backends]
     hooks = [layer.register_forward_pre_hook(add_zero_state, with_kwargs=True) for layer in layers]
     try:
-        for backend, _ in before:
+        for backend in backends:
             backend.enabled = False
         yield
     finally:

@@ -69,21 +69,17 @@ def check_one_process(model: nn.Module) -> None:
     Raises:
         ValueError: With what was met, and the ways out.
     """
-    spread = {kind: says for place, says in _SPREAD.items() if (kind := _imported(*place))}
-    for name, module in model.named_modules():
-        for kind, (what, ways) in spread.items():
-            if isinstance(module, kind):
+    for (place, kind), (what, ways) in _SPREAD.items():
+        spread = getattr(sys.modules.get(place), kind, None)
+        for name, module in model.named_modules() if spread else ():
+            if isinstance(module, spread):
                 raise ValueError(f"{name or 'the model'} {what}: {ways}")
-    if kind := _imported(*_DTENSOR):
+    distributed = getattr(sys.modules.get(_DTENSOR[0]), _DTENSOR[1], None)
+    if distributed:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if isinstance(tensor, kind):
+            if isinstance(tensor, distributed):
                 ways = f"{_COPY.format('the full_tensor() of each')}, or {_LOOP}"
                 raise ValueError(f"{name} is a DTensor, spread over processes: {ways}")
-
-
-def _imported(place: str, name: str) -> type | None:
-    """Return a type, if somebody has imported its place."""
-    return getattr(sys.modules.get(place), name, None)
 
 
 def check_callable(model: nn.Module) -> None:
@@ -114,7 +110,7 @@ def check_batch(**batches: Tensor) -> None:
         TypeError: One of them is not a tensor.
         ValueError: One has no batch dimension or lies in several processes, or their sizes differ.
     """
-    distributed = _imported(*_DTENSOR)
+    distributed = getattr(sys.modules.get(_DTENSOR[0]), _DTENSOR[1], None)
     for name, batch in batches.items():
         if not isinstance(batch, Tensor):
             raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
@@ -125,7 +121,7 @@ def check_batch(**batches: Tensor) -> None:
                 f"{name} is a DTensor, spread over processes: give its full_tensor(), or what "
                 "this process has of it, to_local()"
             )
-    sizes = [len(batch) for batch in batches.values()]
+    sizes = [*map(len, batches.values())]
     if len(set(sizes)) > 1:
         raise ValueError(
             f"{' and '.join(batches)} must have one batch size, got {' and '.join(map(str, sizes))}"
@@ -318,16 +314,15 @@ def select_parameters(
                 f"{name} belongs to a lazy layer that was never initialised, so it has no shape: "
                 "run the model once on a batch first"
             )
-    if wrt is None:
-        wrt = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    elif isinstance(wrt, str):
+    if isinstance(wrt, str):
         raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
-    else:
-        wrt = list(wrt)
-        unknown = [name for name in wrt if name not in parameters]
-        if unknown:
+    chosen = {}
+    for name in parameters if wrt is None else wrt:
+        if name not in parameters:
             raise ValueError(
-                f"{argument} names {', '.join(map(repr, unknown))}, which is no parameter of this "
-                f"model: it has {', '.join(parameters)}"
+                f"{argument} names {name!r}, which is no parameter of this model: it has "
+                f"{', '.join(parameters)}"
             )
-    return {name: parameters[name].detach() for name in wrt}
+        if wrt is not None or parameters[name].requires_grad:
+            chosen[name] = parameters[name].detach()
+    return chosen

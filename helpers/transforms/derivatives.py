@@ -130,14 +130,6 @@ def by_vmap(
     if len(batch[0]) == 0 or not params:
         return _zeros(params, len(batch[0]), dtype) if out is None else out
 
-    def transform(function: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
-        def gradient(*args: Any) -> dict[str, Tensor]:
-            grads = grad(function)(*args)
-            # Converted here, a chunk at a time, and not when all are there.
-            return {name: tensor.to(dtype or tensor.dtype) for name, tensor in grads.items()}
-
-        return gradient
-
     def loop() -> dict[str, Tensor]:
         return by_loop(function, model, params, batch, dtype=dtype, randomness=randomness, out=out)
 
@@ -146,11 +138,12 @@ def by_vmap(
         model,
         params,
         batch,
-        transform=transform,
+        transform=grad,
         otherwise=otherwise or loop,
         chunk_size=chunk_size,
         randomness=randomness,
-        out=None if out is None else lambda _: out,
+        out=out,
+        dtype=dtype,
     )
 
 

@@ -41,12 +41,13 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
         The state of the model, to be restored within the block as well.
     """
     snapshot = Snapshot([model, *model.parameters(), *model.buffers()])
-    leaves = {name: p for name, p in model.named_parameters() if p.is_leaf}
-    before = [(p, p.requires_grad, p.grad) for p in leaves.values()]
-    try:
-        for name, parameter in leaves.items():
+    before = []
+    for name, parameter in model.named_parameters():
+        if parameter.is_leaf:
+            before.append((parameter, parameter.requires_grad, parameter.grad))
             parameter.requires_grad_(name in names)
             parameter.grad = None
+    try:
         yield snapshot
     finally:
         snapshot.restore()
@@ -79,7 +80,7 @@ class Snapshot:
                 self._collections.append((value, value.copy()))
             elif isinstance(value, Tensor):
                 # A tensor with a graph is what an earlier forward left, or a view of a parameter.
-                if not value.is_inference() and value.grad_fn is None:
+                if value.grad_fn is None and not value.is_inference() and not value.is_meta:
                     self._tensors.append((value, value.detach().clone(), value._version))
             elif isinstance(value, np.ndarray):
                 self._arrays.append((value, value.copy()))
@@ -100,7 +101,7 @@ class Snapshot:
             if dictionary:
                 dictionary.clear()
         for dictionary, values in self._dictionaries:
-            if not _is_same(dictionary, values):
+            if not _alike(dictionary, values):
                 kind = OrderedDict if isinstance(dictionary, OrderedDict) else dict
                 kind.clear(dictionary)
                 for key, value in values.items():
@@ -119,7 +120,7 @@ class Snapshot:
         for index, (tensor, values, version) in enumerate(self._tensors):
             if tensor._version != version or tensor.grad_fn is not None:
                 _rewrite(tensor, values)
-            elif compare and not _equal(tensor, values):
+            elif compare and not torch.equal(tensor, values):
                 _rewrite(tensor, values)
                 hidden = True
             self._tensors[index] = (tensor, values, tensor._version)
@@ -128,7 +129,7 @@ class Snapshot:
     def written(self) -> set[int]:
         """Return the `id` of tensors that were written into, and of containers that changed."""
         found = {id(each) for each in self._empty if each}
-        found |= {id(now) for now, then in self._dictionaries if not _is_same(now, then)}
+        found |= {id(now) for now, then in self._dictionaries if not _alike(now, then)}
         found |= {id(now) for now, then in self._collections if not _alike(now, then)}
         found |= {id(now) for now, then in self._arrays if not np.array_equal(now, then)}
         return found | {id(now) for now, _, version in self._tensors if now._version != version}
@@ -158,16 +159,13 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
             waiting.append(value.__self__)
         elif kind is partial:
             waiting += [value.func, value.args, value.keywords]
-        elif _has_attributes(value):
+        elif isinstance(value, nn.Module):
+            if not isinstance(value, torch.jit.ScriptModule):  # its attributes lie elsewhere
+                waiting.append(vars(value))
+        elif isinstance(value, _WITHOUT_ATTRIBUTES) or kind.__module__.startswith(_FOREIGN):
+            continue
+        elif hasattr(value, "__dict__"):
             waiting.append(vars(value))
-
-
-def _has_attributes(value: Any) -> bool:
-    if isinstance(value, nn.Module):
-        return not isinstance(value, torch.jit.ScriptModule)  # its attributes lie elsewhere
-    if isinstance(value, _WITHOUT_ATTRIBUTES):
-        return False
-    return hasattr(value, "__dict__") and not type(value).__module__.startswith(_FOREIGN)
 
 
 def _stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
@@ -177,24 +175,12 @@ def _stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
     return {key: dict.__getitem__(dictionary, key) for key in dict.keys(dictionary)}
 
 
-def _is_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
-    """Compare a dictionary with what it had stored, by identity and by order."""
-    if type(now) not in _PLAIN:
-        now = _stored(now)
-    return _alike(now, then) and _alike(now.values(), then.values())
-
-
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
-    """Compare collections by the identity of what they hold."""
+    """Compare collections by the identity of what they hold, dictionaries by order as well."""
+    if isinstance(then, dict):
+        now = now if type(now) in _PLAIN else _stored(now)
+        now, then = [*now, *now.values()], [*then, *then.values()]
     return len(now) == len(then) and all(map(is_, now, then))
-
-
-def _equal(tensor: Tensor, values: Tensor) -> bool:
-    if tensor.shape != values.shape or tensor.is_meta:
-        return tensor.shape == values.shape
-    if tensor.layout is not torch.strided:
-        tensor, values = tensor.to_dense(), values.to_dense()
-    return torch.equal(tensor.detach(), values)
 
 
 def _rewrite(tensor: Tensor, values: Tensor) -> None:

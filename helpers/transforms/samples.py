@@ -7,11 +7,10 @@ and around each call of `vmap`, the model is put back as it was.
 """
 
 import contextlib
-import functools
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,17 +20,18 @@ from torch.func import vmap
 from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.call import (
+    RECURRENT,
     CuredNorms,
+    OutOfReach,
     ParameterAliases,
     batchable_recurrence,
     check_within_reach,
+    is_plain,
 )
-from helpers.transforms.restore import preserved
+from helpers.transforms.restore import Snapshot, preserved
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
-# Given the results of the first chunk, returns tensors in the same structure, for all samples.
-Out = Callable[[Any], Any]
 
 # How torch says that a batched value does not fit into a tensor that has no batch dimension; the
 # last is InstanceNorm, which updates its running statistics.
@@ -106,7 +106,8 @@ def vmapped(
     otherwise: Callable[[], Any],
     chunk_size: int | None = None,
     randomness: str = "error",
-    out: Out | None = None,
+    out: dict[str, Tensor] | Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """Call a transformed function for all samples at once, with `torch.vmap`.
 
@@ -116,11 +117,13 @@ def vmapped(
         names: The parameters that the function gets.
         batch: Tensors `(B, ...)`, at least one; B at least 1.
         transform: What is to be batched, such as `torch.func.grad` by the parameters; it gets and
-            returns a function `(params, buffers, *sample)`.
+            returns a function `(params, buffers, *sample)`, the latter of a tensor or a dictionary.
         otherwise: Computes and returns the same, in a loop, where `vmap` cannot.
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-        out: Where the results are to be written; `None` means into new tensors.
+        out: Where the results are to be written, or a function that returns this, given the results
+            of the first chunk; `None` means into new tensors.
+        dtype: Of the results; `None` means that which they come with.
 
     Returns:
         What the function returns, with a dimension B in front of each tensor, detached.
@@ -131,7 +134,7 @@ def vmapped(
     size, device = len(batch[0]), batch[0].device
     step = size if chunk_size is None else chunk_size
     state = None if randomness == "error" else streams.random_state(device)
-    places = failed = None
+    failed = None
     with running(model, names) as (snapshot, params, buffers):
         per_sample = transform(reaching(function, model, names))
         # Each chunk is written where it belongs: to concatenate them takes the memory of all
@@ -139,11 +142,16 @@ def vmapped(
         for start in range(0, size, step):
             if randomness == "same":  # what `torch.vmap` does for its chunks
                 streams.restore_random_state(state, device)
-            chunk = tuple(tensor[start : start + step] for tensor in batch)
+            chunk = [tensor[start : start + step] for tensor in batch]
             try:
                 results = map_samples(
                     per_sample, params, buffers, chunk, snapshot.restore, randomness=randomness
                 )
+                rows = results if isinstance(results, dict) else {"": results}
+                if start == 0:
+                    unreached = [name for name, each in rows.items() if not any(each.stride()[:1])]
+                    if unreached and names:
+                        check_unreached(function, model, unreached, batch)
             except streams.Drawn as error:
                 raise ValueError(streams.RANDOMNESS) from error
             except Exception as error:  # whatever a model can raise; the loop tells
@@ -151,19 +159,21 @@ def vmapped(
                     raise
                 failed = error
                 break
-            if out is None and step >= size:
-                return tree_map(torch.detach, results)
-            if places is None:
-                places = (out or functools.partial(_empty, size=size))(results)
-            with torch.no_grad():
-                tree_map(
-                    lambda place, rows: place[start : start + step].copy_(rows),  # noqa: B023
-                    places,
-                    results,
-                )
-            del results  # or it would lie beside those of the next chunk
+            if start == 0:
+                places = out(rows) if callable(out) else out
+                places = {} if places is None else places
+            for name, each in rows.items():
+                if out is None and step >= size:
+                    places[name] = each.detach().to(dtype or each.dtype)
+                    continue
+                if name not in places:
+                    places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
+                with torch.no_grad():
+                    places[name][start : start + step].copy_(each)
+            del results, rows  # or they would lie beside those of the next chunk
+            each = None
     if failed is None:
-        return places
+        return places.get("", places)
     if state is not None:
         streams.restore_random_state(state, device)
     return fallback.to_loop(otherwise, failed, model)
@@ -172,7 +182,7 @@ def vmapped(
 @contextlib.contextmanager
 def running(
     model: nn.Module, names: Collection[str]
-) -> Iterator[tuple[Any, dict[str, Tensor], dict[str, Tensor]]]:
+) -> Iterator[tuple[Snapshot, dict[str, Tensor], dict[str, Tensor]]]:
     """Let a block run a model under transforms, and put it back as it was.
 
     Args:
@@ -182,11 +192,15 @@ def running(
     Yields:
         The state of the model; its parameters of these names and its buffers, detached.
     """
-    with preserved(model, names) as snapshot, batchable_recurrence(model), eager():
-        own = dict(model.named_parameters())
-        buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
+    recurrent = [part for part in model.modules() if isinstance(part, RECURRENT)]
+    with preserved(model, names) as snapshot, batchable_recurrence(recurrent), eager():
+        params, buffers = {}, {}
+        for name in names:
+            params[name] = model.get_parameter(name).detach()
+        for name, buffer in model.named_buffers():
+            buffers[name] = buffer.detach()
         with torch.enable_grad():
-            yield snapshot, {name: own[name].detach() for name in names}, buffers
+            yield snapshot, params, buffers
 
 
 def reaching(function: Function, model: nn.Module, names: Collection[str]) -> Function:
@@ -195,37 +209,64 @@ def reaching(function: Function, model: nn.Module, names: Collection[str]) -> Fu
     Wherever the model meets its own parameters, the tensors in their place are used, or it is
     refused. And it writes neither into the buffers of other samples nor into the caller's data.
     """
-    own, own_buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    ids = {id(tensor): name for name, tensor in (*own.items(), *own_buffers.items())}
+    own = dict(model.named_parameters())
+    ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
+    in_place = {name for name in own if not is_plain(own[name])}
 
     def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
-        buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+        buffers = dict(zip(buffers, map(torch.clone, buffers.values()), strict=True))
+        swapped = {name: each for name, each in params.items() if name not in in_place}
         with ParameterAliases(ids, params | buffers):
-            value = function(model, params, buffers, *(tensor.clone() for tensor in sample))
-        check_within_reach(value, [own[name] for name in names])
+            value = function(model, swapped, buffers, *map(torch.clone, sample))
+        check_within_reach(value, map(own.get, names))
         return value
 
     return run
 
 
+def check_unreached(
+    function: Function, model: nn.Module, names: Collection[str], batch: Batch
+) -> None:
+    """Raise `OutOfReach` if a parameter without a gradient under transforms has one without.
+
+    A scripted function is called past all of them.
+
+    Args:
+        function: See the module.
+        model: Any module.
+        names: The parameters in question.
+        batch: Tensors `(B, ...)`; the first sample is run.
+    """
+    with preserved(model, names) as snapshot:
+        leaves = [model.get_parameter(name) for name in names]
+        value = function(model, {}, {}, *(tensor[0].detach().clone() for tensor in batch))
+        grads = [None]
+        if value.requires_grad:
+            grads = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+        snapshot.restore()
+    if any(each is not None and each.any() for each in grads):
+        raise OutOfReach("a parameter is used as it is, out of reach of the transforms")
+
+
 def map_samples(
     per_sample: Function,
-    params: Any,
-    buffers: Any,
-    batch: Batch,
+    params: dict[str, Tensor],
+    buffers: dict[str, Tensor],
+    batch: Sequence[Any],
     restore: Callable[[], Any],
-    **options: Any,
+    *,
+    randomness: str = "error",
 ) -> Any:
     """Run `per_sample(params, buffers, *sample)` for each sample of a batch, with `torch.vmap`.
 
     Args:
         per_sample: Function of one sample; tensors of a batch reach it without their dimension B.
         params: What all samples share.
-        buffers: The model's buffers, by name or in order. All samples share them as well, unless
-            the model writes a sample's values into them; then each sample gets its own.
-        batch: Tensors `(B, ...)`.
+        buffers: The model's buffers by name. All samples share them as well, unless the model
+            writes a sample's values into them; then each sample gets its own.
+        batch: Tensors `(B, ...)`, or dictionaries of such tensors.
         restore: Puts the model back as it was, after each run.
-        options: `randomness` of `torch.vmap`.
+        randomness: As in `torch.vmap`.
 
     Returns:
         What `per_sample` returns, with a dimension B in front of each tensor.
@@ -233,26 +274,24 @@ def map_samples(
     Raises:
         ValueError: The model draws random numbers and `randomness` is `"error"`.
     """
-    dims = (0,) * len(batch)
-    try:
-        with slow_operations_named():
-            try:
-                compute = vmap(per_sample, in_dims=(None, None, *dims), **options)
-                return compute(params, buffers, *batch)
-            except RuntimeError as error:
-                if not any(fragment in str(error) for fragment in _UNBATCHED):
-                    raise
-            finally:
-                restore()
-            own = tree_map(lambda buffer: buffer.expand(len(batch[0]), *buffer.shape), buffers)
-            try:
-                return vmap(per_sample, in_dims=(None, 0, *dims), **options)(params, own, *batch)
-            finally:
-                restore()
-    except RuntimeError as error:
-        if "randomness error mode" in str(error):
-            raise streams.Drawn(streams.RANDOMNESS) from error
-        raise
+    for own in (False, True):
+        dims = (None, 0 if own else None, *(0,) * len(batch))
+        if own:
+            size = len(batch[0])
+            buffers = {name: each.expand(size, *each.shape) for name, each in buffers.items()}
+        try:
+            with slow_operations_named():
+                return vmap(per_sample, in_dims=dims, randomness=randomness)(
+                    params, buffers, *batch
+                )
+        except RuntimeError as error:
+            if "randomness error mode" in str(error):
+                raise streams.Drawn(streams.RANDOMNESS) from error
+            if own or not any(fragment in str(error) for fragment in _UNBATCHED):
+                raise
+        finally:
+            restore()
+    raise AssertionError("the second attempt returns or raises")
 
 
 @contextlib.contextmanager
@@ -283,20 +322,3 @@ def eager() -> contextlib.AbstractContextManager[Any]:
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
-
-
-def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Call a function for each tensor in a dictionary or a tuple, or for the one tensor."""
-    if isinstance(tree, dict):
-        return {
-            key: tree_map(function, value, *(other[key] for other in others))
-            for key, value in tree.items()
-        }
-    if isinstance(tree, tuple):
-        return tuple(tree_map(function, *parts) for parts in zip(tree, *others, strict=True))
-    return function(tree, *others)
-
-
-def _empty(results: Any, size: int) -> Any:
-    """Make room for the results of `size` samples, given those of some."""
-    return tree_map(lambda rows: rows.detach().new_empty((size, *rows.shape[1:])), results)

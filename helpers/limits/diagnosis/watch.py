@@ -110,9 +110,11 @@ class Watch(TorchFunctionMode):
             self.outputs.append((self.names[module], output))
 
     def _random_states(self) -> dict[str, Any]:
-        # Under a transform, the model's own too, no state can be read.
-        if self._device is None or peek_interpreter_stack() is not None:
+        if self._device is None:
             return dict.fromkeys(self.drew)
-        torch_state = [state.numpy(force=True).tobytes() for state in random_state(self._device)]
+        try:
+            torch_state = [each.numpy(force=True).tobytes() for each in random_state(self._device)]
+        except RuntimeError:  # under a transform, the model's own too, no state can be read
+            return dict.fromkeys(self.drew)
         _, keys, position, *_ = np.random.get_state()  # noqa: NPY002
         return {"torch": torch_state, "numpy": (keys.tobytes(), position, random.getstate())}
