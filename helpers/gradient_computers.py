@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 
 from helpers import devices
 from helpers.layers.per_sample import PerSampleGradients
@@ -223,12 +224,13 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         batch = self._checked(batch)
         if len(batch[0]) == 0:
             return torch.zeros(0, 1, dtype=self.dtype, device=self.device)
+        names = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
         loss_grads = samples.vmapped(
             self._loss_grad,
             self.model,
-            (),
+            names,
             batch,
-            transform=lambda function: function,  # nothing is differentiated
+            transform=_differentiable if names else lambda function: function,
             otherwise=lambda: self._loss_grads_by_loop(batch),
             chunk_size=self.chunk_size,
         )
@@ -258,6 +260,15 @@ class IterativeGradientComputer(AbstractGradientComputer):
     def compute_loss_grad(self, batch: Batch) -> Tensor:
         """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
         return self._loss_grads_by_loop(self._checked(batch))
+
+
+def _differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a function of parameters one that could be differentiated by them.
+
+    Nothing is pulled back: under differentiation, recurrent layers take a path that `vmap` can
+    transform, and else one that it cannot.
+    """
+    return lambda params, *rest: vjp(lambda own: function(own, *rest), params)[0]
 
 
 def _check_task(task: AbstractModelOutput) -> None:

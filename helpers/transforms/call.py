@@ -191,14 +191,19 @@ def check_within_reach(value: Any, parameters: Iterable[Tensor]) -> None:
     if value is None or not value.requires_grad:
         return
     own = [*map(id, parameters)]
+    if any(id(getattr(node, "variable", None)) in own for node in graph(value)):
+        raise OutOfReach("a parameter is used as it is, out of reach of the transforms")
+
+
+def graph(value: Tensor) -> Iterator[Any]:
+    """Yield the nodes of the graph behind a tensor, in plain autograd."""
     seen, waiting = set(), [value.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
-            if id(getattr(node, "variable", None)) in own:
-                raise OutOfReach("a parameter is used as it is, out of reach of the transforms")
+            yield node
 
 
 @contextmanager

@@ -316,13 +316,14 @@ def select_parameters(
             )
     if isinstance(wrt, str):
         raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
+    names = parameters if wrt is None else [*wrt]
+    if unknown := [*filter(lambda name: name not in parameters, names)]:
+        raise ValueError(
+            f"{argument} names {', '.join(map(repr, unknown))}, which is no parameter of this "
+            f"model: it has {', '.join(parameters)}"
+        )
     chosen = {}
-    for name in parameters if wrt is None else wrt:
-        if name not in parameters:
-            raise ValueError(
-                f"{argument} names {name!r}, which is no parameter of this model: it has "
-                f"{', '.join(parameters)}"
-            )
+    for name in names:
         if wrt is not None or parameters[name].requires_grad:
             chosen[name] = parameters[name].detach()
     return chosen

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.func import grad
 
 from helpers.transforms import samples
+from helpers.transforms.call import graph
 
 # How torch of several versions says that a checkpoint is reentrant.
 _REENTRANT = ("is incompatible with .grad()", "is not compatible with .grad()")
@@ -79,10 +81,14 @@ def gradients_of(
     try:
         # Kept for the second way below.
         grads = torch.autograd.grad(scalar, leaves, retain_graph=True, allow_unused=True)
+        whole = None in grads and any(isinstance(node, BackwardCFunction) for node in graph(scalar))
     except RuntimeError as error:
         if not any(words in str(error) for words in _REENTRANT):
             raise
-        # Reentrant checkpoints want a whole backward, which fills the `.grad` of all that is there.
+        whole = True
+    if whole:
+        # A backward within the backward, as of a reentrant checkpoint, fills the `.grad` of what is
+        # met there. It is not seen in the graph.
         scalar.backward(retain_graph=retain_graph)
         grads = [leaf.grad for leaf in leaves]
         for leaf in leaves:

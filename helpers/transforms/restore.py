@@ -120,7 +120,7 @@ class Snapshot:
         for index, (tensor, values, version) in enumerate(self._tensors):
             if tensor._version != version or tensor.grad_fn is not None:
                 _rewrite(tensor, values)
-            elif compare and not torch.equal(tensor, values):
+            elif compare and not _equal(tensor, values):
                 _rewrite(tensor, values)
                 hidden = True
             self._tensors[index] = (tensor, values, tensor._version)
@@ -181,6 +181,12 @@ def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
         now = now if type(now) in _PLAIN else _stored(now)
         now, then = [*now, *now.values()], [*then, *then.values()]
     return len(now) == len(then) and all(map(is_, now, then))
+
+
+def _equal(tensor: Tensor, values: Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        tensor, values = tensor.to_dense(), values.to_dense()
+    return torch.equal(tensor, values)
 
 
 def _rewrite(tensor: Tensor, values: Tensor) -> None:

@@ -194,9 +194,9 @@ def running(
     """
     recurrent = [part for part in model.modules() if isinstance(part, RECURRENT)]
     with preserved(model, names) as snapshot, batchable_recurrence(recurrent), eager():
-        params, buffers = {}, {}
+        own, params, buffers = dict(model.named_parameters()), {}, {}
         for name in names:
-            params[name] = model.get_parameter(name).detach()
+            params[name] = own[name].detach()
         for name, buffer in model.named_buffers():
             buffers[name] = buffer.detach()
         with torch.enable_grad():
@@ -238,7 +238,8 @@ def check_unreached(
         batch: Tensors `(B, ...)`; the first sample is run.
     """
     with preserved(model, names) as snapshot:
-        leaves = [model.get_parameter(name) for name in names]
+        own = dict(model.named_parameters())
+        leaves = [own[name] for name in names]
         value = function(model, {}, {}, *(tensor[0].detach().clone() for tensor in batch))
         grads = [None]
         if value.requires_grad:
