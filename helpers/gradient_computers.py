@@ -10,7 +10,7 @@ Both return the same dictionary for the same model, with the names, zeros, and r
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn

@@ -58,7 +58,14 @@ class FunctionalModuleWithBuffers(nn.Module):
         """Run the model with these parameters and buffers, each in the order of its names."""
         state = dict(zip(self.param_names, params, strict=True))
         state |= zip(self.buffer_names, buffers, strict=True)
-        return functional_call(self.stateless_model, state, args, kwargs)
+        # Where a layer has two names, `functional_call` leaves the last tensors that it was given.
+        parts = self.stateless_model.modules()
+        before = [(own, own.copy()) for m in parts for own in (m._parameters, m._buffers)]
+        try:
+            return functional_call(self.stateless_model, state, args, kwargs)
+        finally:
+            for own, tensors in before:
+                own.update(tensors)
 
 
 class FunctionalModule(FunctionalModuleWithBuffers):
