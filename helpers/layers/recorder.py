@@ -237,11 +237,51 @@ class _RecordedLayers(ParameterAliases):
             for role, tensor in match.weights.items()
         }
         outputs = match.run(**weights)
-        outputs = _OfSamples.apply(outputs, match.activations, self._sample, call, self._record)
+        outputs = _passed_on(outputs, match.activations, self._sample, call, self._record)
         return match.finish(outputs) if match.finish else outputs
 
     def _is_weight(self, value: Any) -> bool:
         return id(value) in self._leaves
+
+
+def _passed_on(
+    outputs: Tensor, activations: Tensor, sample: Tensor, call: LayerCall, record: _Record
+) -> Tensor:
+    """Call `_OfSamples`, or do what comes of it where nothing but the record's `vmap` is around.
+
+    To call a function by way of `vmap` takes longer than many a layer.
+    """
+    try:
+        from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    except ImportError:  # they are private, and may go
+        return _OfSamples.apply(outputs, activations, sample, call, record)
+    around = retrieve_current_functorch_interpreter()
+    if around.level() > 1 or around.key() != TransformType.Vmap:
+        return _OfSamples.apply(outputs, activations, sample, call, record)
+    outputs, out_dim = _unwrap_batched(outputs, 1)
+    activations, in_dim = _unwrap_batched(activations, 1)
+    with around.lower():
+        outputs = _recorded_outputs(
+            around.batch_size(), (out_dim, in_dim), outputs, activations, call, record
+        )
+    return _add_batch_dim(outputs, 0, 1)
+
+
+def _recorded_outputs(
+    size: int,
+    dims: tuple[int | None, ...],
+    outputs: Tensor,
+    activations: Tensor,
+    call: LayerCall,
+    record: _Record,
+) -> Tensor:
+    """Call `_Recorded` with the tensors of all samples, the dimension B in front."""
+    outputs, activations = (
+        tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip((outputs, activations), dims, strict=True)
+    )
+    return _Recorded.apply(outputs, activations, record.probe, call, record)
 
 
 class _OfSamples(torch.autograd.Function):
@@ -265,12 +305,7 @@ class _OfSamples(torch.autograd.Function):
         *args: Any,
     ) -> tuple[Tensor, int]:
         # The sample makes this run where outputs and activations are the same for all.
-        outputs, activations = (
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip((outputs, activations), in_dims, strict=False)
-        )
-        _, record = args
-        return _Recorded.apply(outputs, activations, record.probe, *args), 0
+        return _recorded_outputs(info.batch_size, in_dims[:2], outputs, activations, *args), 0
 
 
 class _Recorded(torch.autograd.Function):

@@ -69,7 +69,13 @@ class CuredNorms(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         self.met_norm = True
         images, *rest = args or [(kwargs := dict(kwargs)).pop("input")]
-        return Contiguous.apply(func(images.contiguous(), *rest, **(kwargs or {})))
+        return self._contiguous(func(images.contiguous(), *rest, **(kwargs or {})))
+
+    def _contiguous(self, outputs: Tensor) -> Tensor:
+        """Let the gradient at these outputs lie in memory in order, in plain autograd."""
+        if outputs.requires_grad:
+            outputs.register_hook(Tensor.contiguous)
+        return outputs
 
 
 class ParameterAliases(CuredNorms):
@@ -105,6 +111,10 @@ class ParameterAliases(CuredNorms):
     def _call(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call a function that is given the tensors that are meant."""
         return func(*args, **kwargs)
+
+    def _contiguous(self, outputs: Tensor) -> Tensor:
+        """Do the same under transforms, and outside of them."""
+        return Contiguous.apply(outputs)
 
     def _replaced(self, values: Any) -> Any:
         """Return a list or a tuple with the tensors that are meant."""

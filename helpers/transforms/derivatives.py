@@ -81,7 +81,8 @@ def gradients_of(
     try:
         # Kept for the second way below.
         grads = torch.autograd.grad(scalar, leaves, retain_graph=True, allow_unused=True)
-        whole = None in grads and any(isinstance(node, BackwardCFunction) for node in graph(scalar))
+        missing = any(each is None for each in grads)
+        whole = missing and any(isinstance(node, BackwardCFunction) for node in graph(scalar))
     except RuntimeError as error:
         if not any(words in str(error) for words in _REENTRANT):
             raise

@@ -118,12 +118,11 @@ class Snapshot:
             generator.set_state(state)
         hidden = False
         for index, (tensor, values, version) in enumerate(self._tensors):
-            if tensor._version != version or tensor.grad_fn is not None:
+            written = tensor._version != version or tensor.grad_fn is not None
+            if written or (compare and not _equal(tensor, values)):
+                hidden = hidden or not written
                 _rewrite(tensor, values)
-            elif compare and not _equal(tensor, values):
-                _rewrite(tensor, values)
-                hidden = True
-            self._tensors[index] = (tensor, values, tensor._version)
+                self._tensors[index] = (tensor, values, tensor._version)
         return hidden
 
     def written(self) -> set[int]:
@@ -177,10 +176,12 @@ def _stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
 
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
     """Compare collections by the identity of what they hold, dictionaries by order as well."""
+    if len(now) != len(then):
+        return False
     if isinstance(then, dict):
         now = now if type(now) in _PLAIN else _stored(now)
-        now, then = [*now, *now.values()], [*then, *then.values()]
-    return len(now) == len(then) and all(map(is_, now, then))
+        return all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
+    return all(map(is_, now, then))
 
 
 def _equal(tensor: Tensor, values: Tensor) -> bool:
