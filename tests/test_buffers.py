@@ -7,8 +7,8 @@ from torch import Tensor
 
 from helpers import benchmark, gradients, jacobians
 from helpers.models import MLP
-from tests.oracle import TOLERANCES, assert_equal, oracle
-from tests.zoo import MODELS, make
+from tests.support.oracle import TOLERANCES, assert_equal, oracle
+from tests.support.zoo import MODELS, make
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),

@@ -15,7 +15,7 @@ from helpers.curvature import (
     gauss_newton_product,
     matrix,
 )
-from tests.zoo import MODELS, Case, make
+from tests.support.zoo import MODELS, Case, make
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),

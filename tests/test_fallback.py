@@ -11,7 +11,8 @@ from torch import nn
 
 from helpers import gradients, jacobians, norms
 from helpers.transforms.fallback import FallbackWarning
-from tests import test_damage, wild, zoo
+from tests import test_damage
+from tests.support import wild, zoo
 from tests.test_damage import MAKE, WAYS
 
 # Ways in chunks of one sample each.

@@ -24,9 +24,9 @@ from helpers.model_outputs import (
 from helpers.models import MLP, SimpleCNN
 from helpers.transforms.fallback import FallbackWarning
 from helpers.transforms.randomness import RANDOMNESS
-from tests.oracle import TOLERANCES, assert_equal, oracle
+from tests.support.oracle import TOLERANCES, assert_equal, oracle
+from tests.support.zoo import MODELS, Apply, Buffered, Case, make
 from tests.test_gradients import snapshot
-from tests.zoo import MODELS, Apply, Buffered, Case, make
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),  # vmap's, of LSTM

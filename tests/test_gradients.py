@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.oracle import METHODS, TOLERANCES, assert_equal, oracle
-from tests.zoo import MODELS, Apply, make, squared
+from tests.support.oracle import METHODS, TOLERANCES, assert_equal, oracle
+from tests.support.zoo import MODELS, Apply, make, squared
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),  # vmap's, of LSTM

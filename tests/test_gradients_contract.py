@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from helpers import gradients, jacobians
-from tests.oracle import METHODS, TOLERANCES, assert_equal, oracle
-from tests.zoo import Apply, make, squared
+from tests.support.oracle import METHODS, TOLERANCES, assert_equal, oracle
+from tests.support.zoo import Apply, make, squared
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*which torch.vmap takes one sample"

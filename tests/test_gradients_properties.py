@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers import gradients, jacobians
-from tests.oracle import METHODS, TOLERANCES, assert_equal, oracle
-from tests.zoo import Case, squared
+from tests.support.oracle import METHODS, TOLERANCES, assert_equal, oracle
+from tests.support.zoo import Case, squared
 
 examples = functools.partial(settings, deadline=None, derandomize=True, database=None)
 sizes, batches, seeds = st.integers(1, 4), st.integers(0, 5), st.integers(0, 2**16)

@@ -9,8 +9,8 @@ from torch import nn
 
 from helpers import gradients
 from helpers.transforms.randomness import RANDOMNESS
-from tests.oracle import METHODS
-from tests.zoo import Apply, make, squared
+from tests.support.oracle import METHODS
+from tests.support.zoo import Apply, make, squared
 
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 

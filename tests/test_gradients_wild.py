@@ -14,8 +14,8 @@ from helpers import jacobians, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.tooling.wild.traces import everything
 from helpers.transforms.fallback import FallbackWarning
-from tests import wild
-from tests.oracle import METHODS, TOLERANCES, assert_equal
+from tests.support import wild
+from tests.support.oracle import METHODS, TOLERANCES, assert_equal
 from tests.test_gradient_computers import LossOf
 
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

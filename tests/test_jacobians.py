@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from helpers.jacobians import func_jacobians, loop_jacobians, unflatten_jacobians
 from helpers.transforms.randomness import RANDOMNESS
-from tests.oracle import TOLERANCES, assert_equal, oracle
-from tests.zoo import Apply, make
+from tests.support.oracle import TOLERANCES, assert_equal, oracle
+from tests.support.zoo import Apply, make
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),

@@ -13,11 +13,11 @@ from helpers import benchmark, gradients, norms
 from helpers.layers import linear
 from helpers.layers.watch import NotSeen, Watch
 from helpers.models import SimpleCNN
-from tests import wild
-from tests.oracle import assert_equal, oracle
+from tests.support import wild
+from tests.support.oracle import assert_equal, oracle
+from tests.support.zoo import MODELS, Apply, Case, make, squared
 from tests.test_gradients_properties import case_of
 from tests.test_gradients_wild import expected
-from tests.zoo import MODELS, Apply, Case, make, squared
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),

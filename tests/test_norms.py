@@ -14,9 +14,9 @@ from helpers import benchmark, gradients, norms
 from helpers.layers import convolution, watch
 from helpers.layers.use import squared_norms
 from helpers.models import SimpleCNN
-from tests.oracle import TOLERANCES, assert_equal, oracle
+from tests.support.oracle import TOLERANCES, assert_equal, oracle
+from tests.support.zoo import MODELS, Apply, Case, make, squared
 from tests.test_gradients_properties import case_of, convolutions, networks
-from tests.zoo import MODELS, Apply, Case, make, squared
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),

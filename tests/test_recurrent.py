@@ -12,9 +12,9 @@ from helpers import gradients, jacobians, norms
 from helpers.layers.watch import Watch
 from helpers.transforms import cells, recurrent
 from helpers.transforms.fallback import FallbackWarning
-from tests.oracle import assert_equal, oracle
+from tests.support.oracle import assert_equal, oracle
+from tests.support.zoo import Apply, Case, squared
 from tests.test_gradients_properties import case_of
-from tests.zoo import Apply, Case, squared
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}

@@ -100,7 +100,7 @@ def test_a_model_that_does_not_run_is_told_and_is_bad():
 
 
 def test_the_loop_of_pairs_is_right_where_torch_is_wrong_for_a_batch_of_one():
-    from tests import wild as habits
+    from tests.support import wild as habits
     from tests.test_gradients_wild import expected
 
     case = habits.make("stem batch norm")

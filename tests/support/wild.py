@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.zoo import Apply, Case, squared
+from tests.support.zoo import Apply, Case, squared
 
 # Normalisation, and then its result read in another order.
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.zoo import Apply, Case, squared
+from tests.support.zoo import Apply, Case, squared
 
 # Blocks map (B, T, D) to (B, T, D), T tokens of D numbers, so that any follows any.
 TOKENS, WIDTH = 4, 4

@@ -1,8 +1,8 @@
 """The helpers and the zoo on another device than the CPU, compared with the CPU.
 
-`TEST_DEVICE=cuda pytest tests/device_cases.py` is for a machine that has one. Without `TEST_DEVICE`
-it is the pretended accelerator, which changes the process that it is in; so this file is not
-collected by itself, and `tests/tooling/test_pretend.py` runs it in a process of its own.
+`TEST_DEVICE=cuda pytest tests/support/device_cases.py` is for a machine that has one. Without
+`TEST_DEVICE` it is the pretended accelerator, which changes the process that it is in; so this file
+is not collected by itself, and `tests/tooling/test_pretend.py` runs it in a process of its own.
 """
 
 import os
@@ -28,11 +28,11 @@ from helpers import (
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
-from tests import zoo
+from tests.support import zoo
 
 PRETENDED = "TEST_DEVICE" not in os.environ
 if PRETENDED:
-    import tests.pretend  # noqa: F401  (makes the device)
+    import tests.support.pretend  # noqa: F401  (makes the device)
 DEVICE = devices.resolve(os.environ.get("TEST_DEVICE", "pretend"))
 on_another = pytest.mark.skipif(DEVICE.type == "cpu", reason="about a device beside the CPU")
 on_pretended = pytest.mark.skipif(not PRETENDED, reason="about the pretended accelerator")
