@@ -36,7 +36,10 @@ _WRITES = "the model writes into a tensor that is no parameter or buffer of its 
 _TRILINEAR = "trilinear, which torch.vmap takes one sample after the other: that is slower"
 FALLBACKS = {
     "bilinear": _TRILINEAR,
-    **dict.fromkeys(["encoder train", "encoder eval", "encoder norm first"], "MultiheadAttention uses _scaled_dot_product"),
+    **dict.fromkeys(
+        ["encoder train", "encoder eval", "encoder norm first"],
+        "MultiheadAttention uses _scaled_dot_product",
+    ),
     "embedding bag": "uses _embedding_bag, which torch.vmap takes one sample after the other",
     "LSTM of packed sequences": "the samples were taken one after the other, which is slower",
     "GRU differentiated twice": "the samples were taken one after the other, which is slower",

@@ -75,16 +75,13 @@ class Truth:
         columns = []
         for place in range(self.outputs.shape[1]):
             rows = self._differentiate(lambda case, x, _, y=place: case.model(x)[0, y])
-            columns.append(torch.cat([each.reshape(len(each), -1) for each in rows.values()], 1))
+            columns.append(self._flat(rows))
         return torch.stack(columns, 1)
 
     @property
     def norms(self) -> Tensor:
         """`(B,)`."""
-        rows = [each.reshape(len(each), -1) for each in self.gradients.values()]
-        return torch.cat([self.case.targets.new_zeros(len(self.case.data), 0), *rows], 1).norm(
-            dim=1
-        )
+        return self._flat(self.gradients).norm(dim=1)
 
     @property
     def limit(self) -> float:
@@ -96,6 +93,11 @@ class Truth:
         """`{name: shape}`."""
         factors = (self.limit / self.norms).clamp(max=1)
         return {n: torch.einsum("b,b...->...", factors, g) for n, g in self.gradients.items()}
+
+    def _flat(self, rows: dict[str, Tensor]) -> Tensor:
+        size = len(self.case.data)
+        nothing = torch.zeros(size, 0, dtype=torch.float64)
+        return torch.cat([nothing, *(each.reshape(size, -1) for each in rows.values())], 1)
 
     def _differentiate(self, scalar: Callable[[Case, Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         """Read `.grad` after `.backward()`, of a model that has met no other sample."""
