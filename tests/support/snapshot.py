@@ -70,6 +70,8 @@ class Snapshot:
             self._record(f"{place}.", vars(value))
 
     def _record_tensor(self, place: str, tensor: Tensor) -> None:
+        if nn.parameter.is_lazy(tensor):
+            return
         strided = tensor.layout is torch.strided
         grad = tensor.grad if tensor.is_leaf else None
         self._alive += [tensor, grad]
@@ -85,4 +87,4 @@ def exactly(tensor: Tensor) -> bytes:
     """Read a tensor's numbers, bit by bit."""
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    return tensor.contiguous().numpy().tobytes()
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -71,6 +71,10 @@ def _has_jacobians(truth: Truth) -> bool:
     return truth.outputs.dim() == 2 and truth.outputs.shape[1] <= 24
 
 
+def _has_parameters(truth: Truth) -> bool:
+    return any(parameter.requires_grad for parameter in truth.case.model.parameters())
+
+
 def _vector(case: Case) -> Named:
     generator = torch.Generator().manual_seed(0)
     return {
@@ -165,11 +169,16 @@ WAYS = {
     "empirical Fisher": Way(
         lambda c, _: curvature.empirical_fisher_product(*c.args, _vector(c), chunk_size=2),
         _empirical,
+        _has_parameters,
     ),
     "Gauss-Newton": Way(
         lambda c, _: curvature.gauss_newton_product(*c.args, _vector(c), chunk_size=3),
         _newton,
-        lambda truth: _has_jacobians(truth) and truth.case.loss_fn in (squared, F.cross_entropy),
+        lambda truth: (
+            _has_parameters(truth)
+            and _has_jacobians(truth)
+            and truth.case.loss_fn in (squared, F.cross_entropy)
+        ),
     ),
 }
 LEGACY = {

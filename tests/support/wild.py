@@ -618,6 +618,9 @@ ROWS: dict[str, Build] = {
     "old function": lambda: Apply(lambda m, x: Doubling.apply(m.fc(x)), fc=nn.Linear(3, 2)),
     "quantisation observer": _observed,
     "a lock": _locked,
+}
+# What holds together in plain PyTorch: another module, a loss or a hook looks at what ran.
+LINKED: dict[str, Build] = {
     "loss of what the forward kept": _auxiliary,
     "loss of a list that the forward filled": _list_of_losses,
     "loss of what a method kept": lambda: _collected(lambda collector: collector.keep),
@@ -660,7 +663,7 @@ IMAGES: dict[str, Build] = {
     "channels last, group norm": lambda: _channels_last(nn.GroupNorm(2, 4)),
     "tokens as images": _tokens_as_images,
 }
-GROUPS = [((3,), ROWS), ((3,), WORDS), ((2, 4, 4), IMAGES)]
+GROUPS = [((3,), ROWS), ((3,), LINKED), ((3,), WORDS), ((2, 4, 4), IMAGES)]
 MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}
 
 
