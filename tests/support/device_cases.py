@@ -28,7 +28,7 @@ from helpers import (
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
-from tests.support import zoo
+from tests.support import ways, zoo
 
 PRETENDED = "TEST_DEVICE" not in os.environ
 if PRETENDED:
@@ -54,19 +54,13 @@ def on_cpu(result):
     return result.cpu()
 
 
-def total_outputs(case):
-    """Let the Jacobian be of outputs (B, Y), whatever the case returns."""
-    return zoo.Apply(lambda m, x: m.inner(x).flatten(1), inner=case.model)
-
-
-WAYS = {
-    "loop": lambda case: gradients.loop_gradients(*case.args),
-    "functorch": lambda case: gradients.functorch_gradients(*case.args),
-    "func": lambda case: gradients.func_gradients(*case.args),
-    "func in chunks": lambda case: gradients.func_gradients(*case.args, chunk_size=2),
-    "Jacobian": lambda case: jacobians.func_jacobians(total_outputs(case), case.data),
-    "norms": lambda case: norms.gradient_norms(*case.args),
-    "clipped sum": lambda case: norms.clipped_sum(*case.args, limit=0.5),
+WAYS = {name: ways.WAYS[name].compute for name in ("loop", "func", "func, chunks", "norms")}
+WAYS |= {
+    "functorch": ways.LEGACY["functorch"].compute,
+    "clipped sum": lambda case, _: norms.clipped_sum(*case.args, limit=0.5),
+    "func Jacobians": lambda case, _: jacobians.func_jacobians(
+        nn.Sequential(case.model, nn.Flatten()), case.data
+    ),
 }
 
 
@@ -75,13 +69,13 @@ WAYS = {
 def test_the_zoo_is_as_on_the_cpu(name, way):
     compute = WAYS[way]
     try:
-        expected = compute(zoo.make(name))
+        expected = compute(zoo.make(name), None)
     except (ValueError, NotImplementedError) as refusal:
         with pytest.raises(type(refusal)):
-            compute(moved(zoo.make(name)))
+            compute(moved(zoo.make(name)), None)
         return
     torch.testing.assert_close(
-        on_cpu(compute(moved(zoo.make(name)))), expected, rtol=1e-9, atol=1e-12
+        on_cpu(compute(moved(zoo.make(name)), None)), expected, rtol=1e-9, atol=1e-12
     )
 
 
@@ -214,9 +208,9 @@ def test_a_fault_in_a_model_is_caught(fault, way):
         data, targets = torch.rand(4, 3).double(), torch.rand(4, 2).double()
         return zoo.Case(model.to(device), data.to(device), targets.to(device), zoo.squared)
 
-    WAYS[way](case("cpu"))  # nothing is wrong there
+    WAYS[way](case("cpu"), None)  # nothing is wrong there
     with pytest.raises(RuntimeError, match="same device"):
-        WAYS[way](case(DEVICE))
+        WAYS[way](case(DEVICE), None)
 
 
 @on_another
