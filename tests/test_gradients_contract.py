@@ -46,13 +46,6 @@ def test_wrt_chooses_what_is_written_and_summed():
 
 
 @every_method
-def test_names_follow_the_model_and_leave_out_the_frozen(method):
-    assert list(method(*make("frozen").args)) == ["0.bias", "2.weight"]
-    assert list(method(*make("unused").args)) == ["z.weight", "z.bias", "a.weight", "a.bias"]
-    assert list(method(*make("tied weight").args)) == ["0.weight", "0.bias", "2.bias"]
-
-
-@every_method
 def test_only_what_is_asked_for_is_differentiated(method):
     seen = []
 
@@ -75,22 +68,11 @@ def test_nothing_to_differentiate(method):
 
 
 @every_method
-def test_zeros_for_what_the_loss_does_not_reach(method):
-    unused = method(*make("unused").args)
-    assert not unused["z.weight"].any()
-    assert unused["a.weight"].any()
+def test_zeros_where_the_loss_reaches_no_parameter(method):
     case = make("linear")
     constant = method(case.model, lambda p, t: torch.tensor(2.0), *case.batch)
     assert constant["weight"].shape == (3, 2, 3)
     assert not constant["weight"].any()
-
-
-@every_method
-@pytest.mark.parametrize("batch_size", [0, 1])
-@pytest.mark.parametrize("name", ["linear", "scalars", "frozen", "buffer in place", "gru", "mlp"])
-def test_small_batches(name, batch_size, method):
-    case = make(name, batch_size)
-    assert_equal(method(*case.args), oracle(*case.args), TOLERANCE)
 
 
 def test_an_empty_batch_leaves_nothing_to_do():

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from helpers.jacobians import func_jacobians, loop_jacobians, unflatten_jacobians
-from tests.support.oracle import TOLERANCE, Truth, assert_equal
 from tests.support.zoo import Case, make, squared
 
 every_method = pytest.mark.parametrize("method", [loop_jacobians, func_jacobians])
@@ -21,16 +20,6 @@ def test_results_without_a_number(method):
     counting = make("buffer counts")
     method(counting.model, counting.data[:0])
     assert counting.model.calls == 1
-
-
-@pytest.mark.parametrize("name", ["linear", "frozen", "buffer in place", "lstm", "mlp"])
-def test_contracted_with_the_loss_gradient_they_are_the_per_sample_gradients(name):
-    case, truth = make(name), Truth(lambda: make(name))
-    outputs = truth.outputs.requires_grad_()
-    pairs = zip(outputs.split(1), case.targets.split(1), strict=True)
-    sum(case.loss_fn(output, target) for output, target in pairs).backward()
-    flat = torch.einsum("byp,by->bp", func_jacobians(case.model, case.data), outputs.grad)
-    assert_equal(unflatten_jacobians(flat, case.model), truth.gradients, TOLERANCE)
 
 
 @every_method

@@ -132,6 +132,8 @@ USES: dict[str, Callable[[], nn.Module]] = {
     "half in no_grad": pair(lambda m, x: m.a(x) + torch.no_grad()(m.a)(2 * x)),
     "detached": pair(lambda m, x: m.b(m.a(x).detach())),
     "data": pair(lambda m, x: F.linear(x, m.a.weight.data) + m.b(x)),
+    "writes a row of its data": pair(lambda m, x: m.a.weight.data[0].zero_() + m.a(x)),
+    "writes a row of itself": pair(lambda m, x: torch.no_grad()(m.a.weight[0].zero_)() + m.a(x)),
     "one layer twice": lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2),
 }
 WATCHED = ["func, out", "func, out, chunks", "norms", "norms, chunks", "clipped sum"]
@@ -308,33 +310,6 @@ def test_what_is_known_of_a_layer_never_forms_its_gradient(name):
     case = case_of(model, (3, 64), 32, torch.float64)
     formed = 32 * model.weight.nbytes
     assert benchmark.memory(lambda: norms.gradient_norms(*case.args)).peak < formed / 2
-
-
-@torch.no_grad()
-def _halve(weight: Tensor) -> None:
-    weight.mul_(0.5)
-
-
-@torch.no_grad()
-def _fill(weight: Tensor) -> None:
-    weight[0].zero_()
-
-
-WRITES = {
-    "data": lambda weight: weight.data.clamp_(-0.1, 0.1),
-    "data of a row": lambda weight: weight.data[0].zero_(),
-    "in place": _halve,
-    "a row in place": _fill,
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_a_forward_that_writes_into_a_weight(name):
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        WRITES[name](self.a.weight)
-        return self.a(inputs)
-
-    check(seeded(lambda: Apply(run, a=nn.Linear(3, 2)), 3))
 
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -65,7 +65,7 @@ WAYS |= {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("name", [name for name in zoo.MODELS if name not in zoo.RECURRENCES])
 def test_the_zoo_is_as_on_the_cpu(name, way):
     compute = WAYS[way]
     try:
@@ -199,7 +199,7 @@ FORWARDS = {
 
 
 @on_another
-@pytest.mark.parametrize("way", ["loop", "func", "norms", "clipped sum"])
+@pytest.mark.parametrize("way", ["loop", "func", "norms"])
 @pytest.mark.parametrize("fault", FORWARDS)
 def test_a_fault_in_a_model_is_caught(fault, way):
     def case(device):
@@ -214,22 +214,10 @@ def test_a_fault_in_a_model_is_caught(fault, way):
 
 
 @on_another
-def test_a_fault_in_a_loss_is_caught():
-    weight = torch.rand(2).double()
-    case = moved(zoo.make("linear"))
-    with pytest.raises(RuntimeError, match="same device"):
-        gradients.func_gradients(
-            case.model, lambda p, t: ((p - t) ** 2 * weight).sum(), case.data, case.targets
-        )
-
-
-@on_another
 def test_targets_left_on_the_cpu_are_caught():
-    case = zoo.make("linear")
+    case = moved(zoo.make("linear"))
     with pytest.raises((RuntimeError, ValueError), match="device"):
-        gradients.func_gradients(
-            case.model.to(DEVICE), F.mse_loss, case.data.to(DEVICE), case.targets
-        )
+        gradients.func_gradients(case.model, F.mse_loss, case.data, case.targets.cpu())
 
 
 @on_another

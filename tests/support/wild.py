@@ -4,7 +4,6 @@ import functools
 import time
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -104,11 +103,6 @@ def _list_grows(self: Apply, inputs: Tensor) -> Tensor:
     return sum(self.cache)
 
 
-def _counter(self: Apply, inputs: Tensor) -> Tensor:
-    self.cache["calls"] = self.cache.get("calls", 0) + 1
-    return self.fc(inputs) * self.cache["calls"]
-
-
 def _nested(self: Apply, inputs: Tensor) -> Tensor:
     self.cache["inner"]["calls"].append(1)
     return self.fc(inputs) * len(self.cache["inner"]["calls"])
@@ -147,30 +141,6 @@ def _new_layer_scale(self: Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) * self.fc.scale
 
 
-# What a file offers its models.
-
-
-class Registry(OrderedDict):
-    """A dictionary of classes that makes an object of one when it is asked for it."""
-
-    def __getitem__(self, name: str) -> object:
-        return super().__getitem__(name)()
-
-
-ACTIVATIONS = Registry(tanh=nn.Tanh, relu=nn.ReLU)
-
-
-class Activated(nn.Linear):
-    """A layer that takes its activation from a registry of its file, and from one of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-        self.own = Registry(tanh=nn.Tanh)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.own["tanh"](ACTIVATIONS["tanh"](super().forward(inputs)))
-
-
 # A forward that was wrapped on the instance, and hooks that close over another layer.
 
 
@@ -190,11 +160,6 @@ def _timed(model: nn.Module) -> nn.Module:
 
 def _compiled_forward(model: nn.Module) -> nn.Module:
     model.forward = torch.compile(model.forward, backend="eager")
-    return model
-
-
-def _autocast(model: nn.Module) -> nn.Module:
-    model.forward = torch.autocast("cpu", enabled=False)(model.forward)
     return model
 
 
@@ -295,11 +260,6 @@ def _in_a_closure() -> nn.Module:
 # Forwards that write into weights.
 
 
-def _max_norm(index: Callable[[], Tensor]) -> nn.Module:
-    table = nn.Embedding(6, 3, max_norm=0.5)
-    return Apply(lambda m, x: m.fc(x * m.table(index())), fc=nn.Linear(3, 2), table=table)
-
-
 def _clamped(self: Apply, inputs: Tensor) -> Tensor:
     self.fc.weight.data.clamp_(-0.3, 0.3)
     return self.fc(inputs)
@@ -307,12 +267,6 @@ def _clamped(self: Apply, inputs: Tensor) -> Tensor:
 
 def _halved(self: Apply, inputs: Tensor) -> Tensor:
     self.fc.weight.data.mul_(0.5)
-    return self.fc(inputs)
-
-
-def _copied_into(self: Apply, inputs: Tensor) -> Tensor:
-    with torch.no_grad():
-        self.fc.weight.copy_(self.other)
     return self.fc(inputs)
 
 
@@ -573,7 +527,6 @@ Build = Callable[[], nn.Module | tuple[nn.Module, Loss]]
 ROWS: dict[str, Build] = {
     "kept in a dictionary": lambda: Apply(_dictionary_cache, fc=nn.Linear(3, 3), cache={}),
     "kept in a list": lambda: Apply(_list_grows, fc=nn.Linear(3, 2), cache=[]),
-    "kept as a counter": lambda: Apply(_counter, fc=nn.Linear(3, 2), cache={}),
     "kept deep inside": lambda: Apply(
         _nested, fc=nn.Linear(3, 2), cache={"inner": {"calls": []}, "more": ()}
     ),
@@ -583,11 +536,9 @@ ROWS: dict[str, Build] = {
     "hooks on first use": lambda: Apply(
         _hidden_states, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), cache=[], seen=[]
     ),
-    "registry": Activated,
     "wrapped by a timer": lambda: _timed(nn.Linear(3, 2)),
     "wrapped inside": _inner_wrapped,
     "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),
-    "wrapped by autocast": lambda: _autocast(nn.Linear(3, 2)),
     "hook over another layer": _closing_hook,
     "compiled part": _compiled_part,
     "compiled": lambda: torch.compile(nn.Linear(3, 2), backend="eager"),
@@ -598,21 +549,21 @@ ROWS: dict[str, Build] = {
     "closure into an old function": lambda: _closed_over(OldProduct.apply),
     "closure into a function, later": _closed_over_later,
     "closure into a checkpoint": _checkpointed_closure,
-    "max norm": lambda: _max_norm(lambda: torch.tensor([2])),
-    "max norm of one": lambda: _max_norm(lambda: torch.tensor(2)),
+    "max norm": lambda: Apply(
+        lambda m, x: m.fc(x * m.table(torch.tensor([2]))),
+        fc=nn.Linear(3, 2),
+        table=nn.Embedding(6, 3, max_norm=0.5),
+    ),
     "weight clamped": lambda: Apply(_clamped, fc=nn.Linear(3, 2)),
     "weight halved": lambda: Apply(_halved, fc=nn.Linear(3, 2)),
-    "weight copied into": lambda: Apply(_copied_into, fc=nn.Linear(3, 2), other=torch.rand(2, 3)),
     "frozen weight halved": _frozen_written,
     "checkpoint": lambda: _checkpointed(False),
     "checkpoint reentrant": lambda: _checkpointed(True),
     "scripted": _scripted,
     "data parallel": lambda: nn.DataParallel(nn.Linear(3, 2)),
-    "data parallel inside": lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 2))),
     "item": lambda: Apply(_item, fc=nn.Linear(3, 2)),
     "recurrence in place": lambda: Apply(_recurrence, fc=nn.Linear(3, 3)),
     "prelu, outputs as many as samples": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()),
-    "prelu of channels": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4)),
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
     "old function": lambda: Apply(lambda m, x: Doubling.apply(m.fc(x)), fc=nn.Linear(3, 2)),
@@ -695,7 +646,3 @@ def _in_double(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor):
                 setattr(module, key, value.double())
     return model
-
-
-UNCALLED = ("scripted", "data parallel")
-"""What `functional_call`, which a task of the gradient computers calls, refuses."""

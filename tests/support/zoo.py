@@ -313,7 +313,6 @@ RECURRENCES: dict[str, Build] = {
         )
         for kind in (nn.LSTM, nn.GRU, nn.RNN)
     },
-    "LSTM projected, both ways": lambda: _ends(nn.LSTM, proj_size=2, bidirectional=True),
     "LSTM steps in front": lambda: Apply(
         lambda m, x: m.layer(x.transpose(0, 1))[0].transpose(0, 1).flatten(1), layer=nn.LSTM(4, 3)
     ),
