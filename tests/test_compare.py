@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from helpers import compare
 from helpers.gradients import func_gradients, loop_gradients
-from tests.zoo import squared
+from tests.support.zoo import squared
 
 nan, inf = float("nan"), float("inf")
 

@@ -1,22 +1,20 @@
-"""What all functions of `helpers.gradients` promise besides the values of the gradients."""
+"""What the functions of `helpers.gradients` promise besides values and the model as it was."""
 
+import copy
 import random
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from helpers import gradients, jacobians
-from tests.oracle import METHODS, TOLERANCES, assert_equal, oracle
-from tests.zoo import Apply, make, squared
+from helpers import ensembles, gradients, jacobians, norms
+from tests.support.oracle import METHODS, TOLERANCE, assert_equal, every_method, oracle
+from tests.support.ways import WAYS, empty_out
+from tests.support.zoo import Apply, Case, make, squared
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*which torch.vmap takes one sample"
-)  # of attention
-every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-tolerance = TOLERANCES[torch.float64]
+pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
 
 
 @every_method
@@ -25,7 +23,6 @@ tolerance = TOLERANCES[torch.float64]
     [
         ["0.weight", "0.bias", "2.weight", "2.bias"],
         ["2.bias", "0.weight", "2.weight"],
-        ["2.weight"],
         ("0.bias", "2.weight"),
         ["0.weight", "0.weight"],
         [],
@@ -34,24 +31,25 @@ tolerance = TOLERANCES[torch.float64]
 )
 def test_wrt_chooses_names_and_order_frozen_ones_too(wrt, method):
     case = make("frozen")  # 0.weight and 2.bias
-    flags = [parameter.requires_grad for parameter in case.model.parameters()]
-    assert_equal(method(*case.args, wrt=wrt), oracle(*case.args, wrt=dict.fromkeys(wrt)), tolerance)
-    assert_equal(method(*case.args, wrt=(name for name in wrt)), method(*case.args, wrt=wrt), 0)
-    assert [parameter.requires_grad for parameter in case.model.parameters()] == flags
+    expected = oracle(*case.args, wrt=dict.fromkeys(wrt))
+    assert_equal(method(*case.args, wrt=wrt), expected, TOLERANCE)
+    assert_equal(method(*case.args, wrt=(name for name in wrt)), expected, TOLERANCE)
 
 
-@every_method
-def test_names_follow_the_model_and_leave_out_the_frozen(method):
-    assert list(method(*make("frozen").args)) == ["0.bias", "2.weight"]
-    assert list(method(*make("unused").args)) == ["z.weight", "z.bias", "a.weight", "a.bias"]
-    assert list(method(*make("tied weight").args)) == ["0.weight", "0.bias", "2.bias"]
+def test_wrt_chooses_what_is_written_and_summed():
+    case, wrt = make("mlp"), ["fc2.bias", "fc1.bias"]
+    expected = oracle(*case.args, wrt=wrt)
+    out = {n: t for n, t in empty_out(case).items() if n in wrt}  # in the order of the model
+    assert_equal(gradients.func_gradients(*case.args, wrt=wrt, out=out), expected, TOLERANCE)
+    total = norms.clipped_sum(*case.args, 1e9, wrt=wrt)
+    assert_equal(total, {name: rows.sum(0) for name, rows in expected.items()}, TOLERANCE)
 
 
 @every_method
 def test_only_what_is_asked_for_is_differentiated(method):
     seen = []
 
-    def forward(self: Apply, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self: Apply, inputs: Tensor) -> Tensor:
         seen.append([self.a.weight.requires_grad, self.b.weight.requires_grad])
         return self.b(self.a(inputs))
 
@@ -70,15 +68,26 @@ def test_nothing_to_differentiate(method):
 
 
 @every_method
-def test_zeros_for_what_the_loss_does_not_reach(method):
-    unused = method(*make("unused").args)
-    assert not unused["z.weight"].any()
-    assert unused["a.weight"].any()
-    assert not any(tensor.any() for tensor in method(*make("no_grad inside").args).values())
+def test_zeros_where_the_loss_reaches_no_parameter(method):
     case = make("linear")
     constant = method(case.model, lambda p, t: torch.tensor(2.0), *case.batch)
     assert constant["weight"].shape == (3, 2, 3)
     assert not constant["weight"].any()
+
+
+def test_an_empty_batch_leaves_nothing_to_do():
+    case = make("mlp", 0)
+    out = empty_out(case)
+    assert gradients.func_gradients(*case.args, out=out) == out
+    assert gradients.func_gradients(*case.args, wrt=[], out={}) == {}
+    assert norms.gradient_norms(*case.args).shape == (0,)
+    total = norms.clipped_sum(*case.args, 1.0)
+    assert not any(tensor.any() for tensor in total.values())
+    assert {n: t.shape for n, t in total.items()} == {
+        n: p.shape for n, p in case.model.named_parameters()
+    }
+    assert norms.gradient_norms(*make("mlp").args, wrt=[]).tolist() == [0.0, 0.0, 0.0]
+    assert norms.clipped_sum(*make("mlp").args, 1.0, wrt=[]) == {}
 
 
 @every_method
@@ -94,17 +103,54 @@ def test_each_parameter_keeps_its_dtype(method):
 
 
 @every_method
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_sparse_gradient_comes_dense(kind, method):
+    """A layer for large vocabularies; its gradient is one of few rows, some of them twice."""
+    case = make("embedding bag" if kind is nn.EmbeddingBag else "embedding padding")
+    weight = case.model.weight.detach().clone()
+    case.model = kind(6, 3, _weight=weight)
+    case.targets = torch.randn_like(case.model(case.data))
+    case.data[0, 1] = case.data[0, 0]
+    dense = oracle(*case.args)
+    case.model = kind(6, 3, _weight=weight, sparse=True)
+    got = method(*case.args)
+    assert_equal(got, dense, TOLERANCE)
+    assert got["weight"].layout is torch.strided
+
+
+@every_method
 def test_data_in_any_memory_order_and_with_a_graph(method):
     case = make("grouped")
-    by_oracle = oracle(*case.args)
+    expected = oracle(*case.args)
     case.data = case.data.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1).requires_grad_()
     case.targets = case.targets.T.contiguous().T.requires_grad_()
     assert not case.data.is_contiguous()
     got = method(*case.args)
-    assert_equal(got, by_oracle, tolerance)
+    assert_equal(got, expected, TOLERANCE)
     assert not any(tensor.requires_grad for tensor in got.values())
     assert case.data.grad is None
     assert case.targets.grad is None
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "grouped", "lstm"])
+def test_results_are_written_into_memory_of_any_order(name):
+    case = make(name)
+    out = {
+        name: torch.full((*p.shape[::-1], 3), torch.nan, dtype=p.dtype).permute(
+            *range(p.dim(), -1, -1)
+        )
+        for name, p in case.model.named_parameters()
+    }
+    assert_equal(gradients.func_gradients(*case.args, out=out), oracle(*case.args), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["linear", "scalars", "cnn", "tied weight", "lstm", "embedding"])
+def test_what_an_earlier_call_returned_can_be_written_into(name):
+    case = make(name)
+    out = gradients.func_gradients(*case.args)
+    for tensor in out.values():
+        tensor.fill_(torch.nan)
+    assert_equal(gradients.func_gradients(*case.args, out=out), oracle(*case.args), TOLERANCE)
 
 
 @every_method
@@ -115,18 +161,20 @@ def test_a_loss_with_a_parameter_of_its_own(method):
     assert temperature.grad is None
 
 
-@every_method
-@pytest.mark.parametrize("name", ["linear", "mlp", "embedding", "batch norm eval", "encoder eval"])
+@pytest.mark.parametrize("way", ["loop", "func", "norms", "func Jacobians", "iterative computer"])
+@pytest.mark.parametrize("name", ["linear", "embedding", "batch norm eval", "encoder eval"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("inside", [False, True], ids=["batch from outside", "batch from inside"])
-def test_called_where_gradients_are_off(name, mode, inside, method):
-    case = make(name)
-    by_oracle = oracle(*case.args)
+def test_called_where_gradients_are_off(name, mode, inside, way):
+    case, compute = make(name), WAYS[way].compute
+    if way == "func Jacobians":
+        case.model = nn.Sequential(case.model, nn.Flatten())
+    expected = compute(case, None)
     with mode():
         if inside:
             case.data, case.targets = case.data.clone(), case.targets.clone()
-        got = method(*case.args)
-    assert_equal(got, by_oracle, tolerance)
+        got = compute(case, None)
+    assert_equal(got, expected, TOLERANCE)
     # An inference tensor could not be used with autograd by the caller.
     assert not any(tensor.is_inference() for tensor in got.values())
 
@@ -159,22 +207,80 @@ def test_nothing_is_warned_of(method):
         method(*make("mlp").args)
 
 
+SHAPES: list[torch.Size] = []
+
+
+def noting(self: Apply, inputs: Tensor) -> Tensor:
+    """Keep a shape in a list of this file, as somebody does who looks into a network."""
+    SHAPES.append(inputs.shape)
+    Apply.last_shape = inputs.shape
+    self.noted.append(inputs.shape)
+    return self.fc(inputs)
+
+
 @every_method
-def test_dropout_that_drops_nothing_is_welcome(method):
-    case = make("linear")
-    by_oracle = oracle(*case.args)
-    for layer in (nn.Dropout(0.0), nn.Dropout().eval()):
-        model = nn.ModuleList([case.model, layer])
-        run = Apply(lambda m, x: m.all[1](m.all[0](x)), all=model)
-        got = method(run, squared, *case.batch)
-        assert_equal(dict(zip(by_oracle, got.values(), strict=True)), by_oracle, tolerance)
+def test_what_a_forward_keeps_outside_of_the_model_stays(method):
+    case, closed = make("linear"), []
+    model = Apply(noting, fc=case.model, noted=[])
+    model.fc.register_forward_hook(lambda module, inputs, output: closed.append(output.shape))
+    SHAPES.clear()
+    try:
+        method(model, squared, *case.batch)
+        assert SHAPES == [(1, 3)] * len(SHAPES) != []
+        assert closed == [(1, 2)] * len(SHAPES)
+        assert Apply.last_shape == (1, 3)
+        assert model.noted == []
+    finally:
+        del Apply.last_shape
+
+
+@pytest.mark.parametrize("way", ["loop", "func", "func, out", "norms", "functional computer"])
+def test_the_model_that_is_handed_in_is_the_one_that_runs(way):
+    case, ran = make("linear"), []
+
+    def forward(self: Apply, inputs: Tensor) -> Tensor:
+        ran.append(self)
+        return self.fc(inputs)
+
+    model = Apply(forward, fc=case.model)
+    WAYS[way].compute(Case(model, *case.batch, squared), None)
+    assert ran
+    assert all(each is model for each in ran)
+
+
+def test_an_empty_batch_of_jacobians_runs_nothing():
+    class Counted(nn.Linear):
+        calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            Counted.calls += 1
+            return super().forward(inputs) / Counted.calls
+
+    assert jacobians.func_jacobians(Counted(3, 2), torch.ones(0, 3)).shape == (0, 2, 8)
+    assert Counted.calls == 0
+
+
+def test_members_with_weights_in_a_list_are_right_or_refused():
+    def member(scale: float) -> nn.Module:
+        model = Apply(lambda m, x: x @ m.weights[0].T)
+        model.weight = nn.Parameter(scale * torch.ones(2, 3))
+        model.weights = [model.weight]
+        return model
+
+    models, data = [member(1.0), member(2.0)], torch.ones(4, 3)
+    try:
+        stacked = ensembles.stack(models)
+    except ValueError:
+        return
+    got = ensembles.predict(stacked, data)
+    torch.testing.assert_close(got, torch.stack([model(data) for model in models]))
 
 
 def test_randomness_same_and_different():
     model = nn.Sequential(nn.Linear(3, 64), nn.Dropout(), nn.Linear(64, 1)).double()
     data, targets = torch.ones(4, 3).double(), torch.zeros(4, 1).double()
 
-    def rows(**options: object) -> torch.Tensor:
+    def rows(**options: object) -> Tensor:
         return gradients.func_gradients(model, squared, data, targets, **options)["0.weight"]
 
     same = rows(randomness="same")
@@ -190,19 +296,36 @@ def test_randomness_same_and_different():
     assert torch.equal(rows(randomness="different", chunk_size=2), seeded)
 
 
-@pytest.mark.parametrize("loop", ["gradients", "jacobians"])
-def test_loop_does_not_see_its_own_writes_into_weights(loop):
-    """An embedding with `max_norm` scales rows of its weight in the forward."""
-    model = torch.nn.Sequential(
-        torch.nn.Embedding(7, 5, max_norm=0.5), torch.nn.Flatten(), torch.nn.Linear(20, 3)
-    )
-    before = model[0].weight.detach().clone()
-    words, targets = torch.randint(7, (4, 4)), torch.randint(3, (4,))
-    if loop == "gradients":
-        gradients.loop_gradients(model, torch.nn.functional.cross_entropy, words, targets)
-    else:
-        jacobians.loop_jacobians(model, words)
-    assert torch.equal(model[0].weight, before)
-    with torch.no_grad():
-        model(words)
-    assert not torch.equal(model[0].weight, before), "the model writes nothing into its weight"
+@pytest.mark.parametrize("randomness", ["different", "same"])
+@pytest.mark.parametrize("layer", ["linear", "prelu", "lstm"])
+def test_all_functions_draw_what_func_gradients_draws(randomness, layer):
+    last = {"linear": nn.Identity(), "prelu": nn.PReLU(), "lstm": nn.LSTM(4, 4)}[layer]
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        hidden = self.last(self.drop(self.a(inputs)))
+        return self.b(hidden[0] if layer == "lstm" else hidden)
+
+    model = Apply(run, a=nn.Linear(3, 4), drop=nn.Dropout(0.5), last=last, b=nn.Linear(4, 2))
+    case = Case(model.double(), torch.randn(5, 3).double(), torch.randn(5, 2).double(), squared)
+    options = {"chunk_size": 2, "randomness": randomness}
+
+    def seeded(function, *more: object, **others: object):
+        torch.manual_seed(1)
+        return function(*case.args, *more, **options, **others)
+
+    rows = seeded(gradients.func_gradients)
+    assert_equal(seeded(gradients.func_gradients, out=empty_out(case)), rows, TOLERANCE)
+    norm = torch.cat([each.flatten(1) for each in rows.values()], 1).norm(dim=1)
+    assert_equal({"": seeded(norms.gradient_norms)}, {"": norm}, TOLERANCE)
+    factors = (0.5 / norm).clamp(max=1)
+    total = {n: torch.einsum("b,b...->...", factors, each) for n, each in rows.items()}
+    assert_equal(seeded(norms.clipped_sum, 0.5), total, TOLERANCE)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_dropout_that_drops_nothing_is_welcome(method):
+    case = make("linear")
+    expected = oracle(*case.args)
+    for layer in (nn.Dropout(0.0), nn.Dropout().eval()):
+        got = method(nn.Sequential(copy.deepcopy(case.model), layer), squared, *case.batch)
+        assert_equal(dict(zip(expected, got.values(), strict=True)), expected, TOLERANCE)

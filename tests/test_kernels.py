@@ -1,38 +1,18 @@
 """The neural tangent kernel against a loop of autograd; its memory; what it refuses."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers import benchmark, kernels
+from helpers import benchmark, jacobians, kernels
 from helpers.kernels import room, tangent
 from helpers.transforms.fallback import FallbackWarning
+from tests.support import zoo
+from tests.support.oracle import Truth
 
 METHODS = ("auto", "jacobian", "vector", "structured")
-
-
-class Tied(nn.Module):
-    """One layer used twice, a scalar parameter, one that nothing uses, and a frozen one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.twice, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.scale, self.unused = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.ones(2))
-        self.last.bias.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.twice(torch.tanh(self.twice(x))))) * self.scale
-
-
-class Words(nn.Module):
-    """Linear layers that meet several vectors a sample, one vector, and an embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.each, self.head = nn.Embedding(9, 4), nn.Linear(4, 5), nn.Linear(5, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.each(self.embed(tokens))).mean(dim=1))
 
 
 class Branches(nn.Module):
@@ -55,60 +35,39 @@ def cnn() -> nn.Sequential:
     return nn.Sequential(*layers).eval()
 
 
-CASES = {
-    "mlp": (mlp, lambda n: torch.randn(n, 4, dtype=torch.float64)),
-    "tied": (Tied, lambda n: torch.randn(n, 4, dtype=torch.float64)),
-    "cnn": (cnn, lambda n: torch.randn(n, 1, 6, 6, dtype=torch.float64)),
-    "words": (Words, lambda n: torch.randint(9, (n, 3))),
-}
+# Frozen and tied weights, a scalar, an embedding, a layer that meets several vectors a sample.
+CASES = [
+    "mlp",
+    "cnn",
+    "frozen",
+    "shared layer",
+    "scalars",
+    "unused",
+    "embedding",
+    "lstm",
+    "grouped",
+]
 
 
-def by_loop(model: nn.Module, x1: Tensor, x2: Tensor) -> Tensor:
-    """Compute the kernel entry by entry, from plain autograd."""
-    params = [p for p in model.parameters() if p.requires_grad]
-
-    def rows(x: Tensor) -> list[list[Tensor]]:
-        return [
-            [
-                torch.cat(
-                    [
-                        (torch.zeros_like(p) if g is None else g).flatten()
-                        for p, g in zip(
-                            params,
-                            torch.autograd.grad(
-                                output, params, retain_graph=True, allow_unused=True
-                            ),
-                            strict=True,
-                        )
-                    ]
-                )
-                for output in model(sample[None])[0]
-            ]
-            for sample in x
-        ]
-
-    left, right = rows(x1), rows(x2)
-    return torch.stack(
-        [
-            torch.stack([torch.stack([torch.stack([u @ v for v in b]) for u in a]) for b in right])
-            for a in left
-        ]
-    )
+@functools.cache
+def truth_of(name: str) -> Truth:
+    return Truth(lambda: zoo.make(name, 4))
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("case", CASES)
-def test_equals_a_loop_of_autograd(case: str, method: str) -> None:
-    build, draw = CASES[case]
-    torch.manual_seed(0)
-    model, x1, x2 = build().double(), draw(3), draw(2)
-    expected = by_loop(model, x1, x2)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_equals_products_of_jacobians_by_hand(name: str, method: str) -> None:
+    case, rows = zoo.make(name, 4), truth_of(name).jacobians
     for chunk_size in (None, 2):
-        got = kernels.ntk(model, x1, x2, method=method, chunk_size=chunk_size)
+        options = {"method": method, "chunk_size": chunk_size}
+        got = kernels.ntk(case.model, case.data[:3], case.data[2:], **options)
         assert not got.requires_grad
-        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-        alone = kernels.ntk(model, x1, method=method, chunk_size=chunk_size)
-        torch.testing.assert_close(alone, by_loop(model, x1, x1), rtol=1e-12, atol=1e-12)
+        expected = torch.einsum("iap,jbp->ijab", rows[:3], rows[2:])
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+        alone = kernels.ntk(case.model, case.data, **options)
+        expected = torch.einsum("iap,jbp->ijab", rows, rows)
+        torch.testing.assert_close(alone, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -117,18 +76,15 @@ def test_takes_a_model_that_vmap_cannot(method: str) -> None:
     model, x1, x2 = Branches().double(), torch.randn(3, 3).double(), torch.randn(2, 3).double()
     with pytest.warns(FallbackWarning):
         got = kernels.ntk(model, x1, x2, method=method)
-    torch.testing.assert_close(got, by_loop(model, x1, x2), rtol=1e-12, atol=1e-12)
+    left, right = jacobians.loop_jacobians(model, x1), jacobians.loop_jacobians(model, x2)
+    expected = torch.einsum("iap,jbp->ijab", left, right)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_leaves_the_model_and_works_for_no_sample(method: str) -> None:
-    model = cnn()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+def test_works_for_no_sample(method: str) -> None:
     x = torch.randn(2, 1, 6, 6)
-    kernels.ntk(model, x, method=method)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
-    assert kernels.ntk(model, x[:0], x, method=method).shape == (0, 2, 2, 2)
+    assert kernels.ntk(cnn(), x[:0], x, method=method).shape == (0, 2, 2, 2)
 
 
 def test_auto_takes_the_structure_then_jacobians_then_vectors(

@@ -9,33 +9,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers import benchmark, gradients, norms
-from helpers.layers import linear
-from helpers.layers.watch import NotSeen, Watch
-from helpers.models import SimpleCNN
-from tests import wild
-from tests.oracle import assert_equal, oracle
-from tests.test_gradients_properties import case_of
-from tests.test_gradients_wild import expected
-from tests.zoo import MODELS, Apply, Case, make, squared
+from helpers import benchmark, gradients, jacobians, norms
+from helpers.models import MLP, SimpleCNN
+from tests.support.architectures import case_of
+from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
+from tests.support.ways import WAYS
+from tests.support.zoo import Apply, Case, squared
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections"),
-    pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
 
 
 class Weighted(nn.Module):
     """A function of a weight and an input, between two layers."""
 
     def __init__(
-        self, shape: tuple[int, ...], function: Callable[[Tensor, Tensor], Tensor], bias: int = 2
+        self, shape: tuple[int, ...], function: Callable[[Tensor, Tensor], Tensor]
     ) -> None:
         super().__init__()
         self.before = nn.Linear(4, 4)
         self.weight = nn.Parameter(torch.randn(shape))
-        self.bias = nn.Parameter(torch.randn(bias))
+        self.bias = nn.Parameter(torch.randn(2))
         self.function = function
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -50,8 +43,35 @@ def einsum(equation: str, *shape: int) -> Callable[[], nn.Module]:
     return product(shape, lambda m, x: torch.einsum(equation, x, m.weight))
 
 
-# Takes (B, 3, 4). What a kind describes, and so is never computed for a batch of weights.
-DESCRIBED: dict[str, Callable[[], nn.Module]] = {
+class Square(torch.autograd.Function):
+    """A product with a weight that no function of torch takes by name."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor) -> Tensor:
+        return inputs * weight.square()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grads):
+        inputs, weight = ctx.saved_tensors
+        return grads * weight.square(), (2 * grads * inputs * weight).sum((0, 1))
+
+
+def _force(self: Apply, inputs: Tensor) -> Tensor:
+    return torch.func.grad(lambda x: self.b(self.a(x).tanh()).sum())(inputs)
+
+
+def pair(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Apply(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+
+
+# Take (B, 3, 4). First what a kind of layer describes.
+USES: dict[str, Callable[[], nn.Module]] = {
     "linear": product((2, 4), lambda m, x: F.linear(x, m.weight, m.bias)),
     "addmm": product((4, 2), lambda m, x: torch.addmm(m.bias, x[0], m.weight)[None]),
     "addmm method": product((4, 2), lambda m, x: m.bias.addmm(x[0], m.weight)[None]),
@@ -72,9 +92,7 @@ DESCRIBED: dict[str, Callable[[], nn.Module]] = {
     "one index": lambda: Apply(
         lambda m, x: m.table((x[0, 0, 0] > 0).long())[None], table=nn.Embedding(2, 3)
     ),
-}
-# What enters as a leaf for each sample.
-OTHERS: dict[str, Callable[[], nn.Module]] = {
+    # What no kind describes.
     "addmm with factors": product(
         (4, 2), lambda m, x: torch.addmm(m.bias, x[0], m.weight, beta=2, alpha=3)[None]
     ),
@@ -99,11 +117,46 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "token": product((1, 1, 4), lambda m, x: torch.cat([m.weight.expand(len(x), -1, -1), x], 1)),
     "rms norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4)),
     "layer norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm((3, 4))),
-    "by hand": product(
-        (4,), lambda m, x: m.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
-    ),
     "convolution of text padding": lambda: nn.Conv1d(3, 2, 3, padding="same"),
+    "functional": pair(lambda m, x: F.linear(m.a(x), m.a.weight.T.tanh()) + m.a.weight.norm()),
+    "custom function": product((4,), lambda m, x: Square.apply(x, m.weight)),
+    "func.grad inside": pair(_force),
+    "constant input": pair(lambda m, x: m.b(x + m.a.weight.sum() + m.a(torch.ones_like(x)))),
+    "output changed in place": lambda: nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)
+    ),
+    "weight as input": pair(lambda m, x: x @ F.linear(m.a.weight, m.b.weight)),
+    "rows mixed": pair(lambda m, x: m.b(m.a(x) - m.a(x).mean(1, keepdim=True) + x)),
+    "vmap inside": pair(lambda m, x: torch.vmap(m.a)(x)),
+    "several rows": pair(lambda m, x: m.b(m.a(x.expand(4, 3, 4)).tanh()).sum(0)[None]),
+    "half in no_grad": pair(lambda m, x: m.a(x) + torch.no_grad()(m.a)(2 * x)),
+    "detached": pair(lambda m, x: m.b(m.a(x).detach())),
+    "data": pair(lambda m, x: F.linear(x, m.a.weight.data) + m.b(x)),
+    "writes a row of its data": pair(lambda m, x: m.a.weight.data[0].zero_() + m.a(x)),
+    "writes a row of itself": pair(lambda m, x: torch.no_grad()(m.a.weight[0].zero_)() + m.a(x)),
+    "one layer twice": lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2),
 }
+WATCHED = ["func, out", "func, out, chunks", "norms", "norms, chunks", "clipped sum"]
+
+
+def check(make: Callable[[], Case], tolerance: float = TOLERANCE) -> None:
+    truth = Truth(make)
+    for name in WATCHED:
+        got = WAYS[name].compute(make(), truth)
+        assert_equal(got, WAYS[name].expected(truth), tolerance)
+
+
+def seeded(build: Callable[[], nn.Module], *shape: int) -> Callable[[], Case]:
+    def make() -> Case:
+        torch.manual_seed(0)
+        return case_of(build(), shape, 3, torch.float64)
+
+    return make
+
+
+@pytest.mark.parametrize("name", USES)
+def test_any_use_of_a_weight(name):
+    check(seeded(USES[name], 3, 4))
 
 
 class Projection(nn.Module):
@@ -122,7 +175,7 @@ class Projection(nn.Module):
 class Block(nn.Module):
     """A block of a transformer."""
 
-    def __init__(self, linear: Callable[[int, int], nn.Module], width: int = 6) -> None:
+    def __init__(self, linear: Callable[[int, int], nn.Module], width: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.project = linear(width, 3 * width), linear(width, width)
@@ -139,12 +192,12 @@ class Block(nn.Module):
 class SmallViT(nn.Module):
     """Patches, a class token, positions, one block."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 6) -> None:
         super().__init__()
-        self.embed = nn.Conv2d(2, 6, 2, 2)
-        self.token = nn.Parameter(torch.randn(1, 1, 6))
-        self.positions = nn.Parameter(torch.randn(1, 5, 6))
-        self.block, self.head = Block(nn.Linear), nn.Linear(6, 3)
+        self.embed = nn.Conv2d(2, width, 2, 2)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, 5, width))
+        self.block, self.head = Block(nn.Linear, width), nn.Linear(width, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
         patches = self.embed(inputs).flatten(2).transpose(1, 2)
@@ -155,11 +208,11 @@ class SmallViT(nn.Module):
 class SmallGPT(nn.Module):
     """Tokens and positions, one block, the table of tokens again."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 6) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(7, 6), nn.Embedding(5, 6)
-        self.block, self.norm = Block(Projection), nn.LayerNorm(6)
-        self.head = nn.Linear(6, 7, bias=False)
+        self.tokens, self.positions = nn.Embedding(7, width), nn.Embedding(5, width)
+        self.block, self.norm = Block(Projection, width), nn.LayerNorm(width)
+        self.head = nn.Linear(width, 7, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -167,186 +220,162 @@ class SmallGPT(nn.Module):
         return self.head(self.norm(self.block(self.tokens(inputs) + self.positions(places))))
 
 
-def _residual() -> nn.Module:
+def small_resnet(norm: Callable[[int], nn.Module], width: int = 4, inplace: bool = False) -> Apply:
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        x = F.relu(self.norm1(self.conv1(inputs)))
-        x = F.relu(self.norm2(self.conv2(x)) + self.down(inputs))
+        x = F.relu(self.norm1(self.conv1(inputs)), inplace=inplace)
+        x = F.relu(self.norm2(self.conv2(x)) + self.down(inputs), inplace=inplace)
         return x.mean((2, 3))
 
     return Apply(
         run,
-        conv1=nn.Conv2d(2, 4, 3, 2, 1, bias=False),
-        norm1=nn.GroupNorm(2, 4),
-        conv2=nn.Conv2d(4, 4, 3, 1, 1, bias=False),
-        norm2=nn.GroupNorm(2, 4),
-        down=nn.Conv2d(2, 4, 1, 2, bias=False),
+        conv1=nn.Conv2d(2, width, 3, 2, 1, bias=False),
+        norm1=norm(width),
+        conv2=nn.Conv2d(width, width, 3, 1, 1, bias=False),
+        norm2=norm(width),
+        down=nn.Conv2d(2, width, 1, 2, bias=False),
     )
 
 
-def case(name: str) -> Case:
-    """Build a case in float64 from its own seed."""
+def group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(2, channels)
+
+
+def batch_norm(channels: int) -> nn.Module:
+    norm = nn.BatchNorm2d(channels)
+    norm.running_mean.uniform_(-1, 1)
+    norm.running_var.uniform_(0.5, 2)
+    return norm.eval()
+
+
+def gpt_case(width: int, batch_size: int) -> Case:
     torch.manual_seed(0)
-    if name in DESCRIBED | OTHERS:
-        return case_of((DESCRIBED | OTHERS)[name](), (3, 4), 3, torch.float64)
-    if name == "gpt":
-        data = torch.randint(7, (3, 5))
-        return Case(SmallGPT().double(), data, torch.randn(3, 5, 7).double(), squared)
-    return case_of({"vit": SmallViT, "resnet": _residual}[name](), (2, 4, 4), 3, torch.float64)
+    data, targets = torch.randint(7, (batch_size, 5)), torch.randn(batch_size, 5, 7)
+    return Case(SmallGPT(width).double(), data, targets.double(), squared)
 
 
-NAMES = [*DESCRIBED, *OTHERS, "vit", "gpt", "resnet"]
-
-
-def written(case: Case, **options: object) -> dict[str, Tensor]:
-    """Write gradients into tensors that hold something else."""
-    params = dict(case.model.named_parameters())
-    names = options.get("wrt") or [name for name in params if params[name].requires_grad]
-    out = {
-        name: params[name].new_full((len(case.data), *params[name].shape), math.nan).detach()
-        for name in names
-    }
-    got = gradients.func_gradients(*case.args, out=out, **options)
-    assert all(got[name] is out[name] for name in names)
-    return got
-
-
-def check(case: Case, **options: object) -> None:
-    """Compare gradients that are written, norms and clipped sums with the oracle."""
-    grads = oracle(*case.args)
-    assert_equal(written(case, **options), grads, 1e-12)
-    norm = torch.cat([g.flatten(1) for g in grads.values()], 1).norm(dim=1)
-    assert_equal({"n": norms.gradient_norms(*case.args, **options)}, {"n": norm}, 1e-12)
-    limit = norm.median().item()
-    factors = (limit / norm).clamp(max=1)
-    total = {n: torch.einsum("b,b...->...", factors, g) for n, g in grads.items()}
-    assert_equal(norms.clipped_sum(*case.args, limit, **options), total, 1e-12)
-
-
-@pytest.mark.parametrize("chunk_size", [None, 1, 2])
-@pytest.mark.parametrize("name", NAMES)
-def test_any_use_of_a_weight(name, chunk_size, monkeypatch):
-    monkeypatch.setattr(gradients.derivatives, "by_vmap", None)  # one pass does
-    check(case(name), chunk_size=chunk_size)
-
-
-def found(case: Case):
-    params = {name: p.detach() for name, p in case.model.named_parameters()}
-    return Watch(gradients.sample_loss(case.loss_fn), case.model, params)(case.batch)
-
-
-@pytest.mark.parametrize("name", DESCRIBED)
-def test_what_is_described_is_not_computed_for_a_batch_of_weights(name):
-    seen = found(case(name))
-    assert "weight" not in seen.rest
-    assert "table.weight" not in seen.rest
-    assert seen.uses.keys() >= {"weight"} or seen.uses.keys() == {"table.weight"}
-
-
-@torch.no_grad()
-def _halve(weight: Tensor) -> None:
-    weight.mul_(0.5)
-
-
-@torch.no_grad()
-def _fill(weight: Tensor) -> None:
-    weight[0].zero_()
-
-
-WRITES = {
-    "data": lambda weight: weight.data.clamp_(-0.1, 0.1),
-    "data of a row": lambda weight: weight.data[0].zero_(),
-    "in place": _halve,
-    "a row in place": _fill,
+# By the width: a case in float64 of a small and of a larger network of each kind.
+NETWORKS: dict[str, Callable[[int, int], Case]] = {
+    "gpt": gpt_case,
+    **{
+        name: lambda width, size, build=build: case_of(build(width), (2, 4, 4), size, torch.float64)
+        for name, build in {
+            "vit": SmallViT,
+            "resnet": lambda width: small_resnet(group_norm, width),
+            "resnet, batch norm": lambda width: small_resnet(batch_norm, width),
+            "resnet, batch norm, in place": lambda width: small_resnet(batch_norm, width, True),
+        }.items()
+    },
 }
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("name", WRITES)
-def test_a_forward_that_writes_into_a_weight_is_not_watched(name, size):
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        WRITES[name](self.a.weight)
-        return self.a(inputs)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_whole_networks(name):
+    def make() -> Case:
+        torch.manual_seed(0)
+        return NETWORKS[name](6, 3)
 
-    model = Apply(run, a=nn.Linear(3, 2))
-    before = model.a.weight.detach().clone()
-    with pytest.raises(NotSeen):
-        found(Case(model, torch.randn(size, 3), torch.randn(size, 2), squared))
-    assert torch.equal(model.a.weight, before)
+    check(make)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_described_comes_by_its_leaf(name):
-    seen = found(case(name))
-    assert {"weight", "1.weight"} & seen.rest.keys()
+@pytest.mark.parametrize("name", NETWORKS)
+def test_whole_networks_never_form_the_gradients(name, recwarn):
+    """One forward and backward of all samples, as seen in its memory."""
+    case = NETWORKS[name](64, 32)
+    formed = 32 * sum(p.nbytes for p in case.model.parameters())
+    assert benchmark.memory(lambda: norms.gradient_norms(*case.args)).peak < formed / 2
+    assert benchmark.memory(lambda: norms.clipped_sum(*case.args, 1.0)).peak < formed / 2
+    assert not recwarn
 
 
-@pytest.mark.parametrize("chunk_size", [None, 2])
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_written_for_every_model_of_the_zoo(name, chunk_size):
-    case = make(name)
-    assert_equal(written(case, chunk_size=chunk_size), oracle(*case.args), 1e-12)
+WIDE: dict[str, tuple[tuple[int, ...], Callable[[nn.Module, Tensor], Tensor]]] = {
+    "linear": ((64, 64), lambda m, x: F.linear(x, m.weight)),
+    "addmm": ((64, 64), lambda m, x: torch.addmm(m.bias, x[0], m.weight)[None]),
+    "matmul": ((64, 64), lambda m, x: x @ m.weight),
+    "matmul of a vector": ((64, 64), lambda m, x: (x[0, 0] @ m.weight)[None]),
+    "matmul from the left": ((64, 64), lambda m, x: m.weight @ x.mT),
+    "mm": ((64, 64), lambda m, x: torch.mm(x[0], m.weight)[None]),
+    "einsum": ((64, 64), lambda m, x: torch.einsum("btd,de->bte", x, m.weight)),
+    "einsum to heads": ((64, 4, 16), lambda m, x: torch.einsum("btd,dhk->bhtk", x, m.weight)),
+    "einsum over both": ((3, 64, 64), lambda m, x: torch.einsum("btd,tkd->bk", x, m.weight)),
+    "convolution": ((64, 64, 1), lambda m, x: F.conv1d(x.mT, m.weight)),
+    "embedding": ((64, 64), lambda m, x: F.embedding(x.argmax(-1), m.weight)),
+}
 
 
-@pytest.mark.parametrize("name", [*NAMES, *MODELS])
-def test_what_an_earlier_call_returned_can_be_written_into(name):
-    one = case(name) if name in NAMES else make(name)
-    out = gradients.func_gradients(*one.args)
-    for tensor in out.values():
-        tensor.fill_(math.nan)
-    assert_equal(gradients.func_gradients(*one.args, out=out), oracle(*one.args), 1e-12)
+@pytest.mark.parametrize("name", WIDE)
+def test_what_is_known_of_a_layer_never_forms_its_gradient(name):
+    shape, function = WIDE[name]
+    parameters = {"weight": torch.randn(shape), "bias": torch.randn(64)}
+    model = Apply(function, **{n: nn.Parameter(each) for n, each in parameters.items()})
+    case = case_of(model, (3, 64), 32, torch.float64)
+    formed = 32 * model.weight.nbytes
+    assert benchmark.memory(lambda: norms.gradient_norms(*case.args)).peak < formed / 2
 
 
-@pytest.mark.parametrize("name", wild.MODELS)
-@pytest.mark.filterwarnings("ignore::helpers.transforms.fallback.FallbackWarning")
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_every_habit_of_real_models(name):
-    grads = expected(name)
-    assert_equal(written(wild.make(name), chunk_size=2), grads, 1e-12)
-    norm = torch.cat([g.flatten(1) for g in grads.values()], 1).norm(dim=1)
-    got = norms.gradient_norms(*wild.make(name).args, chunk_size=2)
-    assert_equal({"n": got}, {"n": norm}, 1e-12)
-    limit = norm.median().item()
-    factors = (limit / norm).clamp(max=1)
-    total = {n: torch.einsum("b,b...->...", factors, g) for n, g in grads.items()}
-    assert_equal(norms.clipped_sum(*wild.make(name).args, limit, chunk_size=2), total, 1e-12)
+KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-@pytest.mark.parametrize("name", ["linear", "matmul", "einsum to heads", "resnet"])
-def test_gradients_are_written_into_memory_of_any_order(name):
-    one = case(name)
-    out = {
-        name: torch.full((*p.shape[::-1], 3), math.nan, dtype=p.dtype).permute(
-            *range(p.dim(), -1, -1)
-        )
-        for name, p in one.model.named_parameters()
-    }
-    assert_equal(gradients.func_gradients(*one.args, out=out), oracle(*one.args), 1e-12)
+@pytest.mark.parametrize("dims", KINDS)
+@pytest.mark.parametrize("images", [False, True])
+def test_convolutions_by_both_ways(dims, images):
+    for channels, size in ((2, 6), (24, 4)):  # the gradient itself; the Gram matrices
+
+        def build(channels: int = channels) -> nn.Module:
+            layer = KINDS[dims](channels, 2 * channels, 2, 2, 1, 2, 2)
+            if images:  # without the dimension of images
+                return Apply(lambda m, x: m.layer(x[0])[None].tanh().flatten(1), layer=layer)
+            return nn.Sequential(layer, nn.Tanh(), nn.Flatten())
+
+        check(seeded(build, channels, *(size,) * dims))
 
 
-def test_large_matrices_of_one_outer_product(monkeypatch):
-    monkeypatch.setattr(linear, "_LARGE", 1)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("dims", KINDS)
+def test_convolutions_of_large_images_place_by_place(dims, dilation, groups):
+    """Many channels in, few out, and so many positions that a place of the kernel pays."""
+    size = {1: (400,), 2: (20, 19), 3: (9, 8, 7)}[dims]
+    kernel, padding = (3, 2, 1)[:dims], (1, 0, 2)[:dims]
+
+    def build() -> nn.Module:
+        layer = KINDS[dims](16, 4, kernel, 1, padding, dilation, groups)
+        return nn.Sequential(layer, nn.Tanh(), nn.Flatten())
+
+    check(seeded(build, 16, *size))
+
+
+def test_large_matrices_of_one_outer_product():
+    check(seeded(lambda: nn.Sequential(*[nn.Linear(600, 600), nn.Tanh()] * 2), 600))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_what_cancels_is_not_taken_from_gram_matrices(dtype):
     torch.manual_seed(0)
-    layer = nn.Linear(3, 3)  # used twice, so that one is added to the other
-    check(case_of(nn.Sequential(layer, nn.Tanh(), layer), (3,), 4, torch.float64))
+    model = nn.Linear(40, 40, bias=False).to(dtype)
+    tokens = torch.randn(3, 1, 40, dtype=dtype)
+    data = torch.cat([tokens, -tokens * (1 - 1e-3)], dim=1)
+    args = model, lambda p, t: (p * t).sum(), data, torch.ones_like(data)
+    expected = oracle(*args)["weight"].flatten(1).norm(dim=1)
+    assert_equal({"": norms.gradient_norms(*args)}, {"": expected}, TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("randomness", ["different", "same"])
-@pytest.mark.parametrize("layer", [nn.Identity, functools.partial(nn.LSTM, 4, 4)])
-def test_what_is_written_draws_what_func_gradients_draws(randomness, layer):
-    last = layer()
-    model = Apply(
-        lambda m, x: m.b(m.last(m.drop(m.a(x)))[0]),
-        **{"a": nn.Linear(3, 4), "drop": nn.Dropout(0.5), "last": last, "b": nn.Linear(4, 2)},
-    )
-    if not isinstance(last, nn.LSTM):
-        model.run = lambda m, x: m.b(m.drop(m.a(x)))
-    one = Case(model.double(), torch.randn(5, 3).double(), torch.randn(5, 2).double(), squared)
-    options = {"chunk_size": 2, "randomness": randomness}
-    torch.manual_seed(1)
-    expected = gradients.func_gradients(*one.args, **options)
-    torch.manual_seed(1)
-    assert_equal(written(one, **options), expected, 1e-12)
+@pytest.mark.parametrize("size", [1, 257, 1_000_001])
+def test_squares_of_many_numbers_are_added_up_without_loss(size):
+    """In float32, of a bias: its gradient is the loss's."""
+    torch.manual_seed(0)
+    model = Apply(lambda m, x: x + m.bias, bias=nn.Parameter(torch.zeros(size)))
+    numbers = torch.randn(2, size)
+    got = norms.gradient_norms(model, lambda p, t: (p * t).sum(), torch.zeros(2, 1), numbers)
+    torch.testing.assert_close(got.double(), numbers.double().norm(dim=1), rtol=5e-7, atol=0)
+
+
+def test_sums_in_half_precision_are_those_of_all_samples():
+    """The gradient of each sample is 1, and in bfloat16 512 + 2 is 512."""
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    data = torch.ones(1024, 1, dtype=torch.bfloat16)
+    total = norms.clipped_sum(model, lambda z, t: z.sum(), data, data, 2.0, chunk_size=2)
+    assert total["weight"].dtype == torch.bfloat16
+    assert total["weight"].item() == 1024
 
 
 def test_complex_weights():
@@ -360,20 +389,17 @@ def test_complex_weights():
     model = Apply(run, a=nn.Linear(4, 4), scale=scale, mix=mix)
     model.a.double()
     one = Case(model, torch.randn(3, 4).double(), torch.randn(3, 4).double(), squared)
-    grads = {
-        name: g.to(dict(model.named_parameters())[name].dtype)
-        for name, g in gradients.loop_gradients(*one.args).items()
-    }
-    assert all(g.is_complex() for name, g in grads.items() if name in ("scale", "mix"))
-    for name, gradient in written(one).items():
-        torch.testing.assert_close(gradient, grads[name])
-    norm = torch.cat([g.flatten(1).abs() for g in grads.values()], 1).norm(dim=1)
+    rows = gradients.loop_gradients(*one.args)
+    assert all(rows[name].is_complex() for name in ("scale", "mix"))
+    out = {name: torch.empty_like(each) for name, each in rows.items()}
+    torch.testing.assert_close(gradients.func_gradients(*one.args, out=out), rows)
+    norm = torch.cat([each.flatten(1).abs() for each in rows.values()], 1).norm(dim=1)
     torch.testing.assert_close(norms.gradient_norms(*one.args), norm)
     limit = norm.median().item()
     total = norms.clipped_sum(*one.args, limit)
-    for name, gradient in grads.items():
-        factors = (limit / norm).clamp(max=1).to(gradient.dtype)
-        torch.testing.assert_close(total[name], torch.einsum("b,b...->...", factors, gradient))
+    for name, each in rows.items():
+        factors = (limit / norm).clamp(max=1).to(each.dtype)
+        torch.testing.assert_close(total[name], torch.einsum("b,b...->...", factors, each))
 
 
 def test_autocast_in_the_forward():
@@ -385,18 +411,42 @@ def test_autocast_in_the_forward():
 
     model = Apply(run, a=nn.Linear(4, 4), b=nn.Linear(4, 2))
     one = Case(model, torch.randn(3, 4), torch.randn(3, 2), squared)
-    expected = gradients.func_gradients(*one.args)
-    norm = torch.cat([g.flatten(1) for g in expected.values()], 1).norm(dim=1)
+    rows = gradients.func_gradients(*one.args)
+    norm = torch.cat([each.flatten(1) for each in rows.values()], 1).norm(dim=1)
     # bfloat16 keeps 8 bits: one rounding is 4e-3
     torch.testing.assert_close(norms.gradient_norms(*one.args), norm, rtol=2e-2, atol=0)
     assert all(t.dtype == torch.float32 for t in norms.clipped_sum(*one.args, 1.0).values())
 
 
+def test_memory_of_sums_does_not_grow_with_the_batch():
+    model = SimpleCNN()
+    for function in (norms.gradient_norms, functools.partial(norms.clipped_sum, limit=1.0)):
+        peaks = []
+        for size in (16, 64):
+            data, targets = torch.randn(size, 1, 28, 28), torch.randint(10, (size,))
+            call = functools.partial(function, model, F.cross_entropy, data, targets, chunk_size=16)
+            peaks.append(benchmark.memory(call).peak)
+        gradients_of_a_chunk = 16 * 4 * sum(p.numel() for p in model.parameters())
+        assert peaks[1] < 1.05 * peaks[0] < gradients_of_a_chunk
+
+
 def test_no_second_copy_of_what_is_written():
-    torch.manual_seed(0)
     model, data, labels = SimpleCNN(), torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
     out = {name: torch.empty(64, *p.shape) for name, p in model.named_parameters()}
     size = sum(tensor.nbytes for tensor in out.values())
     call = functools.partial(gradients.func_gradients, model, F.cross_entropy, data, labels)
     assert benchmark.memory(functools.partial(call, out=out)).peak < 0.2 * size
     assert benchmark.memory(call).peak > size  # as it would be seen
+
+
+def test_neither_chunks_nor_columns_are_joined_in_a_second_copy():
+    model = MLP()
+    images, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
+    size = 64 * 15910 * 4
+    args = model, F.cross_entropy, images, labels
+    for count, call in (
+        (size, lambda: gradients.func_gradients(*args, chunk_size=4)),
+        (10 * size, lambda: jacobians.func_jacobians(model, images, chunk_size=4)),
+    ):
+        call()
+        assert count <= benchmark.memory(call).peak < 1.4 * count

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import legacy
-from tests.zoo import make
+from tests.support.zoo import make
 
 torchs = pytest.importorskip("functorch")
 if not hasattr(torchs, "make_functional"):

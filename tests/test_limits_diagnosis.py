@@ -11,15 +11,12 @@ from torch import Tensor, nn
 
 from helpers.limits import ENTRIES, Case, bare_gradients, diagnose
 from helpers.limits.bare import Classifier
-from helpers.limits.diagnosis.habits import BESIDE
 from helpers.limits.entries.silent_state import Stashing, Twice
-from helpers.tooling.wild.traces import difference
-from helpers.tooling.wild.traces import everything as all_of
-from tests import wild, zoo
-from tests.oracle import assert_equal, oracle
-from tests.test_damage import MAKE
-from tests.test_gradients_wild import expected
+from tests.support import wild, zoo
+from tests.support.oracle import assert_equal
+from tests.support.snapshot import Snapshot
 from tests.test_limits import BATCH, report_if_changed
+from tests.test_matrix import CASES, prepare, truth_of
 
 IN_THE_CALL = {
     "captured-buffer",
@@ -55,7 +52,8 @@ ALSO = {
 RECURRENT = [name for name in zoo.SEQUENCES if name.split()[0] in ("lstm", "gru", "rnn")]
 ATTENTION = ["encoder train", "encoder eval", "encoder norm first"]
 INTO_BUFFER = ["in place", "copied into", "indexed", "not persistent"]
-NOT_CLEAN = {
+# By case, the entries that are found, and where.
+FOUND = {
     "bilinear": [("operator-fallback", "b (_trilinear)")],
     "shared layer": [("shared-layer", "first, second")],
     "frozen": [("frozen-parameters", "0.weight, 2.bias")],
@@ -83,6 +81,68 @@ NOT_CLEAN = {
     },
     **{name: [("fused-attention", "self_attn")] for name in ATTENTION},
     "instance norm tracking": [("instancenorm-with-statistics", "1")],
+    "wild: kept in a dictionary": [("stashed-activation", "cache")],
+    "wild: kept in a list": [("stashed-activation", "cache")],
+    "wild: kept deep inside": [("state-on-self", "cache")],
+    "wild: kept in an object": [("state-on-self", "cache")],
+    "wild: kept in a tensor": [("captured-buffer", "the model"), ("state-on-self", "cache")],
+    "wild: kept on a layer": [("state-on-self", "fc.scale")],
+    "wild: hooks on first use": [("stashed-activation", "seen")],
+    "wild: wrapped by a timer": [("wrapped-forward", "bias, weight")],
+    "wild: wrapped inside": [("wrapped-forward", "0.bias, 0.weight")],
+    "wild: wrapped by compile": [("wrapped-forward", "bias, weight")],
+    "wild: hook over another layer": [("wrapped-forward", "2.bias, 2.weight")],
+    "wild: parameters in a list": [("parameter-in-a-list", "extra, shift")],
+    "wild: parameters in an object": [("parameter-in-a-list", "fc.bias, fc.weight")],
+    "wild: parameter in a closure": [("wrapped-forward", "fc.weight")],
+    "wild: closure into a function": [("wrapped-forward", "fc.weight")],
+    "wild: closure into an old function": [
+        ("autograd-function", "the model"),
+        ("wrapped-forward", "fc.weight"),
+    ],
+    "wild: closure into a function, later": [
+        ("data-dependent-branch", "the model"),
+        ("samples-that-meet", "the model"),
+        ("wrapped-forward", "fc.weight"),
+    ],
+    "wild: closure into a checkpoint": [
+        ("requires-grad-inside", "the model"),
+        ("no-gradient", "0.weight, 0.bias"),
+        ("wrapped-forward", "0.bias, 0.weight, 2.bias and 1 more"),
+    ],
+    "wild: channels last": [("memory-format", "the model")],
+    "wild: channels last, instance norm": [("memory-format", "the model")],
+    "wild: channels last, group norm": [("memory-format", "the model")],
+    "wild: tokens as images": [("normalisation-of-tokens", "norm")],
+    "wild: max norm": [("written-weights", "table.weight")],
+    "wild: weight clamped": [("written-weights", "fc.weight")],
+    "wild: weight halved": [("written-weights", "fc.weight")],
+    "wild: frozen weight halved": [
+        ("captured-buffer", "the model"),
+        ("frozen-parameters", "fc.weight"),
+        ("written-weights", "fc.weight"),
+    ],
+    "wild: checkpoint": [("checkpointing", "the model")],
+    "wild: checkpoint reentrant": [("autograd-function", "the model")],
+    "wild: scripted": [("scripted-module", "the model")],
+    "wild: data parallel": [("data-parallel", "the model")],
+    "wild: item": [("item", "the model")],
+    "wild: recurrence in place": [("copy-into-zeros", "the model")],
+    "wild: sparse buffer": [("operator-fallback", "the model (_sparse_addmm)")],
+    "wild: old function": [("autograd-function", "the model")],
+    "wild: quantisation observer": [
+        ("sample-into-buffer", "1.activation_post_process"),
+        ("data-dependent-branch", "1"),
+        ("samples-that-meet", "1"),
+    ],
+    "wild: padding looked for": [("data-dependent-branch", "the model")],
+    "wild: padding looked for, eval": [("data-dependent-branch", "the model")],
+    "wild: key padding mask, eval": [("nested-tensors", "encoder")],
+    "wild: stem batch norm": [("normalisation-transposed", "norm")],
+    "wild: stem batch norm 3d": [("normalisation-transposed", "norm")],
+    "wild: stem instance norm": [("normalisation-transposed", "norm")],
+    "wild: stem instance norm tracking": [("normalisation-transposed", "norm")],
+    "wild: stem by function": [("normalisation-transposed", "the model")],
 }
 
 
@@ -97,28 +157,76 @@ def test_every_entry_lies_in_a_model_or_in_the_call():
 @pytest.mark.parametrize("name", [n for n in ENTRIES if n not in IN_THE_CALL])
 def test_it_names_the_cause_of_every_entry(name):
     report_if_changed(ENTRIES[name])
-    diagnosis = diagnose(*ENTRIES[name].find_case(*BATCH))
+    case = ENTRIES[name].find_case(*BATCH)
+    before, streams = Snapshot(*case), random_streams()
+    diagnosis = diagnose(*case)
+    assert before.changes() == []
+    assert random_streams() == streams
     assert [finding.entry for finding in diagnosis.findings] == [name, *ALSO.get(name, [])]
     assert diagnosis.findings[0].fix == ENTRIES[name].fix
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.MODELS if name not in NOT_CLEAN])
-def test_it_is_quiet_on_clean_models(name):
-    case = zoo.make(name, 4)
-    diagnosis = diagnose(*case.args)
-    assert found(diagnosis) == []
-    count = len(list(case.model.named_parameters()))
-    assert diagnosis.conclusion == (
-        f"func_gradients is equal for all {count} parameters, on 4 samples"
-    )
-    assert str(diagnosis).startswith("nothing found\n")
+# torch's own: of a checkpoint whose first layer needs no gradient, and of nested tensors.
+TORCH_WARNS = "wild: checkpoint reentrant", "wild: key padding mask, eval"
+# What the bare composition is right for all the same: it is slow, or what is said holds for a copy,
+# for a batch of one, or for gradients that are zero or not wanted.
+RIGHT_ALL_THE_SAME = {
+    "bilinear",
+    "frozen",
+    "unused",
+    "no_grad inside",
+    "buffer rebound",
+    "embedding bag",
+    *ATTENTION,
+    "wild: wrapped by compile",
+    "wild: hook over another layer",
+    "wild: sparse buffer",
+    *(f"wild: stem {kind}" for kind in ("batch norm", "batch norm 3d", "instance norm")),
+    "wild: stem instance norm tracking",
+    "wild: stem by function",
+    "wild: tokens as images",
+}
+LINKED = [f"wild: {name}" for name in wild.LINKED]
+DIAGNOSED = [name for name in CASES if name not in (*zoo.RECURRENCES, *LINKED)]
 
 
-@pytest.mark.parametrize("name", NOT_CLEAN)
-def test_it_says_where_in_the_zoo(name):
-    diagnosis = diagnose(*zoo.make(name, 4).args)
-    assert found(diagnosis) == NOT_CLEAN[name]
-    assert diagnosis.comparison["equal"].all()
+@pytest.mark.parametrize("name", [*DIAGNOSED, *LINKED])
+def test_a_case_is_named_or_clean_and_left_as_it_was(name):
+    case = CASES[name]()
+    before, streams = prepare(case), random_streams()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        diagnosis = diagnose(*case.args)
+    assert name in LINKED or found(diagnosis) == FOUND.get(name, [])
+    assert all(finding.cause and finding.fix for finding in diagnosis.findings)
+    assert name == "wild: scripted" or diagnosis.comparison["equal"].all()
+    assert before.changes() == []
+    assert random_streams() == streams
+    assert name in TORCH_WARNS or not heard
+
+
+def random_streams() -> tuple[object, ...]:
+    of_numpy = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().tolist(), of_numpy[1].tobytes(), of_numpy[2], random.getstate()
+
+
+def goes_wrong(name: str) -> bool:
+    """Return whether the bare composition raises, returns a wrong number or harms the model."""
+    case, truth = CASES[name](), truth_of(name).gradients
+    before = Snapshot(case.model)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            got = bare_gradients(*case.args)
+        assert_equal({name: got[name] for name in truth}, truth, 1e-9)
+        return bool(before.changes())
+    except Exception:  # whatever it is; and what a transform left dead cannot be read
+        return True
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", DIAGNOSED)
+def test_what_goes_wrong_is_named_and_what_does_not_is_clean(name):
+    assert goes_wrong(name) == (name in FOUND and name not in RIGHT_ALL_THE_SAME)
 
 
 def test_a_way_out_is_clean():
@@ -126,39 +234,6 @@ def test_a_way_out_is_clean():
         case = entry.fixed(*BATCH) if name not in IN_THE_CALL else None
         if isinstance(case, Case):
             assert found(diagnose(*case)) == [], name
-
-
-def exactly(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor._version, tensor.detach().double().numpy().tobytes()
-
-
-def everything(case: Case) -> list[object]:
-    """Collect all that a diagnosis could change, in a form that stays when it is changed."""
-    model = case.model
-    kept = (*model.parameters(), *model.buffers(), case.data, case.targets)
-    of_numpy = np.random.get_state()  # noqa: NPY002
-    return [
-        [*map(id, kept)],
-        [exactly(t) for t in kept if not nn.parameter.is_lazy(t)],
-        [(p.grad is None, p.requires_grad) for p in model.parameters()],
-        [(module.training, list(vars(module))) for module in model.modules()],
-        [
-            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
-            for m in model.modules()
-        ],
-        [torch.get_rng_state().tolist(), of_numpy[1].tobytes(), of_numpy[2], random.getstate()],
-    ]
-
-
-@pytest.mark.parametrize("name", [*zoo.MODELS, *(n for n in ENTRIES if n not in IN_THE_CALL)])
-def test_it_changes_nothing(name):
-    case = Case(*zoo.make(name, 4).args) if name in zoo.MODELS else ENTRIES[name].find_case(*BATCH)
-    before = everything(case)
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        diagnose(*case)
-    assert heard == []
-    assert everything(case) == before
 
 
 def test_several_causes_are_named_at_once_loud_ones_first():
@@ -205,19 +280,6 @@ def test_a_difference_is_said():
     assert diagnose(*case).conclusion == (
         "func_gradients and the loop differ in weight, bias, on 4 samples"
     )
-
-
-def test_weights_that_the_forward_writes_into_stay():
-    class Shortening(Classifier):
-        def forward(self, images):
-            with torch.no_grad():
-                self.weight.mul_(0.5)
-            return super().forward(images)
-
-    model = Shortening().double()
-    before = model.weight.clone()
-    diagnose(model, F.cross_entropy, *BATCH)
-    assert torch.equal(model.weight, before)
 
 
 def test_draws_of_python_are_found_and_given_back():
@@ -348,136 +410,6 @@ def test_nothing_to_compare_is_said():
     frozen = Classifier().double().requires_grad_(False)
     conclusion = diagnose(frozen, F.cross_entropy, *BATCH).conclusion
     assert conclusion == "no parameter requires a gradient, so there is nothing to compare"
-
-
-HABITS = {
-    "kept in a dictionary": [("stashed-activation", "cache")],
-    "kept in a list": [("stashed-activation", "cache")],
-    "kept as a counter": [("state-on-self", "cache")],
-    "kept deep inside": [("state-on-self", "cache")],
-    "kept in an object": [("state-on-self", "cache")],
-    "kept in a tensor": [("captured-buffer", "the model"), ("state-on-self", "cache")],
-    "kept on a layer": [("state-on-self", "fc.scale")],
-    "hooks on first use": [("stashed-activation", "seen")],
-    "wrapped by a timer": [("wrapped-forward", "bias, weight")],
-    "wrapped inside": [("wrapped-forward", "0.bias, 0.weight")],
-    "wrapped by compile": [("wrapped-forward", "bias, weight")],
-    "wrapped by autocast": [("wrapped-forward", "bias, weight")],
-    "hook over another layer": [("wrapped-forward", "2.bias, 2.weight")],
-    "parameters in a list": [("parameter-in-a-list", "extra, shift")],
-    "parameters in an object": [("parameter-in-a-list", "fc.bias, fc.weight")],
-    "parameter in a closure": [("wrapped-forward", "fc.weight")],
-    "counted by its class": [("state-on-self", BESIDE)],
-    "kept on its class": [("state-on-self", BESIDE)],
-    "kept in its file": [("state-on-self", BESIDE)],
-    "closure into a function": [("wrapped-forward", "fc.weight")],
-    "closure into an old function": [
-        ("autograd-function", "the model"),
-        ("wrapped-forward", "fc.weight"),
-    ],
-    "closure into a function, later": [
-        ("data-dependent-branch", "the model"),
-        ("samples-that-meet", "the model"),
-        ("wrapped-forward", "fc.weight"),
-    ],
-    "closure into a checkpoint": [
-        ("requires-grad-inside", "the model"),
-        ("no-gradient", "0.weight, 0.bias"),
-        ("wrapped-forward", "0.bias, 0.weight, 2.bias and 1 more"),
-    ],
-    "channels last": [("memory-format", "the model")],
-    "channels last, instance norm": [("memory-format", "the model")],
-    "channels last, group norm": [("memory-format", "the model")],
-    "tokens as images": [("normalisation-of-tokens", "norm")],
-    "max norm": [("written-weights", "table.weight")],
-    "max norm of one": [("written-weights", "table.weight")],
-    "weight clamped": [("written-weights", "fc.weight")],
-    "weight halved": [("written-weights", "fc.weight")],
-    "weight copied into": [("written-weights", "fc.weight")],
-    "frozen weight halved": [
-        ("captured-buffer", "the model"),
-        ("frozen-parameters", "fc.weight"),
-        ("written-weights", "fc.weight"),
-    ],
-    "checkpoint": [("checkpointing", "the model")],
-    "checkpoint reentrant": [("autograd-function", "the model")],
-    "scripted": [("scripted-module", "the model")],
-    "data parallel": [("data-parallel", "the model")],
-    "item": [("item", "the model")],
-    "recurrence in place": [("copy-into-zeros", "the model")],
-    "sparse buffer": [("operator-fallback", "the model (_sparse_addmm)")],
-    "old function": [("autograd-function", "the model")],
-    "quantisation observer": [
-        ("sample-into-buffer", "1.activation_post_process"),
-        ("data-dependent-branch", "1"),
-        ("samples-that-meet", "1"),
-    ],
-    "padding looked for": [("data-dependent-branch", "the model")],
-    "padding looked for, eval": [("data-dependent-branch", "the model")],
-    "key padding mask, eval": [("nested-tensors", "encoder")],
-    "stem batch norm": [("normalisation-transposed", "norm")],
-    "stem batch norm 3d": [("normalisation-transposed", "norm")],
-    "stem instance norm": [("normalisation-transposed", "norm")],
-    "stem instance norm tracking": [("normalisation-transposed", "norm")],
-    "stem by function": [("normalisation-transposed", "the model")],
-}
-
-
-@pytest.mark.parametrize("name", wild.MODELS)
-def test_habits_are_named_and_the_model_is_left_as_it_was(name):
-    case = wild.make(name)
-    before = all_of(case.model)
-    diagnosis = diagnose(*case.args)
-    assert found(diagnosis) == HABITS.get(name, [])
-    assert all(finding.cause and finding.fix for finding in diagnosis.findings)
-    assert all_of(case.model) == before
-    if name != "scripted":
-        assert diagnosis.comparison["equal"].all()
-
-
-# What the bare composition is right for all the same: it is slow, or what is said holds for a copy,
-# for a batch of one, or for gradients that are zero or not wanted.
-RIGHT_ALL_THE_SAME = {
-    "bilinear",
-    "frozen",
-    "unused",
-    "no_grad inside",
-    "buffer rebound",
-    "embedding bag",
-    *ATTENTION,
-    "wild: wrapped by compile",
-    "wild: wrapped by autocast",
-    "wild: hook over another layer",
-    "wild: sparse buffer",
-    *(f"wild: stem {kind}" for kind in ("batch norm", "batch norm 3d", "instance norm")),
-    "wild: stem instance norm tracking",
-    "wild: stem by function",
-    "wild: tokens as images",
-}
-
-
-def goes_wrong(name: str) -> bool:
-    """Say whether the bare composition raises, returns a wrong number or harms the model."""
-    case = MAKE[name]()
-    truth = expected(name[6:]) if name.startswith("wild: ") else oracle(*case.args)
-    wild.renew()
-    before = all_of(case.model, wild.CACHE)
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            got = bare_gradients(*case.args)
-        assert_equal({name: got[name] for name in truth}, truth, 1e-9)
-        return bool(difference(before, all_of(case.model, wild.CACHE)))
-    except Exception:  # whatever it is; and what a transform left dead cannot be read
-        return True
-    finally:
-        wild.renew()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MAKE)
-def test_what_goes_wrong_is_named_and_what_does_not_is_clean(name):
-    named = HABITS.get(name[6:]) if name.startswith("wild: ") else NOT_CLEAN.get(name)
-    assert goes_wrong(name) == (bool(named) and name not in RIGHT_ALL_THE_SAME)
 
 
 def own_derivative(self: zoo.Apply, inputs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 from helpers import benchmark, gradients
 from helpers.noise import NoiseScale, noise_scale
-from tests.zoo import Apply, Case, make
+from tests.support.zoo import Apply, Case, make
 
 CASES = ["linear", "tied weight", "frozen", "cnn", "scalars", "lstm"]
 

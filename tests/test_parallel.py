@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers import gradients
-from tests import parallel_cases, workers
+from tests.support import parallel_cases, workers
 
 LOOP = "or call .backward() for one sample after the other, the same in all processes at a time"
 COPY = "into a plain module in each process, which is exact"
@@ -40,7 +40,7 @@ SAID = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What each of two processes was told, and what the ways out gave it."""
-    return workers.run("tests.parallel_cases:both", 2, tmp_path_factory.mktemp("parallel"))
+    return workers.run("tests.support.parallel_cases:both", 2, tmp_path_factory.mktemp("parallel"))
 
 
 @pytest.mark.parametrize("what", SAID)

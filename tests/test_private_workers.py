@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests import private_cases, workers
+from tests.support import private_cases, workers
 
 WORLDS = (1, 2, 4)
 several = pytest.mark.parametrize("found", WORLDS[1:], indirect=True, ids="{} processes".format)
@@ -16,7 +16,7 @@ last place, for sums in another order."""
 def found(request, tmp_path_factory):
     """What each process found, in the order of ranks."""
     folder = tmp_path_factory.mktemp("private")
-    return workers.run("tests.private_cases:in_a_group", request.param, folder)
+    return workers.run("tests.support.private_cases:in_a_group", request.param, folder)
 
 
 def close(got, expected):

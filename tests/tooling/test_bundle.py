@@ -96,7 +96,11 @@ def test_the_archive_holds_the_collection_the_wheels_and_the_script(tmp_path, mo
         assert tar.extractfile("bundle/python-version").read() == b"3.12\n"
     for name in ("collection/notebooks/01_naive_loop.ipynb", "collection/helpers/gradients.py"):
         assert f"bundle/{name}" in names
-    for name in ("collection/tests/device_cases.py", "collection/.pytest.ini", "measure.py"):
+    for name in (
+        "collection/tests/support/device_cases.py",
+        "collection/.pytest.ini",
+        "measure.py",
+    ):
         assert f"bundle/{name}" in names
     assert "bundle/wheels/pure-1-py3-none-any.whl" in names
 

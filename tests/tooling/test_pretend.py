@@ -1,4 +1,4 @@
-"""Helpers and lessons on the pretended accelerator, `tests/pretend.py`, in other processes."""
+"""Helpers and lessons on a pretended accelerator, `tests.support.pretend`, in other processes."""
 
 import os
 import re
@@ -15,7 +15,7 @@ STARTED = """\
 import sys
 
 sys.path.insert(0, {root!r})
-import tests.pretend
+import tests.support.pretend
 """
 CANNOT = {
     "03_torch_func": {"check-3": "rounding decides between nearly equal values of a pooling"},
@@ -51,7 +51,7 @@ def run_pytest(folder, *arguments, **environment):
 
 @pytest.mark.whole
 def test_helpers_and_the_zoo():
-    done = run_pytest(ROOT, "--rootdir", str(ROOT), "tests/device_cases.py")
+    done = run_pytest(ROOT, "--rootdir", str(ROOT), "tests/support/device_cases.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 

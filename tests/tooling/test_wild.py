@@ -100,12 +100,12 @@ def test_a_model_that_does_not_run_is_told_and_is_bad():
 
 
 def test_the_loop_of_pairs_is_right_where_torch_is_wrong_for_a_batch_of_one():
-    from tests import wild as habits
-    from tests.test_gradients_wild import expected
+    from tests.support import wild as habits
+    from tests.support.oracle import Truth
 
-    case = habits.make("stem batch norm")
-    found = contract.by_pairs(case.model, case.data, case.targets)
-    for name, rows in expected("stem batch norm").items():
+    truth = Truth(lambda: habits.make("stem batch norm"))
+    found = contract.by_pairs(truth.case.model, *truth.case.batch)
+    for name, rows in truth.gradients.items():
         torch.testing.assert_close(found[name], rows)
 
 

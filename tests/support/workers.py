@@ -1,6 +1,6 @@
 """Processes of one group, each of which runs a case and leaves what it found in a file.
 
-    python -m tests.workers MODULE:FUNCTION FOLDER
+    python -m tests.support.workers MODULE:FUNCTION FOLDER
 
 The processes find each other by a file, so that no port is taken.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(case: str, world: int, folder: Path) -> list[Any]:
@@ -29,7 +29,7 @@ def run(case: str, world: int, folder: Path) -> list[Any]:
     Returns:
         What the function returned in each, in the order of ranks.
     """
-    command = [sys.executable, "-m", "tests.workers", case, str(folder)]
+    command = [sys.executable, "-m", "tests.support.workers", case, str(folder)]
     shared = os.environ | {"WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
     workers = [
         subprocess.Popen(command, cwd=ROOT, env=shared | {"RANK": str(rank)}, stderr=errors)

@@ -1,4 +1,4 @@
-"""Private training by the processes of a group; run by `tests.workers` in each of them."""
+"""Private training by the processes of a group; run by `tests.support.workers` in each of them."""
 
 from collections.abc import Callable
 from typing import Any

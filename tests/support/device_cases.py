@@ -1,8 +1,8 @@
 """The helpers and the zoo on another device than the CPU, compared with the CPU.
 
-`TEST_DEVICE=cuda pytest tests/device_cases.py` is for a machine that has one. Without `TEST_DEVICE`
-it is the pretended accelerator, which changes the process that it is in; so this file is not
-collected by itself, and `tests/tooling/test_pretend.py` runs it in a process of its own.
+`TEST_DEVICE=cuda pytest tests/support/device_cases.py` is for a machine that has one. Without
+`TEST_DEVICE` it is the pretended accelerator, which changes the process that it is in; so this file
+is not collected by itself, and `tests/tooling/test_pretend.py` runs it in a process of its own.
 """
 
 import os
@@ -28,11 +28,11 @@ from helpers import (
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
-from tests import zoo
+from tests.support import ways, zoo
 
 PRETENDED = "TEST_DEVICE" not in os.environ
 if PRETENDED:
-    import tests.pretend  # noqa: F401  (makes the device)
+    import tests.support.pretend  # noqa: F401  (makes the device)
 DEVICE = devices.resolve(os.environ.get("TEST_DEVICE", "pretend"))
 on_another = pytest.mark.skipif(DEVICE.type == "cpu", reason="about a device beside the CPU")
 on_pretended = pytest.mark.skipif(not PRETENDED, reason="about the pretended accelerator")
@@ -54,34 +54,28 @@ def on_cpu(result):
     return result.cpu()
 
 
-def total_outputs(case):
-    """Let the Jacobian be of outputs (B, Y), whatever the case returns."""
-    return zoo.Apply(lambda m, x: m.inner(x).flatten(1), inner=case.model)
-
-
-WAYS = {
-    "loop": lambda case: gradients.loop_gradients(*case.args),
-    "functorch": lambda case: gradients.functorch_gradients(*case.args),
-    "func": lambda case: gradients.func_gradients(*case.args),
-    "func in chunks": lambda case: gradients.func_gradients(*case.args, chunk_size=2),
-    "Jacobian": lambda case: jacobians.func_jacobians(total_outputs(case), case.data),
-    "norms": lambda case: norms.gradient_norms(*case.args),
-    "clipped sum": lambda case: norms.clipped_sum(*case.args, limit=0.5),
+WAYS = {name: ways.WAYS[name].compute for name in ("loop", "func", "func, chunks", "norms")}
+WAYS |= {
+    "functorch": ways.LEGACY["functorch"].compute,
+    "clipped sum": lambda case, _: norms.clipped_sum(*case.args, limit=0.5),
+    "func Jacobians": lambda case, _: jacobians.func_jacobians(
+        nn.Sequential(case.model, nn.Flatten()), case.data
+    ),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("name", [name for name in zoo.MODELS if name not in zoo.RECURRENCES])
 def test_the_zoo_is_as_on_the_cpu(name, way):
     compute = WAYS[way]
     try:
-        expected = compute(zoo.make(name))
+        expected = compute(zoo.make(name), None)
     except (ValueError, NotImplementedError) as refusal:
         with pytest.raises(type(refusal)):
-            compute(moved(zoo.make(name)))
+            compute(moved(zoo.make(name)), None)
         return
     torch.testing.assert_close(
-        on_cpu(compute(moved(zoo.make(name)))), expected, rtol=1e-9, atol=1e-12
+        on_cpu(compute(moved(zoo.make(name)), None)), expected, rtol=1e-9, atol=1e-12
     )
 
 
@@ -205,7 +199,7 @@ FORWARDS = {
 
 
 @on_another
-@pytest.mark.parametrize("way", ["loop", "func", "norms", "clipped sum"])
+@pytest.mark.parametrize("way", ["loop", "func", "norms"])
 @pytest.mark.parametrize("fault", FORWARDS)
 def test_a_fault_in_a_model_is_caught(fault, way):
     def case(device):
@@ -214,28 +208,16 @@ def test_a_fault_in_a_model_is_caught(fault, way):
         data, targets = torch.rand(4, 3).double(), torch.rand(4, 2).double()
         return zoo.Case(model.to(device), data.to(device), targets.to(device), zoo.squared)
 
-    WAYS[way](case("cpu"))  # nothing is wrong there
+    WAYS[way](case("cpu"), None)  # nothing is wrong there
     with pytest.raises(RuntimeError, match="same device"):
-        WAYS[way](case(DEVICE))
-
-
-@on_another
-def test_a_fault_in_a_loss_is_caught():
-    weight = torch.rand(2).double()
-    case = moved(zoo.make("linear"))
-    with pytest.raises(RuntimeError, match="same device"):
-        gradients.func_gradients(
-            case.model, lambda p, t: ((p - t) ** 2 * weight).sum(), case.data, case.targets
-        )
+        WAYS[way](case(DEVICE), None)
 
 
 @on_another
 def test_targets_left_on_the_cpu_are_caught():
-    case = zoo.make("linear")
+    case = moved(zoo.make("linear"))
     with pytest.raises((RuntimeError, ValueError), match="device"):
-        gradients.func_gradients(
-            case.model.to(DEVICE), F.mse_loss, case.data.to(DEVICE), case.targets
-        )
+        gradients.func_gradients(case.model, F.mse_loss, case.data, case.targets.cpu())
 
 
 @on_another

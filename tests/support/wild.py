@@ -3,16 +3,15 @@
 import functools
 import time
 import warnings
-from collections import OrderedDict
+import weakref
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.zoo import Apply, Case, squared
+from tests.support.zoo import Apply, Case, squared
 
 # Normalisation, and then its result read in another order.
 
@@ -104,11 +103,6 @@ def _list_grows(self: Apply, inputs: Tensor) -> Tensor:
     return sum(self.cache)
 
 
-def _counter(self: Apply, inputs: Tensor) -> Tensor:
-    self.cache["calls"] = self.cache.get("calls", 0) + 1
-    return self.fc(inputs) * self.cache["calls"]
-
-
 def _nested(self: Apply, inputs: Tensor) -> Tensor:
     self.cache["inner"]["calls"].append(1)
     return self.fc(inputs) * len(self.cache["inner"]["calls"])
@@ -147,77 +141,6 @@ def _new_layer_scale(self: Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) * self.fc.scale
 
 
-# State that belongs to a class, or to a file.
-
-
-class Counted(nn.Linear):
-    """A layer whose class counts the calls of all its layers."""
-
-    calls = 0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        type(self).calls += 1
-        return super().forward(inputs) * type(self).calls
-
-
-class Collecting(nn.Linear):
-    """A layer whose class has a list and a dictionary, which all its layers fill."""
-
-    cache: ClassVar[dict[str, Tensor]] = {}
-    seen: ClassVar[list[Tensor]] = []
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.seen.append(inputs)
-        return super().forward(inputs) @ self._product() * len(self.seen)
-
-    def _product(self) -> Tensor:
-        if "product" not in self.cache:
-            Collecting.latest = self.weight @ self.weight.T
-            self.cache["product"] = Collecting.latest
-        return self.cache["product"]
-
-
-CACHE: dict[str, Tensor] = {}
-CALLS = 0
-
-
-class Caching(nn.Linear):
-    """A layer that keeps what it computes in variables of its file."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs) @ _product(self.weight) * CALLS
-
-
-def _product(weight: Tensor) -> Tensor:
-    global CALLS
-    CALLS += 1
-    if "product" not in CACHE:
-        CACHE["product"] = weight @ weight.T
-    return CACHE["product"]
-
-
-class Registry(OrderedDict):
-    """A dictionary of classes that makes an object of one when it is asked for it."""
-
-    def __getitem__(self, name: str) -> object:
-        return super().__getitem__(name)()
-
-
-ACTIVATIONS = Registry(tanh=nn.Tanh, relu=nn.ReLU)
-
-
-class Activated(nn.Linear):
-    """A layer that takes its activation from a registry of its file, and from one of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-        self.own = Registry(tanh=nn.Tanh)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.own.latest = 1
-        return self.own["tanh"](ACTIVATIONS["tanh"](super().forward(inputs)))
-
-
 # A forward that was wrapped on the instance, and hooks that close over another layer.
 
 
@@ -237,11 +160,6 @@ def _timed(model: nn.Module) -> nn.Module:
 
 def _compiled_forward(model: nn.Module) -> nn.Module:
     model.forward = torch.compile(model.forward, backend="eager")
-    return model
-
-
-def _autocast(model: nn.Module) -> nn.Module:
-    model.forward = torch.autocast("cpu", enabled=False)(model.forward)
     return model
 
 
@@ -342,11 +260,6 @@ def _in_a_closure() -> nn.Module:
 # Forwards that write into weights.
 
 
-def _max_norm(index: Callable[[], Tensor]) -> nn.Module:
-    table = nn.Embedding(6, 3, max_norm=0.5)
-    return Apply(lambda m, x: m.fc(x * m.table(index())), fc=nn.Linear(3, 2), table=table)
-
-
 def _clamped(self: Apply, inputs: Tensor) -> Tensor:
     self.fc.weight.data.clamp_(-0.3, 0.3)
     return self.fc(inputs)
@@ -354,12 +267,6 @@ def _clamped(self: Apply, inputs: Tensor) -> Tensor:
 
 def _halved(self: Apply, inputs: Tensor) -> Tensor:
     self.fc.weight.data.mul_(0.5)
-    return self.fc(inputs)
-
-
-def _copied_into(self: Apply, inputs: Tensor) -> Tensor:
-    with torch.no_grad():
-        self.fc.weight.copy_(self.other)
     return self.fc(inputs)
 
 
@@ -471,11 +378,155 @@ def _locked() -> nn.Module:
     return model
 
 
-Build = Callable[[], nn.Module]
+# A loss, or another module, that looks at what the forward kept.
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def _auxiliary() -> tuple[nn.Module, Loss]:
+    """Keep a part of the loss, as mixtures of experts do."""
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        hidden = self.fc(inputs).tanh()
+        self.aux = hidden.square().mean()
+        return self.head(hidden)
+
+    model = _two(run, aux=torch.zeros(()))
+    return model, lambda p, t: squared(p, t) + model.aux
+
+
+def _list_of_losses() -> tuple[nn.Module, Loss]:
+    """Keep parts of the loss, as variational networks do."""
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        hidden = self.fc(inputs).tanh()
+        self.losses.append(hidden.square().sum())
+        return self.head(hidden)
+
+    model = _two(run, losses=[])
+    return model, lambda p, t: squared(p, t) + sum(model.losses)
+
+
+class Collector:
+    """What keeps the output of a layer for a loss, outside of the model."""
+
+    def keep(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Be a hook."""
+        self.output = output
+
+
+def _keep_in(collector: Collector, module: nn.Module, inputs: object, output: Tensor) -> None:
+    collector.output = output
+
+
+def _collected(hook: Callable[[Collector], Callable[..., None]]) -> tuple[nn.Module, Loss]:
+    model, collector = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), Collector()
+    model[1].register_forward_hook(hook(collector))
+    return model, lambda p, t: squared(p, t) + collector.output.square().mean()
+
+
+class Child(nn.Module):
+    """A module that leaves its result with the module that it stands in."""
+
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.parent = weakref.ref(parent)
+
+    def forward(self, inputs: Tensor) -> None:
+        self.parent().last = self.fc(inputs)
+
+
+class Parent(nn.Module):
+    """A module that reads what its child left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = None
+        self.child = Child(self)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.child(inputs)
+        return self.head(self.last)
+
+
+# What a parameter is, besides its numbers.
+
+
+class Scale(nn.Parameter):
+    """A parameter of a class of its own, which a forward looks at."""
+
+
+def _typed() -> nn.Module:
+    model = Apply(lambda m, x: m.fc(x) * (m.scale if isinstance(m.scale, Scale) else 1))
+    model.fc, model.scale = nn.Linear(3, 2), Scale(torch.randn(2, dtype=torch.float64))
+    return model
+
+
+def _viewed() -> nn.Module:
+    """Keep a view of a weight beside it; in float64, since it would not follow `.double()`."""
+    model = Apply(lambda m, x: x @ m.top.T + m.fc(x), fc=nn.Linear(3, 2).double())
+    model.top = model.fc.weight[:1]
+    return model
+
+
+@torch.jit.script
+def _scripted_product(inputs: Tensor, weight: Tensor) -> Tensor:
+    return torch.tanh(inputs @ weight.t())
+
+
+def _listed_for_a_script() -> nn.Module:
+    model = Apply(lambda m, x: _scripted_product(x, m.weights[0]))
+    model.weight = nn.Parameter(torch.randn(2, 3))
+    model.weights = [model.weight]
+    return model
+
+
+def _scattered() -> nn.Module:
+    model = Apply(lambda m, x: x @ torch.select_scatter(m.weight, m.row, 0, 1).T)
+    model.weight, model.row = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(3))
+    return model
+
+
+class Connection:
+    """A thing that cannot be copied."""
+
+    scale = 0.5
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Connection":
+        raise TypeError("cannot copy a connection")
+
+
+# Forwards that write into what they are given, or into gradients.
+
+
+def _added(self: Apply, inputs: Tensor) -> Tensor:
+    inputs += 1
+    return self.fc(inputs)
+
+
+def _added_and_read(self: Apply, inputs: Tensor) -> Tensor:
+    inputs += 1
+    return self.fc(inputs) * float(inputs.detach().mean() > -99)
+
+
+def _gradient_clamped(self: Apply, inputs: Tensor) -> Tensor:
+    """Clamp a gradient, where there is one to come."""
+    hidden = self.fc(inputs).tanh()
+    if hidden.requires_grad:
+        hidden.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
+    return self.head(hidden)
+
+
+def _two(run: Callable[..., Tensor], **more: object) -> nn.Module:
+    return Apply(run, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), **more)
+
+
+Build = Callable[[], nn.Module | tuple[nn.Module, Loss]]
 ROWS: dict[str, Build] = {
     "kept in a dictionary": lambda: Apply(_dictionary_cache, fc=nn.Linear(3, 3), cache={}),
     "kept in a list": lambda: Apply(_list_grows, fc=nn.Linear(3, 2), cache=[]),
-    "kept as a counter": lambda: Apply(_counter, fc=nn.Linear(3, 2), cache={}),
     "kept deep inside": lambda: Apply(
         _nested, fc=nn.Linear(3, 2), cache={"inner": {"calls": []}, "more": ()}
     ),
@@ -485,14 +536,9 @@ ROWS: dict[str, Build] = {
     "hooks on first use": lambda: Apply(
         _hidden_states, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), cache=[], seen=[]
     ),
-    "counted by its class": lambda: Counted(3, 2),
-    "kept on its class": lambda: Collecting(3, 3),
-    "kept in its file": lambda: Caching(3, 3),
-    "registry": Activated,
     "wrapped by a timer": lambda: _timed(nn.Linear(3, 2)),
     "wrapped inside": _inner_wrapped,
     "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),
-    "wrapped by autocast": lambda: _autocast(nn.Linear(3, 2)),
     "hook over another layer": _closing_hook,
     "compiled part": _compiled_part,
     "compiled": lambda: torch.compile(nn.Linear(3, 2), backend="eager"),
@@ -503,26 +549,47 @@ ROWS: dict[str, Build] = {
     "closure into an old function": lambda: _closed_over(OldProduct.apply),
     "closure into a function, later": _closed_over_later,
     "closure into a checkpoint": _checkpointed_closure,
-    "max norm": lambda: _max_norm(lambda: torch.tensor([2])),
-    "max norm of one": lambda: _max_norm(lambda: torch.tensor(2)),
+    "max norm": lambda: Apply(
+        lambda m, x: m.fc(x * m.table(torch.tensor([2]))),
+        fc=nn.Linear(3, 2),
+        table=nn.Embedding(6, 3, max_norm=0.5),
+    ),
     "weight clamped": lambda: Apply(_clamped, fc=nn.Linear(3, 2)),
     "weight halved": lambda: Apply(_halved, fc=nn.Linear(3, 2)),
-    "weight copied into": lambda: Apply(_copied_into, fc=nn.Linear(3, 2), other=torch.rand(2, 3)),
     "frozen weight halved": _frozen_written,
     "checkpoint": lambda: _checkpointed(False),
     "checkpoint reentrant": lambda: _checkpointed(True),
     "scripted": _scripted,
     "data parallel": lambda: nn.DataParallel(nn.Linear(3, 2)),
-    "data parallel inside": lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 2))),
     "item": lambda: Apply(_item, fc=nn.Linear(3, 2)),
     "recurrence in place": lambda: Apply(_recurrence, fc=nn.Linear(3, 3)),
     "prelu, outputs as many as samples": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()),
-    "prelu of channels": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4)),
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
     "old function": lambda: Apply(lambda m, x: Doubling.apply(m.fc(x)), fc=nn.Linear(3, 2)),
     "quantisation observer": _observed,
     "a lock": _locked,
+}
+# What holds together in plain PyTorch: another module, a loss or a hook looks at what ran.
+LINKED: dict[str, Build] = {
+    "loss of what the forward kept": _auxiliary,
+    "loss of a list that the forward filled": _list_of_losses,
+    "loss of what a method kept": lambda: _collected(lambda collector: collector.keep),
+    "loss of what a partial kept": lambda: _collected(
+        lambda collector: functools.partial(_keep_in, collector)
+    ),
+    "weak reference to the parent": Parent,
+    "a class of parameters": _typed,
+    "a view of a parameter": _viewed,
+    "scripted function of a list": _listed_for_a_script,
+    "select_scatter": _scattered,
+    "what cannot be copied": lambda: Apply(
+        lambda m, x: m.fc(x) * m.db.scale, fc=nn.Linear(3, 2), db=Connection()
+    ),
+    "data in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)),
+    "data added to": lambda: Apply(_added, fc=nn.Linear(3, 2)),
+    "data added to, and read": lambda: Apply(_added_and_read, fc=nn.Linear(3, 2)),
+    "gradient clamped": lambda: _two(_gradient_clamped),
 }
 WORDS: dict[str, Build] = {
     "padding looked for": Padded,
@@ -547,19 +614,8 @@ IMAGES: dict[str, Build] = {
     "channels last, group norm": lambda: _channels_last(nn.GroupNorm(2, 4)),
     "tokens as images": _tokens_as_images,
 }
-GROUPS = [((3,), ROWS), ((3,), WORDS), ((2, 4, 4), IMAGES)]
+GROUPS = [((3,), ROWS), ((3,), LINKED), ((3,), WORDS), ((2, 4, 4), IMAGES)]
 MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}
-
-
-def renew() -> None:
-    """Let classes and this file forget what models have left there."""
-    global CALLS
-    CALLS = Counted.calls = 0
-    CACHE.clear()
-    Collecting.cache.clear()
-    Collecting.seen.clear()
-    if "latest" in vars(Collecting):
-        del Collecting.latest
 
 
 def make(name: str, batch_size: int = 4) -> Case:
@@ -567,15 +623,19 @@ def make(name: str, batch_size: int = 4) -> Case:
     build, shape = MODELS[name]
     with torch.random.fork_rng():
         torch.manual_seed(sum(map(ord, name)))
-        model, other = (_in_double(build()) for _ in "12")
+        (model, loss_fn), (other, _) = (_with_a_loss(build()) for _ in "12")
         data = torch.randn(batch_size, *shape, dtype=torch.float64)
         if name in WORDS:
             data = torch.randint(6, (batch_size, *shape))
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            output = other(data[:1])  # some change when they run
-        renew()
+            output = other(data[:1].clone())  # some change when they run, or what they are given
         targets = torch.randn(batch_size, *output.shape[1:], dtype=torch.float64)
-        return Case(model, data, targets, squared)
+        return Case(model, data, targets, loss_fn)
+
+
+def _with_a_loss(built: nn.Module | tuple[nn.Module, Loss]) -> tuple[nn.Module, Loss]:
+    model, loss_fn = built if isinstance(built, tuple) else (built, squared)
+    return _in_double(model), loss_fn
 
 
 def _in_double(model: nn.Module) -> nn.Module:
@@ -586,7 +646,3 @@ def _in_double(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor):
                 setattr(module, key, value.double())
     return model
-
-
-UNCALLED = ("scripted", "data parallel")
-"""What `functional_call`, which a task of the gradient computers calls, refuses."""

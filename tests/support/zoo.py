@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import rnn
 
-from helpers.models import MLP, SimpleCNN
+from helpers.models import MLP
 
 
 @dataclass
@@ -136,6 +137,62 @@ def _recurrent(layer: type[nn.RNNBase], start: str = "none", **options: object) 
     return Apply(calls[start], layer=layer(4, 3, batch_first=True, **options))
 
 
+def every_end(self: Apply, inputs: Tensor) -> Tensor:
+    """Use all that a recurrent layer returns."""
+    output, end = self.layer(inputs)
+    ends = end if isinstance(end, tuple) else (end,)
+    parts = (output, *(each.transpose(0, 1) for each in ends))
+    return torch.cat([part.flatten(1) for part in parts], 1).sin()
+
+
+def _ends(kind: type[nn.RNNBase], **options: object) -> nn.Module:
+    return Apply(every_end, layer=kind(4, 3, batch_first=True, **options))
+
+
+def _learned_start() -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        start = tuple(each.expand(-1, len(inputs), -1).contiguous() for each in (self.h, self.c))
+        return self.layer(inputs, start)[0].flatten(1)
+
+    states = {name: nn.Parameter(torch.randn(1, 1, 3)) for name in "hc"}
+    return Apply(run, layer=nn.LSTM(4, 3, batch_first=True), **states)
+
+
+def _used_twice() -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        return self.layer(self.back(self.layer(inputs)[0]))[0].flatten(1)
+
+    return Apply(run, layer=nn.LSTM(4, 3, batch_first=True), back=nn.Linear(3, 4))
+
+
+def _several_sequences(self: Apply, inputs: Tensor) -> Tensor:
+    sequences = torch.stack([inputs[0], inputs[0].flip(0), inputs[0] * 2])
+    return self.layer(sequences)[0].flatten()[None]
+
+
+def _packed(self: Apply, inputs: Tensor) -> Tensor:
+    sequence = rnn.pack_padded_sequence(inputs, [3] * len(inputs), batch_first=True)
+    return rnn.pad_packed_sequence(self.layer(sequence)[0], batch_first=True)[0].flatten(1)
+
+
+def _tied_ways() -> nn.Module:
+    model = _ends(nn.LSTM, bidirectional=True)
+    model.layer.weight_hh_l0_reverse = model.layer.weight_hh_l0
+    return model
+
+
+def _frozen_parts() -> nn.Module:
+    model = _ends(nn.LSTM, num_layers=2)
+    model.layer.weight_hh_l0.requires_grad_(False)
+    model.layer.bias_ih_l1.requires_grad_(False)
+    return model
+
+
+def _force(self: Apply, inputs: Tensor) -> Tensor:
+    """Differentiate a layer inside the model, so that the loss is differentiated twice."""
+    return torch.func.grad(lambda x: self.layer(x)[0].sin().sum())(inputs)
+
+
 def _cell(cell: nn.RNNCellBase) -> nn.Module:
     def run(self: Apply, inputs: Tensor) -> Tensor:
         state = self.cell(inputs[:, 0])
@@ -189,6 +246,12 @@ def _instance_norm(tracking: bool) -> nn.Module:
     return _images(nn.Conv2d(2, 4, 3), norm)
 
 
+def _cnn() -> nn.Module:
+    """The layers of `helpers.models.SimpleCNN`, small."""
+    body = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
 Build = Callable[[], nn.Module]
 ROWS: dict[str, Build] = {
     "linear": lambda: nn.Linear(3, 2),
@@ -231,6 +294,7 @@ SEQUENCES: dict[str, Build] = {
     "gru None": lambda: _recurrent(nn.GRU, "positional"),
     "rnn": lambda: _recurrent(nn.RNN, num_layers=2),
     "rnn relu": lambda: _recurrent(nn.RNN, nonlinearity="relu"),
+    "rnn hx=None": lambda: _recurrent(nn.RNN, "keyword", bias=False),
     "lstm cell": lambda: _cell(nn.LSTMCell(4, 3)),
     "gru cell": lambda: _cell(nn.GRUCell(4, 3)),
     "rnn cell": lambda: _cell(nn.RNNCell(4, 3)),
@@ -241,6 +305,35 @@ SEQUENCES: dict[str, Build] = {
     "attention eval": lambda: _attention(False),
     "layer norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
     "depthwise": lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
+}
+RECURRENCES: dict[str, Build] = {
+    **{
+        f"{kind.__name__} every end": lambda kind=kind: _ends(
+            kind, num_layers=2, bidirectional=True, bias=kind is not nn.GRU
+        )
+        for kind in (nn.LSTM, nn.GRU, nn.RNN)
+    },
+    "LSTM steps in front": lambda: Apply(
+        lambda m, x: m.layer(x.transpose(0, 1))[0].transpose(0, 1).flatten(1), layer=nn.LSTM(4, 3)
+    ),
+    "GRU without a batch": lambda: Apply(
+        lambda m, x: m.layer(x[0])[0].flatten()[None], layer=nn.GRU(4, 3, bidirectional=True)
+    ),
+    "LSTM of several sequences": lambda: Apply(
+        _several_sequences, layer=nn.LSTM(4, 3, 2, batch_first=True)
+    ),
+    "LSTM from a learned start": _learned_start,
+    "LSTM used twice": _used_twice,
+    "LSTM of a constant": lambda: Apply(
+        lambda m, x: m.layer(torch.ones(1, 2, 4, dtype=x.dtype))[0].flatten(1), layer=nn.LSTM(4, 3)
+    ),
+    "LSTM of packed sequences": lambda: Apply(_packed, layer=nn.LSTM(4, 3, batch_first=True)),
+    "LSTM with tied ways": _tied_ways,
+    "LSTM, partly frozen": _frozen_parts,
+    "LSTM with a computed weight": lambda: Apply(
+        every_end, layer=weight_norm(nn.LSTM(4, 3, batch_first=True), "weight_hh_l0")
+    ),
+    "GRU differentiated twice": lambda: Apply(_force, layer=nn.GRU(4, 3, batch_first=True)),
 }
 IMAGES: dict[str, Build] = {
     "group norm": lambda: _images(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)),
@@ -253,13 +346,17 @@ IMAGES: dict[str, Build] = {
     "transposed": lambda: _images(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2)),
     "pooled": lambda: _images(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(2)),
 }
-DIGITS: dict[str, Build] = {"mlp": MLP, "cnn": SimpleCNN}
+DIGITS: dict[str, Build] = {"mlp": MLP}
+SMALL_DIGITS: dict[str, Build] = {"cnn": _cnn}
+CLASSIFIERS = DIGITS | SMALL_DIGITS
 SHAPES = [
     ((3,), ROWS),
     ((3,), WORDS),
     ((4, 4), SEQUENCES),
+    ((4, 4), RECURRENCES),
     ((2, 4, 4), IMAGES),
     ((1, 28, 28), DIGITS),
+    ((1, 8, 8), SMALL_DIGITS),
 ]
 MODELS = {name: (build, shape) for shape, group in SHAPES for name, build in group.items()}
 
@@ -273,7 +370,7 @@ def make(name: str, batch_size: int = 3) -> Case:
         data = torch.randn(batch_size, *shape, dtype=torch.float64)
         if name in WORDS:
             data = torch.randint(6, (batch_size, *shape))
-        if name in DIGITS:
+        if name in CLASSIFIERS:
             return Case(model, data, torch.randint(10, (batch_size,)), F.cross_entropy)
         with torch.no_grad():  # one sample, on a copy: some models change, and some refuse B = 0
             sample = torch.zeros_like(data[:1]) if batch_size else data.new_zeros((1, *shape))

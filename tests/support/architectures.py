@@ -1,4 +1,4 @@
-"""Small architectures drawn at will: what real models are composed of, in any order."""
+"""Models drawn at will: networks, convolutions, and what real models are composed of."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,54 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.zoo import Apply, Case, squared
+from tests.support.zoo import Apply, Case, squared
+
+sizes, seeds = st.integers(1, 4), st.integers(0, 2**16)
+
+
+def case_of(model: nn.Module, shape: tuple[int, ...], batch_size: int, dtype: torch.dtype) -> Case:
+    data = torch.randn(batch_size, *shape, dtype=dtype)
+    with torch.no_grad():
+        outputs = model.to(dtype)(torch.zeros(1, *shape, dtype=dtype))
+    targets = torch.randn(batch_size, *outputs.shape[1:], dtype=dtype)
+    return Case(model, data, targets, squared)
+
+
+@st.composite
+def networks(draw: st.DrawFn, batches: st.SearchStrategy[int]) -> Case:
+    """Fully connected, with some weights frozen, some without a bias, some layers used twice."""
+    torch.manual_seed(draw(seeds))
+    width = first = draw(sizes)
+    layers: list[nn.Module] = []
+    for _ in range(draw(sizes)):
+        following = draw(sizes)
+        layers += [nn.Linear(width, following, bias=draw(st.booleans())), nn.Tanh()]
+        if width == following and draw(st.booleans()):
+            layers.append(layers[-2])
+        width = following
+    model = nn.Sequential(*layers)
+    for parameter in model.parameters():
+        parameter.requires_grad_(draw(st.integers(0, 3)) > 0)
+    return case_of(
+        model, (first,), draw(batches), draw(st.sampled_from([torch.float64, torch.float32]))
+    )
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, batches: st.SearchStrategy[int]) -> Case:
+    """One or two dimensions; groups, strides, dilation and padding."""
+    torch.manual_seed(draw(seeds))
+    dimensions, groups = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    channels, outputs = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
+    kernel, stride, dilation = (draw(st.integers(1, n)) for n in (3, 2, 2))
+    convolution = (nn.Conv1d if dimensions == 1 else nn.Conv2d)(
+        channels, outputs, kernel, stride, draw(st.integers(0, 2)), dilation, groups
+    )
+    smallest = dilation * (kernel - 1) + 3  # leaves two outputs, since GroupNorm refuses one
+    shape = (channels, *(draw(st.integers(smallest, smallest + 1)) for _ in range(dimensions)))
+    model = nn.Sequential(convolution, nn.GroupNorm(groups, outputs), nn.Tanh())
+    return case_of(model, shape, draw(batches), torch.float64)
+
 
 # Blocks map (B, T, D) to (B, T, D), T tokens of D numbers, so that any follows any.
 TOKENS, WIDTH = 4, 4
@@ -137,7 +184,7 @@ def _embedded(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
 
 
 @st.composite
-def architectures(draw: st.DrawFn, sizes: st.SearchStrategy[int] | None = None) -> Case:
+def architectures(draw: st.DrawFn) -> Case:
     """Draw a model in float64, a batch and a loss."""
     torch.manual_seed(draw(st.integers(0, 2**16)))
     blocks: list[nn.Module] = []
@@ -163,7 +210,7 @@ def architectures(draw: st.DrawFn, sizes: st.SearchStrategy[int] | None = None) 
     model.double()
     for parameter in model.parameters():
         parameter.requires_grad_(draw(st.integers(0, 7)) > 0)
-    data = data[: draw(sizes or st.integers(1, 5))]
+    data = data[: draw(st.integers(1, 5))]
     with torch.no_grad():
         targets = torch.randn_like(model(data))
     return Case(model, data, targets, squared)

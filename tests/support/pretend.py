@@ -21,7 +21,7 @@ from torch.utils import backend_registration
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.pretend_cells import CELLS
+from tests.support.pretend_cells import CELLS
 
 NAME = "pretend"
 DEVICE = torch.device("privateuseone", 0)  # until it has its name

@@ -1,4 +1,4 @@
-"""Modules over processes, put to the helpers; run by `tests.workers` in each process."""
+"""Modules over processes, put to the helpers; run by `tests.support.workers` in each process."""
 
 import copy
 from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""What several tests share: models, oracles, snapshots, a pretended device, processes."""

@@ -1,0 +1,218 @@
+"""Values to compare with, made by hand: a loop over the samples that shares no code with helpers.
+
+`Truth` builds a model anew for each sample. `oracle` copies one that is there, and `by_pairs` runs
+it as it is.
+"""
+
+import copy
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers.gradients import func_gradients, functorch_gradients, loop_gradients
+from tests.support.zoo import Case
+
+
+def without_functorch(*args: object, **options: object) -> dict[str, Tensor]:
+    """Call `functorch_gradients` as if torch no longer had functorch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "functorch", None)
+        return functorch_gradients(*args, **options)
+
+
+METHODS: dict[str, Callable[..., dict[str, Tensor]]] = {
+    "loop": loop_gradients,
+    "functorch": functorch_gradients,
+    "func": func_gradients,
+    "func in chunks of 2": functools.partial(func_gradients, chunk_size=2),
+}
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+
+# Largest difference over the largest entry of all gradients together. One rounding is 1e-16 in
+# float64 and 6e-8 in float32; sums of at most a few thousand terms, summed in another order,
+# leave some hundred of them.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
+TOLERANCE = TOLERANCES[torch.float64]
+
+
+class Truth:
+    """What every way has to return for a case, from a model that is built anew for each sample.
+
+    Args:
+        make: Builds the case in float64, twice the same.
+    """
+
+    def __init__(self, make: Callable[[], Case]) -> None:
+        self._make = make
+        self.case = make()
+        """Nobody runs this one."""
+
+    @functools.cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """`{name: (B, *shape)}`."""
+        return self._differentiate(lambda case, x, target: case.loss_fn(case.model(x), target))
+
+    @functools.cached_property
+    def outputs(self) -> Tensor:
+        """`(B, ...)`."""
+        rows = []
+        for index in range(len(self.case.data)):
+            case = self._make()
+            with by_hand(), torch.no_grad():
+                rows.append(case.model(case.data[index : index + 1]).clone())
+        return torch.cat(rows)
+
+    @functools.cached_property
+    def jacobians(self) -> Tensor:
+        """`(B, Y, P)`, of a model whose outputs are `(B, Y)`."""
+        columns = []
+        for place in range(self.outputs.shape[1]):
+            rows = self._differentiate(lambda case, x, _, y=place: case.model(x)[0, y])
+            columns.append(self._flat(rows))
+        return torch.stack(columns, 1)
+
+    @property
+    def norms(self) -> Tensor:
+        """`(B,)`."""
+        return self._flat(self.gradients).norm(dim=1)
+
+    @property
+    def limit(self) -> float:
+        """A limit that clips some samples and not others."""
+        return self.norms.median().item() or 1.0
+
+    @property
+    def clipped_sum(self) -> dict[str, Tensor]:
+        """`{name: shape}`."""
+        factors = (self.limit / self.norms).clamp(max=1)
+        return {n: torch.einsum("b,b...->...", factors, g) for n, g in self.gradients.items()}
+
+    def _flat(self, rows: dict[str, Tensor]) -> Tensor:
+        size = len(self.case.data)
+        nothing = torch.zeros(size, 0, dtype=torch.float64)
+        return torch.cat([nothing, *(each.reshape(size, -1) for each in rows.values())], 1)
+
+    def _differentiate(self, scalar: Callable[[Case, Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
+        """Read `.grad` after `.backward()`, of a model that has met no other sample."""
+        names = [n for n, p in self.case.model.named_parameters() if p.requires_grad]
+        rows: dict[str, list[Tensor]] = {name: [] for name in names}
+        for index in range(len(self.case.data)):
+            case = self._make()
+            with by_hand():
+                result = scalar(case, *(part[index : index + 1] for part in case.batch))
+                if result.requires_grad:
+                    result.backward()
+            for name, parameter in case.model.named_parameters():
+                if parameter.requires_grad:
+                    zeros = torch.zeros_like(parameter)
+                    rows[name].append(
+                        (zeros if parameter.grad is None else parameter.grad).detach()
+                    )
+        return {name: torch.stack(each) for name, each in rows.items()}
+
+
+@contextmanager
+def by_hand() -> Iterator[None]:
+    """Normalise by elementary functions: torch's own backward is wrong for a batch of one."""
+
+    def normalise(inputs, mean, var, weight, bias, eps, dims):
+        shape = (1, -1, *(1,) * (inputs.dim() - 2))
+        if mean is None:
+            mean, var = inputs.mean(dims, keepdim=True), inputs.var(dims, False, keepdim=True)
+        else:
+            mean, var = mean.view(shape), var.view(shape)
+        outputs = (inputs - mean) / (var + eps).sqrt()
+        return outputs if weight is None else outputs * weight.view(shape) + bias.view(shape)
+
+    def batch_norm(
+        inputs, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+    ):
+        return normalise(inputs, mean, var, weight, bias, eps, None)
+
+    def instance_norm(
+        inputs,
+        mean=None,
+        var=None,
+        weight=None,
+        bias=None,
+        use_input_stats=True,
+        momentum=0.1,
+        eps=1e-5,
+    ):
+        if use_input_stats:
+            mean = var = None
+        return normalise(inputs, mean, var, weight, bias, eps, tuple(range(2, inputs.dim())))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        _eagerly(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        patch.setattr(F, "batch_norm", batch_norm)
+        patch.setattr(F, "instance_norm", instance_norm)
+        yield
+
+
+def _eagerly() -> AbstractContextManager[None]:
+    """Run what was compiled as it was written; nothing was, where nobody has imported Dynamo."""
+    compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def oracle(
+    model: nn.Module,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    data: Tensor,
+    targets: Tensor,
+    wrt: list[str] | None = None,
+) -> dict[str, Tensor]:
+    """Run a fresh float64 copy of the model per sample; read `.grad` after `.backward()`."""
+    if wrt is None:
+        wrt = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    rows: dict[str, list[Tensor]] = {name: [] for name in wrt}
+    for index in range(len(data)):
+        fresh = copy.deepcopy(model).double()
+        parameters = dict(fresh.named_parameters())
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in wrt)
+            parameter.grad = None
+        sample, target = (
+            t[index : index + 1].detach().to(torch.float64 if t.is_floating_point() else t.dtype)
+            for t in (data, targets)
+        )
+        loss = loss_fn(fresh(sample), target)
+        if loss.requires_grad:
+            loss.backward()
+        for name in wrt:
+            gradient = parameters[name].grad
+            rows[name].append(torch.zeros_like(parameters[name]) if gradient is None else gradient)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    return {
+        name: torch.stack([row.detach() for row in rows[name]])
+        if rows[name]
+        else torch.zeros((0, *shapes[name]), dtype=torch.float64)
+        for name in wrt
+    }
+
+
+def assert_equal(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Compare names and their order, shapes, and values relative to the largest of all."""
+    assert list(got) == list(expected)
+    assert {n: t.shape for n, t in got.items()} == {n: t.shape for n, t in expected.items()}
+    largest = max((t.abs().max().item() for t in expected.values() if t.numel()), default=0.0)
+    for name, tensor in got.items():
+        torch.testing.assert_close(
+            tensor.double(),
+            expected[name],
+            rtol=0,
+            atol=tolerance * (largest or 1.0),
+            msg=lambda text, name=name: f"{name}: {text}",
+        )

@@ -1,0 +1,90 @@
+"""What a caller could see change in a model: tensors, attributes, containers, hooks and modes."""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+class Snapshot:
+    """All that a call promises to leave as it was, as it is now.
+
+    From each root it goes through attributes of modules, of objects of these tests and of plain
+    containers. Values are told apart by identity as well, so that what was replaced by something
+    equal is a change too. What functions close over, classes and files are not a model's own.
+
+    Args:
+        roots: Models, tensors, containers.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self._roots = roots
+        self._alive: list[Any] = []  # or another object could get an `id` that is free again
+        self._inside: set[int] = set()
+        self.values: dict[str, object] = {}
+        """What there is, by place."""
+        for number, root in enumerate(roots):
+            self._record(f"root {number}", root)
+            if isinstance(root, nn.Module):  # a scripted one has its attributes elsewhere
+                for name, module in root.named_modules():
+                    self.values[f"mode of {name!r}"] = module.training
+                for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+                    self._record_tensor(name, tensor)
+
+    def changes(self) -> list[str]:
+        """Name the places that are another now."""
+        now, missing = Snapshot(*self._roots).values, object()
+        before = self.values
+        return [
+            place for place in before | now if before.get(place, missing) != now.get(place, missing)
+        ]
+
+    def _record(self, place: str, value: Any) -> None:
+        if isinstance(value, _PLAIN):
+            self.values[place] = value
+            return
+        self.values[place] = id(value), type(value)
+        if id(value) in self._inside:
+            return
+        self._inside.add(id(value))
+        self._alive.append(value)
+        if isinstance(value, Tensor):
+            self._record_tensor(place, value)
+        elif isinstance(value, np.ndarray):
+            self.values[f"{place} (array)"] = value.tobytes()
+        elif isinstance(value, dict):
+            self.values[f"{place} (keys)"] = [k if isinstance(k, _PLAIN) else id(k) for k in value]
+            for key in list(value):
+                self._record(f"{place}[{key!r}]", dict.__getitem__(value, key))
+        elif isinstance(value, list | tuple | set | deque):
+            self.values[f"{place} (length)"] = len(value)
+            for index, part in enumerate(sorted(value, key=id) if type(value) is set else value):
+                self._record(f"{place}[{index}]", part)
+        elif isinstance(value, type | torch.jit.ScriptModule):
+            return
+        elif isinstance(value, nn.Module) or type(value).__module__.startswith("tests"):
+            self._record(f"{place}.", vars(value))
+
+    def _record_tensor(self, place: str, tensor: Tensor) -> None:
+        if nn.parameter.is_lazy(tensor):
+            return
+        strided = tensor.layout is torch.strided
+        grad = tensor.grad if tensor.is_leaf else None
+        self._alive += [tensor, grad]
+        self.values[f"{place} (tensor)"] = (
+            *(id(tensor), type(tensor), tensor.dtype, tensor.shape, exactly(tensor)),
+            *(tensor.requires_grad, tensor.is_leaf, len(tensor._backward_hooks or ())),
+            (tensor.data_ptr(), tensor.stride(), tensor.storage_offset()) if strided else (),
+            None if grad is None else (id(grad), exactly(grad)),
+        )
+
+
+def exactly(tensor: Tensor) -> bytes:
+    """Read a tensor's numbers, bit by bit."""
+    tensor = tensor.detach()
+    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,187 @@
+"""Every way to the same numbers: what it computes for a case, and what it must be."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from helpers import curvature, gradients, jacobians, kernels, norms
+from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.model_outputs import AbstractModelOutput
+from tests.support.oracle import Truth, without_functorch
+from tests.support.zoo import Case, squared
+
+Named = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way, and what it must return."""
+
+    compute: Callable[[Case, Truth], Named]
+    expected: Callable[[Truth], Named]
+    takes: Callable[[Truth], bool] = lambda truth: True
+
+
+class LossOf(AbstractModelOutput):
+    """The loss of a case as a task of the gradient computers."""
+
+    def __init__(self, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.loss_fn = loss_fn
+
+    def get_output(self, model, weights, buffers, sample, target) -> Tensor:
+        """Return the loss of one sample."""
+        prediction = functional_call(model, (weights, buffers), (sample[None],))
+        return self.loss_fn(prediction, target[None])
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch) -> Tensor:
+        """Return the first number of each prediction."""
+        return functional_call(model, (weights, buffers), (batch[0],)).flatten(1)[:, :1]
+
+
+def computer(kind: type, case: Case, **options: object) -> object:
+    """Make a gradient computer of a case."""
+    count = sum(p.numel() for p in case.model.parameters() if p.requires_grad)
+    return kind(case.model, LossOf(case.loss_fn), count, torch.float64, "cpu", **options)
+
+
+def empty_out(case: Case) -> Named:
+    """Make tensors to write gradients into, full of what they must not keep."""
+    return {
+        name: p.new_full((len(case.data), *p.shape), math.nan).detach()
+        for name, p in case.model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def into_out(case: Case, truth: Truth, **options: object) -> Named:
+    """Write gradients into given tensors."""
+    out = empty_out(case)
+    got = gradients.func_gradients(*case.args, out=out, **options)
+    assert all(got[name] is out[name] for name in out)
+    return got
+
+
+def _has_jacobians(truth: Truth) -> bool:
+    return truth.outputs.dim() == 2 and truth.outputs.shape[1] <= 24
+
+
+def _has_parameters(truth: Truth) -> bool:
+    return any(parameter.requires_grad for parameter in truth.case.model.parameters())
+
+
+def _vector(case: Case) -> Named:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        for name, p in case.model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def _empirical(truth: Truth) -> Named:
+    """`g_i g_i^T v`, the mean over samples."""
+    vector, rows = _vector(truth.case), truth.gradients
+    slopes = sum((rows[name] * vector[name]).reshape(len(rows[name]), -1).sum(1) for name in rows)
+    return {n: torch.einsum("b,b...->...", slopes, g) / len(slopes) for n, g in rows.items()}
+
+
+def _newton(truth: Truth) -> Named:
+    """`J_i^T H_i J_i v`, the mean over samples."""
+    case, every = truth.case, truth.jacobians
+    vector = torch.cat([each.flatten() for each in _vector(case).values()])
+    hessian = torch.autograd.functional.hessian
+    weighed = [
+        hessian(lambda z, t=target: case.loss_fn(z[None], t[None]), output) @ pushed
+        for output, target, pushed in zip(truth.outputs, case.targets, every @ vector, strict=True)
+    ]
+    total = torch.einsum("byp,by->p", every, torch.stack(weighed)) / len(weighed)
+    return jacobians.unflatten_jacobians(total, case.model)
+
+
+def _as_gradients(truth: Truth) -> Named:
+    return truth.gradients
+
+
+_of_jacobians = functools.partial(
+    Way, expected=lambda truth: {"J": truth.jacobians}, takes=_has_jacobians
+)
+
+
+def _sample_grad(kind: type, **options: object) -> Way:
+    return Way(
+        lambda case, _: computer(kind, case, **options).compute_per_sample_grad(case.batch),
+        _as_gradients,
+    )
+
+
+def _loss_grad(kind: type) -> Way:
+    return Way(
+        lambda case, _: {"": computer(kind, case).compute_loss_grad(case.batch)},
+        lambda truth: {"": truth.outputs.flatten(1)[:, :1]},
+        # Without a number in some predictions.
+        lambda truth: truth.outputs[0].numel() > 0,
+    )
+
+
+def _chunked_jacobian(case: Case, truth: Truth) -> Named:
+    out = torch.full_like(truth.jacobians, math.nan)
+    got = jacobians.func_jacobians(case.model, case.data, chunk_size=2, out=out)
+    assert got is out
+    return {"J": got}
+
+
+LOOP = "loop"
+WAYS = {
+    LOOP: Way(lambda c, _: gradients.loop_gradients(*c.args), _as_gradients),
+    "func": Way(lambda c, _: gradients.func_gradients(*c.args), _as_gradients),
+    "func, chunks": Way(
+        lambda c, _: gradients.func_gradients(*c.args, chunk_size=2), _as_gradients
+    ),
+    "func, out": Way(into_out, _as_gradients),
+    "func, out, chunks": Way(functools.partial(into_out, chunk_size=2), _as_gradients),
+    "norms": Way(lambda c, _: {"": norms.gradient_norms(*c.args)}, lambda truth: {"": truth.norms}),
+    "norms, chunks": Way(
+        lambda c, _: {"": norms.gradient_norms(*c.args, chunk_size=1)},
+        lambda truth: {"": truth.norms},
+    ),
+    "clipped sum": Way(
+        lambda c, truth: norms.clipped_sum(*c.args, truth.limit, chunk_size=3),
+        lambda truth: truth.clipped_sum,
+    ),
+    "functional computer": _sample_grad(FunctionalGradientComputer),
+    "iterative computer": _sample_grad(IterativeGradientComputer, chunk_size=2),
+    "functional computer, loss": _loss_grad(FunctionalGradientComputer),
+    "iterative computer, loss": _loss_grad(IterativeGradientComputer),
+    "loop Jacobians": _of_jacobians(lambda c, _: {"J": jacobians.loop_jacobians(c.model, c.data)}),
+    "func Jacobians": _of_jacobians(lambda c, _: {"J": jacobians.func_jacobians(c.model, c.data)}),
+    "func Jacobians, out, chunks": _of_jacobians(_chunked_jacobian),
+    "kernel": Way(
+        lambda c, _: {"": kernels.ntk(c.model, c.data)},
+        lambda truth: {"": torch.einsum("iap,jbp->ijab", truth.jacobians, truth.jacobians)},
+        _has_jacobians,
+    ),
+    "empirical Fisher": Way(
+        lambda c, _: curvature.empirical_fisher_product(*c.args, _vector(c), chunk_size=2),
+        _empirical,
+        _has_parameters,
+    ),
+    "Gauss-Newton": Way(
+        lambda c, _: curvature.gauss_newton_product(*c.args, _vector(c), chunk_size=3),
+        _newton,
+        lambda truth: (
+            _has_parameters(truth)
+            and _has_jacobians(truth)
+            and truth.case.loss_fn in (squared, F.cross_entropy)
+        ),
+    ),
+}
+LEGACY = {
+    "functorch": Way(lambda c, _: gradients.functorch_gradients(*c.args), _as_gradients),
+    "functorch gone": Way(lambda c, _: without_functorch(*c.args), _as_gradients),
+}

@@ -1,0 +1,294 @@
+"""Every case by every way: the values, what is said, and the model and the data as they were."""
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support import wild, zoo
+from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal
+from tests.support.snapshot import Snapshot
+from tests.support.ways import LEGACY, LOOP, WAYS, Way
+
+CASES = {
+    **{name: functools.partial(zoo.make, name) for name in zoo.MODELS},
+    **{f"wild: {name}": functools.partial(wild.make, name) for name in wild.MODELS},
+}
+# The way of 2022, which nothing else stands on, for one case of each kind.
+OLD = """linear|tied weight|frozen|unused|buffer in place|stash|weight norm hook|embedding|lstm deep
+encoder eval|batch norm eval|mlp|wild: kept in a list|wild: wrapped by a timer|wild: item
+wild: what cannot be copied|wild: weight halved|wild: stem batch norm"""
+OLD = [name for line in OLD.splitlines() for name in line.split("|")]
+# Each pass may say what it meets.
+SEVERAL_PASSES = "kernel", "empirical Fisher", "Gauss-Newton"
+# A gradient that a hook changes is no derivative any more, so there is no matrix of it.
+NO_DERIVATIVE = "wild: gradient clamped"
+# No case keeps state outside of its model, where it would stay, and a loop by hand over one model
+# and one over new models would differ: `test_gradients_contract` has what stays.
+MATRIX = [
+    (name, way)
+    for name in CASES
+    for way in WAYS
+    if not (name == NO_DERIVATIVE and way in SEVERAL_PASSES)
+]
+MATRIX += [(name, way) for name in OLD for way in LEGACY]
+# What `functional_call`, which a task of the gradient computers calls, refuses.
+UNCALLED = "wild: scripted", "wild: data parallel"
+
+# What `vmap` cannot transform, and what the warning of it says.
+_ITEM = "reads numbers out of tensors, with .item(), float() or if"
+_WRITES = "the model writes into a tensor that is no parameter or buffer of its own"
+_TRILINEAR = "trilinear, which torch.vmap takes one sample after the other: that is slower"
+FALLBACKS = {
+    "bilinear": _TRILINEAR,
+    **dict.fromkeys(
+        ["encoder train", "encoder eval", "encoder norm first"],
+        "MultiheadAttention uses _scaled_dot_product",
+    ),
+    "embedding bag": "uses _embedding_bag, which torch.vmap takes one sample after the other",
+    "LSTM of packed sequences": "the samples were taken one after the other, which is slower",
+    "GRU differentiated twice": "the samples were taken one after the other, which is slower",
+    "wild: kept in a tensor": _WRITES,
+    "wild: frozen weight halved": _WRITES,
+    "wild: checkpoint": "the model uses activation checkpointing, or hooks on saved tensors",
+    "wild: checkpoint reentrant": "uses a torch.autograd.Function without setup_context",
+    "wild: closure into an old function": "a torch.autograd.Function without setup_context",
+    "wild: closure into a function, later": f"the model {_ITEM}",
+    "wild: closure into a checkpoint": "the model calls requires_grad_() in its forward",
+    "wild: scripted": "the model is a scripted module",
+    "wild: data parallel": "the model is wrapped in DataParallel: take its .module",
+    "wild: item": f"the model {_ITEM}",
+    "wild: recurrence in place": "writes what belongs to one sample into a tensor of all",
+    "wild: sparse buffer": "uses _sparse_addmm, which torch.vmap takes one sample after the other",
+    "wild: old function": "the model uses a torch.autograd.Function without setup_context",
+    "wild: quantisation observer": f"1 {_ITEM}",
+    "wild: padding looked for": f"the model {_ITEM}",
+    "wild: padding looked for, eval": f"the model {_ITEM}",
+    **{
+        f"wild: channels last{norm}": "asks for an order in memory, such as channels_last"
+        for norm in ("", ", instance norm", ", group norm")
+    },
+    "wild: key padding mask, eval": "encoder uses nested tensors",
+    "wild: data added to, and read": f"the model {_ITEM}",
+}
+
+
+@functools.cache
+def truth_of(name: str) -> Truth:
+    return Truth(CASES[name])
+
+
+def prepare(case: zoo.Case) -> Snapshot:
+    """Give some parameters a `.grad` that must stay, and take a snapshot."""
+    if not isinstance(case.model, torch.jit.ScriptModule):
+        for parameter in list(case.model.parameters())[::2]:
+            parameter.grad = torch.full_like(parameter, 7.0)
+    return Snapshot(case.model, *case.batch)
+
+
+def take(way: Way, name: str) -> tuple[dict[str, Tensor], list[warnings.WarningMessage]]:
+    """Take a way, require that it changed nothing, and return what it gave and said."""
+    truth, case = truth_of(name), CASES[name]()
+    before, stream = prepare(case), torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        got = way.compute(case, truth)
+    assert before.changes() == []
+    assert torch.equal(torch.get_rng_state(), stream)
+    return got, heard
+
+
+@pytest.mark.parametrize(("name", "way"), MATRIX)
+def test_a_way_is_right_and_leaves_the_model_and_the_data_as_they_were(name, way):
+    computed, way = way, (WAYS | LEGACY)[way]
+    if not way.takes(truth_of(name)):
+        pytest.skip("of outputs (B, Y), and few of them")
+    if name in UNCALLED and "computer" in computed:
+        with pytest.raises(ValueError, match="which functional_call cannot give other weights"):
+            take(way, name)
+        return
+    got, heard = take(way, name)
+    assert_equal(got, way.expected(truth_of(name)), TOLERANCE)
+    assert all(tensor.is_leaf and not tensor.requires_grad for tensor in got.values())
+    said = [each for each in heard if each.category.__name__ == "FallbackWarning"]
+    assert not any("performance drop" in str(each.message) for each in heard)
+    assert all("/tests/support/" in each.filename for each in said)
+    if computed not in SEVERAL_PASSES:
+        assert len({str(each.message) for each in said}) == len(said)
+    if computed == "func":
+        assert len(said) == (name in FALLBACKS)
+        assert all(FALLBACKS[name] in str(each.message) for each in said)
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("way", [LOOP, "func, chunks", "norms"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_way_in_float32(name, way):
+    case, truth = CASES[name]().to(torch.float32), Truth(lambda: CASES[name]().to(torch.float32))
+    got = WAYS[way].compute(case, truth)
+    assert {tensor.dtype for tensor in got.values()} <= {torch.float32}
+    assert_equal(got, WAYS[way].expected(truth_of(name)), TOLERANCES[torch.float32])
+
+
+def test_the_truth_is_not_blind():
+    gradients = truth_of("lstm").gradients
+    wrong = {name: tensor.clone() for name, tensor in gradients.items()}
+    wrong["layer.bias_ih_l0"][1, 2] += 1e-9
+    with pytest.raises(AssertionError, match=r"layer\.bias_ih_l0"):
+        assert_equal(wrong, gradients, TOLERANCE)
+
+
+class Failed(Exception):
+    """What is raised on purpose."""
+
+
+def failing(calls: int) -> Callable[..., None]:
+    """Make a hook, or a part of a loss, that fails after some calls."""
+    count = itertools.count()
+
+    def fail(*args: object) -> None:
+        if next(count) >= calls:
+            raise Failed
+
+    return fail
+
+
+# One of each kind of what a model holds, and of what a forward changes.
+FAILING = """cnn|tied weight|buffer counts|buffer rebound|stash|spectral norm hook|lstm deep
+wild: kept deep inside|wild: kept in a tensor|wild: hooks on first use|wild: wrapped by a timer
+wild: weight halved|wild: parameters in a list|wild: item|wild: norm, then relu in place
+wild: loss of what the forward kept|wild: data added to|wild: flipping"""
+FAILING = [name for line in FAILING.splitlines() for name in line.split("|")]
+
+
+def flipping() -> zoo.Case:
+    case = zoo.make("linear")
+    case.model = zoo.Apply(wild.flipping, fc=case.model, seen=[])
+    return case
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+@pytest.mark.parametrize("spoiled", ["the forward", "the loss"])
+@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_fails_is_left_as_it_was(name, spoiled, calls):
+    failed = set()
+    for way in WAYS:
+        case, fault = (CASES | {"wild: flipping": flipping})[name](), failing(calls)
+        if spoiled == "the forward":
+            for module in case.model.modules():
+                module.register_forward_hook(fault)
+        else:
+            right = case.loss_fn
+            case.loss_fn = lambda p, t, fault=fault, right=right: fault() or right(p, t)
+        before = prepare(case)
+        try:
+            WAYS[way].compute(case, truth_of("mlp"))
+        except Exception:  # whatever a fault leads to
+            failed.add(way)
+        assert before.changes() == [], way
+    assert {LOOP, "iterative computer"} <= failed
+
+
+@pytest.mark.parametrize("way", [*WAYS, *LEGACY])
+@pytest.mark.parametrize(
+    "name", ["stash", "weight norm hook", "spectral norm hook", "buffer rebound", "shared layer"]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_has_run_before(name, way):
+    """With a graph, which a stash keeps."""
+
+    def make() -> zoo.Case:
+        case = zoo.make(name)
+        case.model(case.data)
+        return case
+
+    truth, way = Truth(make), (WAYS | LEGACY)[way]
+    if way.takes(truth):
+        assert_equal(way.compute(make(), truth), way.expected(truth), TOLERANCE)
+
+
+# A forward that changes a buffer computes something else for a batch than for its samples, and some
+# recurrences take a sample only.
+MEANS = [n for n in zoo.MODELS if not n.startswith("buffer") and n not in zoo.RECURRENCES]
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_the_mean_is_the_batch_gradient(name):
+    case = zoo.make(name)
+    loss = case.loss_fn(case.model(case.data), case.targets)
+    if case.loss_fn is zoo.squared:  # a sum over the batch
+        loss = loss / len(case.data)
+    wanted = {n: p for n, p in case.model.named_parameters() if p.requires_grad}
+    rows = [None] * len(wanted)
+    if loss.requires_grad:
+        rows = torch.autograd.grad(loss, [*wanted.values()], materialize_grads=True)
+    expected = {
+        n: torch.zeros_like(p) if row is None else row
+        for (n, p), row in zip(wanted.items(), rows, strict=True)
+    }
+    means = {n: tensor.mean(0) for n, tensor in truth_of(name).gradients.items()}
+    assert_equal(means, expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm both ways", "encoder eval", "grouped", "group norm"])
+def test_finite_differences_in_a_random_direction(name):
+    """The truth itself, against a derivative that is none of autograd's."""
+    case, step = zoo.make(name), 1e-5
+    generator = torch.Generator().manual_seed(0)
+    direction = {
+        n: torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        for n, p in case.model.named_parameters()
+    }
+
+    @torch.no_grad()
+    def losses(size: float) -> Tensor:
+        for n, parameter in case.model.named_parameters():
+            parameter += size * direction[n]
+        pairs = zip(case.data.split(1), case.targets.split(1), strict=True)
+        return torch.stack([case.loss_fn(case.model(sample), target) for sample, target in pairs])
+
+    slopes = (losses(step) - losses(-2 * step)) / (2 * step)
+    rows = truth_of(name).gradients
+    got = sum((rows[n] * direction[n]).flatten(1).sum(1) for n in rows)
+    # Central differences err by step**2 and by rounding / step: both about 1e-10.
+    torch.testing.assert_close(got, slopes, rtol=1e-6, atol=1e-7)
+
+
+def test_a_linear_layer_by_hand():
+    case, truth = zoo.make("linear"), truth_of("linear")
+    residuals = case.data @ case.model.weight.T + case.model.bias - case.targets
+    by_hand = {"weight": torch.einsum("bo,bi->boi", residuals, case.data), "bias": residuals}
+    by_hand = {name: tensor.detach() for name, tensor in by_hand.items()}
+    assert_equal(truth.gradients, by_hand, TOLERANCE)
+    identity = torch.eye(2, dtype=torch.float64)
+    weight = torch.einsum("yo,bi->byoi", identity, case.data).flatten(2)
+    assert torch.equal(truth.jacobians, torch.cat([weight, identity.expand(3, 2, 2)], dim=2))
+
+
+def test_a_snapshot_sees_every_change():
+    changes = {
+        "a number": lambda m: m.fc.weight.data[0, 0].add_(1e-16 + 1),
+        "an equal tensor": lambda m: setattr(m.fc, "weight", nn.Parameter(m.fc.weight.detach())),
+        "a flag": lambda m: m.fc.bias.requires_grad_(False),
+        "a .grad": lambda m: m.fc.weight.grad.mul_(2),
+        "no .grad": lambda m: setattr(m.fc.weight, "grad", None),
+        "a mode": lambda m: m.fc.eval(),
+        "a hook": lambda m: m.fc.register_forward_hook(print),
+        "an attribute": lambda m: setattr(m, "more", 1),
+        "a list": lambda m: m.kept[0].append(1),
+        "a plain tensor": lambda m: m.kept[1].zero_(),
+        "a buffer": lambda m: m.seen.zero_(),
+    }
+    for what, change in changes.items():
+        model = zoo.Apply(lambda m, x: m.fc(x), fc=nn.Linear(3, 2), kept=([], torch.ones(2)))
+        model.register_buffer("seen", torch.ones(1))
+        model.fc.weight.grad = torch.ones(2, 3)
+        before = Snapshot(model)
+        assert before.changes() == []
+        change(model)
+        assert before.changes(), what

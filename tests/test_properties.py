@@ -1,0 +1,146 @@
+"""Properties of all ways over models, batches, chunks and names drawn at will."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers import gradients, jacobians, norms
+from tests.support.architectures import architectures, convolutions, networks
+from tests.support.oracle import METHODS, TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
+from tests.support.ways import LEGACY, WAYS
+from tests.support.zoo import squared
+
+examples = functools.partial(
+    settings,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+batches = st.integers(0, 5)
+chunks = st.one_of(st.none(), st.integers(1, 7))
+methods = st.sampled_from(sorted(METHODS))
+
+
+@examples(max_examples=100)
+@given(st.one_of(networks(batches), convolutions(batches)), methods, st.data())
+def test_any_method_equals_the_oracle_for_any_names(case, method, data):
+    names = [name for name, _ in case.model.named_parameters()]
+    chosen = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+    wrt = data.draw(st.sampled_from([None, chosen]))
+    got = METHODS[method](*case.args, wrt=wrt)
+    assert_equal(got, oracle(*case.args, wrt=wrt), TOLERANCES[case.data.dtype])
+
+
+@examples(max_examples=60)
+@given(networks(batches), chunks)
+def test_chunks_change_nothing(case, chunk_size):
+    got = gradients.func_gradients(*case.args, chunk_size=chunk_size)
+    # Products of other shapes may be summed in another order.
+    whole = gradients.func_gradients(*case.args)
+    expected = {name: tensor.double() for name, tensor in whole.items()}
+    assert_equal(got, expected, TOLERANCES[case.data.dtype])
+
+
+@examples(max_examples=60)
+@given(networks(st.integers(1, 5)), methods, st.data())
+def test_a_sample_does_not_see_the_others(case, method, data):
+    chosen = data.draw(st.lists(st.integers(0, len(case.data) - 1), max_size=6))
+    whole = METHODS[method](*case.args)
+    some = METHODS[method](case.model, squared, case.data[chosen], case.targets[chosen])
+    expected = {name: tensor[chosen].double() for name, tensor in whole.items()}
+    assert_equal(some, expected, TOLERANCES[case.data.dtype])
+
+
+@examples(max_examples=60)
+@given(networks(batches), methods, st.sampled_from([-3.0, -0.5, 0.0, 2.0, 8.0]))
+def test_gradients_are_linear_in_the_loss(case, method, factor):
+    def scaled(predictions: Tensor, targets: Tensor) -> Tensor:
+        return factor * squared(predictions, targets) + 3
+
+    got = METHODS[method](case.model, scaled, *case.batch)
+    whole = METHODS[method](*case.args)
+    expected = {name: factor * tensor.double() for name, tensor in whole.items()}
+    assert_equal(got, expected, TOLERANCES[case.data.dtype])
+
+
+@examples(max_examples=60)
+@given(networks(batches), chunks)
+def test_jacobians_contract_to_gradients_and_unflatten(case, chunk_size):
+    flat = jacobians.func_jacobians(case.model, case.data, chunk_size=chunk_size)
+    named = jacobians.unflatten_jacobians(flat, case.model)
+    parameters = dict(case.model.named_parameters())
+    for name, block in named.items():
+        assert block.shape == (*flat.shape[:2], *parameters[name].shape)
+    blocks = [block.flatten(2) for block in named.values()]
+    assert torch.equal(torch.cat([flat[:, :, :0], *blocks], dim=2), flat)
+    residuals = (case.model(case.data) - case.targets).detach()  # the loss's gradient at outputs
+    rows = torch.einsum("byp,by->bp", flat, residuals)
+    got = jacobians.unflatten_jacobians(rows, case.model)
+    assert_equal(got, oracle(*case.args), TOLERANCES[case.data.dtype])
+
+
+@examples(max_examples=100)
+@given(
+    st.one_of(networks(st.integers(1, 5)), convolutions(st.integers(1, 5))),
+    st.sampled_from([None, 1, 2]),
+    st.data(),
+)
+def test_norms_and_sums_are_those_of_gradients(case, chunk_size, data):
+    names = [name for name, _ in case.model.named_parameters()]
+    chosen = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1))
+    every = oracle(*case.args, wrt=names)
+    rows = {name: every[name] for name in chosen}
+    norm = sum(each.reshape(len(each), -1).square().sum(1) for each in rows.values()).sqrt()
+    limit = norm.median().item() or 1.0
+    factors = (limit / norm).clamp(max=1)
+    total = {n: torch.einsum("b,b...->...", factors, each) for n, each in rows.items()}
+    # A gradient that vanishes is what rounding leaves of larger numbers.
+    scale = max(each.abs().max().item() for each in every.values())
+    tolerance = TOLERANCES[case.data.dtype]
+    close = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance * scale)
+    options = {"wrt": chosen, "chunk_size": chunk_size}
+    close(norms.gradient_norms(*case.args, **options).double(), norm)
+    got = norms.clipped_sum(*case.args, limit, **options)
+    assert list(got) == chosen
+    assert {tensor.dtype for tensor in got.values()} == {case.data.dtype}
+    close({name: tensor.double() for name, tensor in got.items()}, total)
+
+
+OF_OUTPUTS = [name for name in WAYS if "Jacobian" in name or name in ("kernel", "Gauss-Newton")]
+
+
+def check_architecture(case) -> None:
+    """Take all ways, and compare."""
+    truth = Truth(lambda: copy.deepcopy(case))
+    few = truth.outputs.shape[1] <= 5  # a Jacobian by hand takes a backward for each output
+    for name, way in (WAYS | LEGACY).items():
+        if name == "functorch gone" or (name in OF_OUTPUTS and not few):
+            continue
+        try:
+            # Recurrences and products of many layers: some hundred roundings, in a row.
+            if way.takes(truth):
+                assert_equal(way.compute(case, truth), way.expected(truth), 100 * TOLERANCE)
+        except Exception as error:
+            error.add_note(f"by {name}")
+            raise
+
+
+@examples(max_examples=12)
+@given(architectures())
+@pytest.mark.filterwarnings("ignore")
+def test_all_ways_agree_for_any_architecture(case):
+    check_architecture(case)
+
+
+@pytest.mark.whole
+@examples(max_examples=100)
+@given(architectures())
+@pytest.mark.filterwarnings("ignore")
+def test_all_ways_agree_for_many_more(case):
+    check_architecture(case)
