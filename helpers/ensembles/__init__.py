@@ -6,6 +6,7 @@ would get alone, from the same start and the same data: nothing passes from one 
 Optimizers are functions here: those of `helpers.optimizers`.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, vjp, vmap
 from tqdm import tqdm
 
-from helpers.ensembles import likeness
+from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
-from helpers.transforms import checks, fallback, modules, recurrent
-from helpers.transforms.randomness import RANDOMNESS, streams_kept
+from helpers.transforms import checks
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
 
     Args:
         build: Makes a network, without arguments.
-        seeds: M whole numbers. The random streams are left as they were.
+        seeds: M whole numbers. The random stream of the CPU is left as it was.
 
     Returns:
         The networks, stacked.
@@ -63,7 +63,7 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
         ValueError: There is no seed, or the networks cannot be stacked; see `stack`.
     """
     models = []
-    with streams_kept(torch.device("cpu")):
+    with torch.random.fork_rng(devices=[]):
         for seed in seeds:
             torch.manual_seed(seed)
             models.append(build())
@@ -76,7 +76,9 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     """Stack networks that are there already.
 
     Unlike `torch.func.stack_module_state`, it compares the layers themselves and not their tensors
-    alone: with the same shapes, a Tanh would silently become the first network's ReLU.
+    alone: with the same shapes, a Tanh would silently become the first network's ReLU. Compared
+    are classes, modes, tensors, and attributes that are numbers, texts or functions; of functions,
+    the names. What differs between networks must be a parameter or a buffer.
 
     Args:
         models: M networks of one architecture and one mode. They are not changed.
@@ -87,20 +89,36 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     Raises:
         TypeError: One is no module.
         ValueError: There is no model, or no tensor in it; one lies in several processes; two differ
-            in layers, in shapes, in mode or in what else their modules hold, or share a tensor, of
-            which each would get a copy of its own.
+            in what is compared, or share a tensor, of which each would get a copy of its own.
     """
     models = list(models)
     if not models:
         raise ValueError("models must hold a model at least, got none")
-    tensors = likeness.tensors_of_each(models)
+    tensors = tensors_of_each(models)
+    if not tensors[0]:
+        raise ValueError("models must have a parameter or a buffer at least, got none")
     stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
     trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
     return Ensemble(
-        model=modules.with_tensors(models[0], lambda t: torch.empty_like(t, device="meta")),
+        model=_structure(models[0]),
         params={name: stacked[name] for name in trained},
         buffers={name: tensor for name, tensor in stacked.items() if name not in trained},
     )
+
+
+def _structure(model: nn.Module) -> nn.Module:
+    """Copy a model with its tensors on the meta device; tied ones stay tied, unlike by `.to`."""
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:  # which deepcopy would refuse
+                memo[id(value)] = value.detach()
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    for parameter in model.parameters():
+        like = torch.empty_like(parameter, device="meta", requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(like, requires_grad=False)
+    return copy.deepcopy(model, memo)
 
 
 def draw_orders(
@@ -185,68 +203,50 @@ def train(
     checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
     size = len(ensemble)
-    if not isinstance(order, Tensor) or order.dim() != 3 or len(order) != size:
-        got = tuple(order.shape) if isinstance(order, Tensor) else type(order).__name__
-        raise ValueError(f"order must be (M, steps, B) for M = {size} networks, got {got}")
-    whole = order.dtype in (torch.int64, torch.int32)
-    if not whole or not bool(((order >= 0) & (order < len(data))).all()):
-        got = f"{order.min().item()} to {order.max().item()}" if whole else order.dtype
-        raise ValueError(
-            f"order must hold indices of samples, whole numbers from 0 to {len(data) - 1}, got "
-            f"{got}"
-        )
+    _check_order(order, size, len(data))
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
     data, targets = data.detach(), targets.detach()
     like = next(iter(ensemble.params.values()))
-    rates = (
+    rates = [
         _one_for_each("lr", lr, size, like),
         _one_for_each("weight_decay", weight_decay, size, like),
-    )
+    ]
 
     def advance(
-        params: Tensors,
-        buffers: Tensors,
-        state: Tensors,
-        batch: tuple[Tensor, Tensor],
-        rates: tuple[Tensor, Tensor],
+        params: Tensors, buffers: Tensors, state: Tensors, x: Tensor, y: Tensor, *rates: Tensor
     ) -> tuple[Tensors, Tensors, Tensors]:
         def compute_loss(params: Tensors) -> tuple[Tensor, Tensors]:
             # A forward may write into buffers, which under `grad` must be tensors made inside.
             own = {name: buffer.clone() for name, buffer in buffers.items()}
 
-            def note(module: nn.Module, *_: object) -> None:  # buffers that it has bound anew
+            def read_buffers(module: nn.Module, *_: object) -> None:  # it may bind them anew
                 own.update((name, b) for name, b in module.named_buffers() if name in own)
 
-            with model.register_forward_hook(note):
-                predictions = functional_call(model, (params, own), (batch[0],))
-            loss = checks.check_scalar(loss_fn(predictions, batch[1]), given="a batch")
-            return loss, own
+            with model.register_forward_hook(read_buffers):
+                predictions = functional_call(model, (params, own), (x,))
+            return checks.check_scalar(loss_fn(predictions, y), given="a batch"), own
 
         grads, buffers = grad(compute_loss, has_aux=True)(params)
         params, state = step(params, grads, state, lr=rates[0], weight_decay=rates[1])
         return params, buffers, state
 
-    advance_all = vmap(recurrent.unrolling(advance, ensemble.model), randomness=randomness)
-    starts = range(0, size, chunk_size or size)
+    advance_all = vmap(advance, randomness=randomness)
+    parts = [slice(i, i + (chunk_size or size)) for i in range(0, size, chunk_size or size)]
     done: list[tuple[Tensors, Tensors]] = []
-    with tqdm(
-        total=len(starts) * order.shape[1], desc=f"training {size} networks", delay=1, leave=False
-    ) as progress:
-        for start in starts:
-            part = slice(start, start + (chunk_size or size))
-            params, buffers = (
-                {name: tensor[part] for name, tensor in tensors.items()}
-                for tensors in (ensemble.params, ensemble.buffers)
-            )
+    total = len(parts) * order.shape[1]
+    with tqdm(total=total, desc=f"training {size} networks", delay=1, leave=False) as progress:
+        for part in parts:
+            params = {name: tensor[part] for name, tensor in ensemble.params.items()}
+            buffers = {name: tensor[part] for name, tensor in ensemble.buffers.items()}
             state: Tensors = {}
-            own_rates = tuple(rate[part] for rate in rates)
+            own_rates = [rate[part] for rate in rates]
             # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
-            model = modules.with_tensors(ensemble.model, torch.detach)
+            model = copy.deepcopy(ensemble.model)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
-                with _sentences(model):
-                    params, buffers, state = advance_all(params, buffers, state, batch, own_rates)
+                with _explained():
+                    params, buffers, state = advance_all(params, buffers, state, *batch, *own_rates)
                 progress.update()
             done.append((params, buffers))
     params, buffers = (
@@ -275,20 +275,35 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
 
     def run(params: Tensors, buffers: Tensors) -> Tensor:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
-        model = modules.with_tensors(ensemble.model, torch.detach)  # a new one for each chunk
+        model = copy.deepcopy(ensemble.model)  # a new one for each chunk
         return functional_call(model, (params, own), (inputs,))
 
-    run = recurrent.unrolling(run, ensemble.model)
-    with _sentences(ensemble.model):
-        return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
+    def run_recurrent(params: Tensors, buffers: Tensors) -> Tensor:
+        # For these layers vmap has a rule only where they are differentiated.
+        return vjp(lambda params: run(params, buffers), params)[0]
+
+    recurrent = any(isinstance(module, nn.RNNBase) for module in ensemble.model.modules())
+    mapped = vmap(run_recurrent if recurrent else run, chunk_size=chunk_size)
+    with _explained():
+        return mapped(ensemble.params, ensemble.buffers)
+
+
+def _check_order(order: Tensor, size: int, samples: int) -> None:
+    """Raise ValueError unless `order` is `(M, steps, B)` and holds indices of samples."""
+    if not isinstance(order, Tensor) or order.dim() != 3 or len(order) != size:
+        got = tuple(order.shape) if isinstance(order, Tensor) else type(order).__name__
+        raise ValueError(f"order must be (M, steps, B) for M = {size} networks, got {got}")
+    whole = order.dtype in (torch.int64, torch.int32)
+    if not whole or not bool(((order >= 0) & (order < samples)).all()):
+        got = f"{order.min().item()} to {order.max().item()}" if whole else order.dtype
+        raise ValueError(
+            f"order must hold indices of samples, whole numbers from 0 to {samples - 1}, got {got}"
+        )
 
 
 def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> Tensor:
     """Return a number for each network, `(M,)`."""
-    if not isinstance(value, Tensor | float | int | list | tuple):
-        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-    dtype = like.dtype.to_real()
-    values = torch.as_tensor(value, dtype=dtype, device=like.device).detach()
+    values = torch.as_tensor(value, dtype=like.dtype.to_real(), device=like.device).detach()
     if values.shape not in ((), (size,)):
         raise ValueError(
             f"{name} must be one number or {size}, one for each network, got {tuple(values.shape)}"
@@ -297,16 +312,18 @@ def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> 
 
 
 @contextmanager
-def _sentences(model: nn.Module) -> Iterator[None]:
-    """Say in the words of `helpers` what torch says of models that it cannot run together."""
+def _explained() -> Iterator[None]:
+    """Raise what torch says of networks that it cannot run together as one sentence."""
     try:
         yield
     except RuntimeError as error:
-        if "randomness error mode" in str(error):
-            raise ValueError(RANDOMNESS.replace("samples", "networks")) from error
+        said = (str(error).strip() or "no message").splitlines()[0]
+        if "randomness error mode" in said:
+            raise ValueError(
+                "a network draws random numbers (dropout in training mode?) and nothing says "
+                "whether networks share them: call .eval() on all, or pass randomness='different' "
+                "or 'same' where it is taken"
+            ) from error
         if "vmap" not in str(error) and "atching rule" not in str(error):
             raise
-        raise ValueError(
-            f"{fallback.find_place(error, [model])} {fallback.find_cause(error)}, which torch.vmap "
-            "cannot transform: such networks cannot be taken together"
-        ) from error
+        raise ValueError(f"such networks cannot be taken together by torch.vmap: {said}") from error
