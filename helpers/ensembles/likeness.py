@@ -1,5 +1,6 @@
 """What networks must share for one structure to stand for all, and what they must not."""
 
+import hashlib
 from collections.abc import Sequence
 from enum import Enum
 from itertools import chain
@@ -32,7 +33,7 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
         if not isinstance(model, nn.Module):
             raise TypeError(f"models must be modules, got {type(model).__name__}")
         checks.check_one_process(model)
-        ours, theirs = _facts(models[0]), _facts(model)
+        ours, theirs = facts_of(models[0]), facts_of(model)
         for place in ours | theirs:
             one, other = (facts.get(place, "missing") for facts in (ours, theirs))
             if one != other:
@@ -53,8 +54,16 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
     return tensors
 
 
-def _facts(model: nn.Module) -> dict[str, str]:
-    """Describe a model by place: classes, modes, tensors, and attributes that can be compared."""
+def facts_of(model: nn.Module) -> dict[str, str]:
+    """Describe what a model is besides the numbers in its parameters and buffers.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        By place, a text that is the same in every process: classes, modes, shapes and ties; of
+        other attributes numbers, texts, tensors, and the names of functions.
+    """
     facts = {}
     first = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}
     for path, module in model.named_modules():
@@ -71,13 +80,18 @@ def _facts(model: nn.Module) -> dict[str, str]:
             if _is_constant(value):
                 facts[prefix + name] = repr(value)
             elif isinstance(value, Tensor) and value.is_leaf:  # others a forward has computed
-                numbers = hash(str(value.tolist()))
+                numbers = hashlib.blake2b(content(value), digest_size=8).hexdigest()
                 facts[prefix + name] = f"a tensor {tuple(value.shape)}, its numbers' hash {numbers}"
             elif hasattr(value, "__qualname__"):  # a function or a class
                 facts[prefix + name] = value.__qualname__
     for path, module in model.named_modules():  # last, since what else differs says more
         facts[f"{path or 'the model'} "] = f"in {'train' if module.training else 'eval'} mode"
     return facts
+
+
+def content(tensor: Tensor) -> bytes:
+    """Return the numbers of a tensor as bytes."""
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _is_constant(value: object) -> bool:

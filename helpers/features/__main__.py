@@ -10,7 +10,7 @@ import torch
 from helpers import devices, projection
 from helpers.features import jobs, plan, work
 from helpers.features.workers import Workers
-from helpers.transforms import fallback
+from helpers.models import MODELS
 
 
 def main() -> None:
@@ -28,12 +28,12 @@ def main() -> None:
         made = plan.make(
             job, device=device.type, **{name: getattr(chosen, name) for name in options}
         )
-        with Workers(device.type) as workers:
+        with Workers.joined(device.type) as workers:
             summary = work.compute(job, chosen.out, made, workers)
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"features: {error}")
     except (RuntimeError, MemoryError) as error:
-        if not fallback.is_no_memory(error):
+        if "memory" not in str(error):
             raise
         sys.exit(
             f"features: there is not enough memory for --k {chosen.k}, whose kernel has k x k "
@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m helpers.features", allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, help="the folder")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", choices=jobs.MODELS, help="a network of the collection, on digits")
+    what.add_argument("--model", choices=MODELS, type=_model, help="a network, on digits")
     what.add_argument("--job", help="package.module:function, which returns helpers.features.Job")
     parser.add_argument("--samples", type=_at_least(2), help="N; with --model, needed")
     parser.add_argument("--k", type=_at_least(1), default=512, help="numbers of a sample")
@@ -65,6 +65,11 @@ def _arguments() -> argparse.Namespace:
     if (chosen.samples is None) == (chosen.model is not None):
         parser.error("--samples goes with --model: a job brings its own samples")
     return chosen
+
+
+def _model(text: str) -> str:
+    """Complete the name of a model: mlp and cnn will do."""
+    return next((name for name in MODELS if name.lower().endswith(text.lower())), text)
 
 
 def _at_least(least: int):

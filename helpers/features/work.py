@@ -69,7 +69,7 @@ def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> Summary:
 
 
 def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
-    """Give the folder its plan, or refuse one of another."""
+    """Give the folder its plan; raise ValueError if it has another, or features without one."""
     if workers.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / NAME).exists():
@@ -82,7 +82,7 @@ def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
                     f"{folder} holds features without {NAME}, such as {there[0].name}: choose "
                     "another folder"
                 )
-            plan.write(folder)
+            shards.write_whole(folder / NAME, plan.as_json())
     workers.wait()
     plan.compare(folder)
 
