@@ -1,6 +1,5 @@
 """What a measurement is about, and what it found: plain facts, which a record keeps as JSON."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 DEFAULT, KEEP_FREED, HUGE_PAGES = "default", "freed memory kept", "huge pages"
@@ -33,11 +32,6 @@ class Candidate:
     method: str
     compiled: bool = False
     allocator: str = DEFAULT
-
-    @property
-    def keep_freed(self) -> bool:
-        """Whether freed memory is kept."""
-        return self.allocator == KEEP_FREED
 
     def __str__(self) -> str:
         parts = [self.method, "compiled" * self.compiled]
@@ -114,10 +108,6 @@ class Study:
                 return row
         reasons = [missing.why for missing in self.missing if missing.candidate == wanted]
         raise KeyError(f"{wanted} was not measured" + "".join(f": {why}" for why in reasons))
-
-    def disturbed(self, bound: float) -> Collection[Candidate]:
-        """List the candidates whose spread is above a share of their median."""
-        return [row.candidate for row in self.rows if (row.spread or 0) > bound * row.median]
 
 
 @dataclass(frozen=True)
