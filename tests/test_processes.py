@@ -1,6 +1,5 @@
 """Candidates in processes of their own: what they compute, and what is said when they cannot."""
 
-import re
 import resource
 
 import pytest
@@ -154,17 +153,6 @@ def test_after_an_interrupt_no_answer_is_taken_for_the_next(monkeypatch):
             process.ask("faults")
 
 
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: candidates.load(Task("CNN")), "model must be one of SimpleCNN, MLP"),
-        (lambda: comparison.run("x", SMALL), "group must be one of gradients, jacobians"),
-        (
-            lambda: comparison.run("reductions", SMALL, [Candidate("loop")]),
-            "method must be one of batch gradient, gradient norms, clipped sum, got 'loop'",
-        ),
-    ],
-)
-def test_unknown_names_are_refused(call, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        call()
+def test_an_unknown_model_is_refused():
+    with pytest.raises(ValueError, match=r"model must be one of SimpleCNN, MLP, transformer, got"):
+        candidates.load(Task("CNN"))

@@ -24,12 +24,11 @@ def main() -> None:
             job = jobs.load(chosen.job)
         else:
             job = jobs.on_digits(chosen.model, chosen.samples, chosen.seed, device)
-        options = ("k", "kind", "seed", "shard", "batch", "threads")
-        made = plan.make(
-            job, device=device.type, **{name: getattr(chosen, name) for name in options}
-        )
+        names = ("k", "kind", "seed", "shard", "batch", "threads")
+        options = {name: getattr(chosen, name) for name in names}
+        made = plan.make(job, device=device.type, **options)
         with Workers.joined(device.type) as workers:
-            summary = work.compute(job, chosen.out, made, workers)
+            done = work.compute(job, chosen.out, made, workers)
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"features: {error}")
     except (RuntimeError, MemoryError) as error:
@@ -40,11 +39,7 @@ def main() -> None:
             f"numbers, and --batch {chosen.batch}: choose smaller ones ({error})"
         )
     if workers.rank == 0:
-        print(
-            f"{summary.rows:,} rows, {summary.computed:,} of them computed now, by {workers.world} "
-            f"{'process' if workers.world == 1 else 'processes'} in {summary.seconds:.1f} s; "
-            f"{summary.bytes:,} bytes; restarts: {summary.restarts}"
-        )
+        print(done)
 
 
 def _arguments() -> argparse.Namespace:

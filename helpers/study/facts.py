@@ -21,17 +21,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute something, and the settings under which it runs.
-
-    Attributes:
-        method: One of the methods of its group, see `helpers.study.candidates`.
-        compiled: Whether it goes through `torch.compile`.
-        allocator: What becomes of freed memory in its process.
-    """
+    """A method of `helpers.study.candidates`, and the settings under which it runs."""
 
     method: str
-    compiled: bool = False
-    allocator: str = DEFAULT
+    compiled: bool = False  # through `torch.compile`
+    allocator: str = DEFAULT  # what becomes of freed memory in its process
 
     def __str__(self) -> str:
         parts = [self.method, "compiled" * self.compiled]
@@ -80,21 +74,13 @@ class Missing:
 
 @dataclass(frozen=True)
 class Study:
-    """The candidates of a group on one task, measured against each other.
-
-    Attributes:
-        group: One of `helpers.study.candidates.GROUPS`.
-        task: What they computed.
-        rows: What was measured.
-        missing: What was not.
-        cut_short: A sentence if there were fewer rounds than asked for, else `None`.
-    """
+    """The candidates of a group on one task, measured against each other."""
 
     group: str
     task: Task
     rows: tuple[Row, ...]
     missing: tuple[Missing, ...] = ()
-    cut_short: str | None = None
+    cut_short: str | None = None  # a sentence if there were fewer rounds than asked for
 
     def row(self, method: str, *, compiled: bool = False, allocator: str = DEFAULT) -> Row:
         """Return what was measured of a candidate.

@@ -126,22 +126,12 @@ def started(
 
     Yields:
         The processes that can be timed; and what is not installed here, or could not be built.
-
-    Raises:
-        ValueError: There is no such group or method.
     """
-    if group not in candidates.GROUPS:
-        raise ValueError(f"group must be one of {', '.join(candidates.GROUPS)}, got {group!r}")
     known = candidates.GROUPS[group]
-    chosen = known.candidates if chosen is None else tuple(chosen)
-    for candidate in chosen:
-        if candidate.method not in known.methods:
-            methods = ", ".join(known.methods)
-            raise ValueError(f"method must be one of {methods}, got {candidate.method!r}")
     running: dict[Candidate, Process] = {}
     missing = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        for number, candidate in enumerate(chosen):
+        for number, candidate in enumerate(known.candidates if chosen is None else chosen):
             if sentence := known.absent(candidate):
                 missing.append(Missing(candidate, absent=True, why=sentence))
                 continue
