@@ -160,6 +160,17 @@ class Cached(nn.Module):
         return self.layer(x * self.cache["cos"])
 
 
+class Cells(nn.Module):
+    """Two cells, which are recurrent layers of one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(4, 3).double(), nn.GRUCell(4, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0] + self.gru(x)
+
+
 class Recurrent(nn.Module):
     """A recurrent network, which `vmap` has no rule for."""
 
@@ -176,6 +187,7 @@ MODELS = {
     "rebinding": Rebinding,
     "cached": Cached,
     **{kind.__name__: lambda kind=kind: Recurrent(kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)},
+    "cells": Cells,
     "compiled": lambda: torch.compile(build(), backend="eager"),
 }
 

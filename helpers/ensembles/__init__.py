@@ -77,8 +77,9 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
 
     Unlike `torch.func.stack_module_state`, it compares the layers themselves and not their tensors
     alone: with the same shapes, a Tanh would silently become the first network's ReLU. Compared
-    are classes, modes, tensors, and attributes that are numbers, texts or functions; of functions,
-    the names. What differs between networks must be a parameter or a buffer.
+    are classes, modes, tensors, and attributes that are numbers, texts, tensors or functions, of
+    which only the names count. What differs must be a parameter or a buffer. Not seen is what a
+    function closes over: a wrapper around `model.forward` would run the first network for all.
 
     Args:
         models: M networks of one architecture and one mode. They are not changed.
@@ -282,7 +283,8 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
         # For these layers vmap has a rule only where they are differentiated.
         return vjp(lambda params: run(params, buffers), params)[0]
 
-    recurrent = any(isinstance(module, nn.RNNBase) for module in ensemble.model.modules())
+    kinds = nn.RNNBase | nn.RNNCellBase
+    recurrent = any(isinstance(module, kinds) for module in ensemble.model.modules())
     mapped = vmap(run_recurrent if recurrent else run, chunk_size=chunk_size)
     with _explained():
         return mapped(ensemble.params, ensemble.buffers)
