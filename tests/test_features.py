@@ -348,30 +348,29 @@ def test_the_kernel_is_a_sum_of_integers_in_any_order(made, monkeypatch):
     assert alone.abs().max() > 2**40, "many digits are kept"
 
 
-def torchrun(folder: Path, processes: int, *options: str, kind: str = "sparse") -> list[str]:
-    """Return the command that runs a job of 1,000 rows in a few seconds."""
-    job = ["--model", "mlp", "--samples", "1000", "--k", "64", "--shard", "50", "--batch", "16"]
+JOB = ["--model", "mlp", "--samples", "1000", "--k", "64", "--shard", "50", "--batch", "16"]
+
+
+def command(folder: Path, processes: int = 0, *options: str, kind: str = "sparse") -> list[str]:
+    """Return the command that runs a job of 1,000 rows in a few seconds; 0: without torchrun."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    arguments = ["--out", str(folder), "--device", "cpu", "--kind", kind, *job]
-    return [sys.executable, *launch, *options, "-m", "helpers.features", *arguments]
+    launch = [*launch, *options] if processes else []
+    arguments = ["--out", str(folder), "--device", "cpu", "--kind", kind, *JOB]
+    return [sys.executable, *launch, "-m", "helpers.features", *arguments]
 
 
-def alone(folder: Path, kind: str = "sparse") -> dict[str, bytes]:
-    command = torchrun(folder, 1, kind=kind)
-    command = [command[0], *command[command.index("helpers.features") - 1 :]]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+def written(folder: Path, processes: int = 0, kind: str = "sparse") -> dict[str, bytes]:
+    asked = command(folder, processes, kind=kind)
+    subprocess.run(asked, cwd=ROOT, check=True, capture_output=True)
     return contents(folder)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("kind", ["sparse", "factored"])
 def test_processes_give_the_bits_of_one(kind, tmp_path):
-    expected = alone(tmp_path / "alone", kind)
+    expected = written(tmp_path / "alone", kind=kind)
     for processes in (1, 2, 4):
-        folder = tmp_path / str(processes)
-        command = torchrun(folder, processes, kind=kind)
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        assert contents(folder) == expected, processes
+        assert written(tmp_path / str(processes), processes, kind) == expected, processes
 
 
 def ranks(parent: int) -> list[int]:
@@ -383,12 +382,12 @@ def ranks(parent: int) -> list[int]:
 @pytest.mark.whole
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system lists no children")
 def test_a_killed_process_loses_nothing(tmp_path):
-    expected = alone(tmp_path / "alone")
+    expected = written(tmp_path / "alone")
     draw = random.Random(0)
     for attempt in range(2):
         folder = tmp_path / str(attempt)
         run = subprocess.Popen(
-            torchrun(folder, 2, "--max-restarts", "3"),
+            command(folder, 2, "--max-restarts", "3"),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -408,10 +407,10 @@ def test_a_killed_process_loses_nothing(tmp_path):
 
 @pytest.mark.whole
 def test_a_killed_job_goes_on_from_where_it_was(tmp_path):
-    expected = alone(tmp_path / "alone")
+    expected = written(tmp_path / "alone")
     folder = tmp_path / "killed"
-    command = torchrun(folder, 2)
-    run = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+    options = {"cwd": ROOT, "stderr": subprocess.DEVNULL}
+    run = subprocess.Popen(command(folder, 2), start_new_session=True, **options)
     until = time.monotonic() + 120
     while len(list(folder.glob("features-*.npy"))) < 3 and time.monotonic() < until:
         time.sleep(0.02)
@@ -419,7 +418,6 @@ def test_a_killed_job_goes_on_from_where_it_was(tmp_path):
     run.wait()
     kept = {file.name: file.stat().st_mtime_ns for file in folder.glob("features-*.npy")}
     assert len(kept) >= 3
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert contents(folder) == expected
+    assert written(folder, 2) == expected
     assert {name: (folder / name).stat().st_mtime_ns for name in kept} == kept
     assert json.loads((folder / "plan.json").read_text())["samples"] == 1000
