@@ -39,11 +39,11 @@ def samples(size: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     return data, torch.randint(3, (size,), generator=generator)
 
 
-def alone(seed, order, name, lr, weight_decay, make=build):
+def alone(seed, order, name, lr, weight_decay):
     """Train one network as everybody does."""
     data, targets = samples()
     torch.manual_seed(seed)
-    model = make()
+    model = build()
     _, optimizer, options = STEPS[name]
     optimizer = optimizer(model.parameters(), lr=lr, weight_decay=weight_decay, **options)
     for indices in order:
@@ -461,7 +461,6 @@ def test_refusals(case):
     ("options", "sentence"),
     [
         ({"order": torch.zeros(2, 1, 4, dtype=torch.int64)}, "for M = 3 networks, got (2, 1, 4)"),
-        ({"order": [[[0]]]}, "order must be (M, steps, B) for M = 3 networks, got list"),
         ({"order": torch.zeros(3, 1, 4)}, "indices of samples, whole numbers from 0 to 23, got"),
         ({"order": torch.full((3, 1, 4), 24)}, "whole numbers from 0 to 23, got 24 to 24"),
         ({"order": torch.full((3, 1, 4), -1)}, "whole numbers from 0 to 23, got -1 to -1"),

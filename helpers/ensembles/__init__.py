@@ -209,10 +209,8 @@ def train(
         raise ValueError("the ensemble has no parameter to train: all are frozen")
     data, targets = data.detach(), targets.detach()
     like = next(iter(ensemble.params.values()))
-    rates = [
-        _one_for_each("lr", lr, size, like),
-        _one_for_each("weight_decay", weight_decay, size, like),
-    ]
+    given = {"lr": lr, "weight_decay": weight_decay}
+    rates = [_one_for_each(name, value, size, like) for name, value in given.items()]
 
     def advance(
         params: Tensors, buffers: Tensors, state: Tensors, x: Tensor, y: Tensor, *rates: Tensor
@@ -274,26 +272,27 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
     """
     checks.check_chunk_size(chunk_size)
 
+    kinds = nn.RNNBase | nn.RNNCellBase
+    recurrent = any(isinstance(module, kinds) for module in ensemble.model.modules())
+
     def run(params: Tensors, buffers: Tensors) -> Tensor:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
         model = copy.deepcopy(ensemble.model)  # a new one for each chunk
-        return functional_call(model, (params, own), (inputs,))
 
-    def run_recurrent(params: Tensors, buffers: Tensors) -> Tensor:
-        # For these layers vmap has a rule only where they are differentiated.
-        return vjp(lambda params: run(params, buffers), params)[0]
+        def call(params: Tensors) -> Tensor:
+            return functional_call(model, (params, own), (inputs,))
 
-    kinds = nn.RNNBase | nn.RNNCellBase
-    recurrent = any(isinstance(module, kinds) for module in ensemble.model.modules())
-    mapped = vmap(run_recurrent if recurrent else run, chunk_size=chunk_size)
+        # For recurrent layers vmap has a rule only where they are differentiated.
+        return vjp(call, params)[0] if recurrent else call(params)
+
     with _explained():
-        return mapped(ensemble.params, ensemble.buffers)
+        return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 
 def _check_order(order: Tensor, size: int, samples: int) -> None:
     """Raise ValueError unless `order` is `(M, steps, B)` and holds indices of samples."""
-    if not isinstance(order, Tensor) or order.dim() != 3 or len(order) != size:
-        got = tuple(order.shape) if isinstance(order, Tensor) else type(order).__name__
+    if order.dim() != 3 or len(order) != size:
+        got = tuple(order.shape)
         raise ValueError(f"order must be (M, steps, B) for M = {size} networks, got {got}")
     whole = order.dtype in (torch.int64, torch.int32)
     if not whole or not bool(((order >= 0) & (order < samples)).all()):
@@ -319,12 +318,11 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = (str(error).strip() or "no message").splitlines()[0]
+        said = str(error).partition("\n")[0]
         if "randomness error mode" in said:
             raise ValueError(
                 "a network draws random numbers (dropout in training mode?) and nothing says "
-                "whether networks share them: call .eval() on all, or pass randomness='different' "
-                "or 'same' where it is taken"
+                "whether networks share them: call .eval() on all, or give train a randomness"
             ) from error
         if "vmap" not in str(error) and "atching rule" not in str(error):
             raise
