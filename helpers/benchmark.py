@@ -149,7 +149,7 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> handove
 
 
 def reason(error: Exception) -> str:
-    """Say in one line what was raised."""
+    """Write what was raised in one line."""
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {first_line}"
 

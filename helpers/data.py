@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from helpers.transforms.numbers import check_count
+
 DATASETS = ("digits", "random")
 
 
@@ -36,15 +38,14 @@ def load_digits(device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
 
 
 def check(dataset: str, batch_size: int) -> None:
-    """Refuse a dataset or a batch size that `load_batch` could not serve.
+    """Check that `load_batch` could serve a dataset and a batch size.
 
     Raises:
         ValueError: With a sentence that names what was wrong and what would be right.
     """
     if dataset not in DATASETS:
         raise ValueError(f"dataset must be 'digits' or 'random', got {dataset!r}")
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number, at least 1, got {batch_size!r}")
+    check_count("batch_size", batch_size)
     if dataset == "digits" and batch_size > 1797:
         raise ValueError(
             f"the digits are 1797 samples, and {batch_size} were asked for: "

@@ -71,3 +71,11 @@ class SmallTransformer(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(dim=-1)
         return (weights @ v).transpose(1, 2).flatten(2)
+
+
+MODELS: dict[str, type[nn.Module]] = {
+    "SimpleCNN": SimpleCNN,
+    "MLP": MLP,
+    "transformer": SmallTransformer,
+}
+"""By the names that commands and records have for them."""

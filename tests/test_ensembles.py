@@ -27,17 +27,23 @@ def build_with_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
 
 
+def half_frozen() -> nn.Module:
+    model = build()
+    model[2].bias.requires_grad_(False)
+    return model
+
+
 def samples(size: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(size, 4, generator=generator, dtype=torch.float64)
     return data, torch.randint(3, (size,), generator=generator)
 
 
-def alone(seed, order, name, lr, weight_decay, make=build):
+def alone(seed, order, name, lr, weight_decay):
     """Train one network as everybody does."""
     data, targets = samples()
     torch.manual_seed(seed)
-    model = make()
+    model = build()
     _, optimizer, options = STEPS[name]
     optimizer = optimizer(model.parameters(), lr=lr, weight_decay=weight_decay, **options)
     for indices in order:
@@ -88,19 +94,6 @@ def test_a_step_is_that_of_torch(name):
         assert torch.equal(start[n], kept[n])  # nothing was written in place
 
 
-def test_running_statistics_are_those_of_training_alone():
-    order = ensembles.draw_orders(SEEDS, 24, 8, 5)
-    start = ensembles.initialise(build_with_norm, SEEDS)
-    trained = ensembles.train(
-        start, F.cross_entropy, *samples(), order, optimizers.sgd_step, lr=0.2
-    )
-    for index, seed in enumerate(SEEDS):
-        expected = alone(seed, order[index], "sgd", 0.2, 0.0, make=build_with_norm)
-        for name, tensor in trained.member(index).items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-10)
-    assert start.buffers["1.running_mean"].abs().max() == 0  # what was given is as it was
-
-
 def test_predictions_and_chunks():
     ensemble = ensembles.initialise(build, SEEDS)
     data, _ = samples()
@@ -112,40 +105,6 @@ def test_predictions_and_chunks():
         model = build()
         model.load_state_dict(ensemble.member(index))
         torch.testing.assert_close(got[index], model(data).detach())
-
-
-def test_frozen_parameters_stay():
-    def frozen() -> nn.Module:
-        model = build()
-        model[0].requires_grad_(False)
-        return model
-
-    start = ensembles.initialise(frozen, SEEDS)
-    assert list(start.params) == ["2.weight", "2.bias"]
-    order = ensembles.draw_orders(SEEDS, 24, 6, 3)
-    trained = ensembles.train(
-        start, F.cross_entropy, *samples(), order, optimizers.sgd_step, lr=0.5, weight_decay=0.5
-    )
-    assert torch.equal(trained.buffers["0.weight"], start.buffers["0.weight"])
-    assert not torch.equal(trained.params["2.weight"], start.params["2.weight"])
-
-
-def test_tied_weights_stay_tied():
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = (nn.Linear(4, 4, bias=False).double() for _ in range(2))
-            self.two.weight = self.one.weight
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.two(torch.tanh(self.one(x)))
-
-    data, _ = samples()
-    ensemble = ensembles.initialise(Tied, SEEDS)
-    assert list(ensemble.params) == ["one.weight"]
-    weight = ensemble.params["one.weight"][1]
-    expected = torch.tanh(data @ weight.T) @ weight.T
-    torch.testing.assert_close(ensembles.predict(ensemble, data)[1], expected)
 
 
 class Rebinding(nn.Module):
@@ -164,6 +123,31 @@ class Rebinding(nn.Module):
         return outputs - self.mean
 
 
+class Cached(nn.Module):
+    """A layer that keeps what it has computed once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cache = nn.Linear(4, 3).double(), {}
+        self.register_buffer("angles", torch.arange(4.0).double(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "cos" not in self.cache:
+            self.cache["cos"] = self.angles.cos()
+        return self.layer(x * self.cache["cos"])
+
+
+class Cells(nn.Module):
+    """Two cells, which are recurrent layers of one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(4, 3).double(), nn.GRUCell(4, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0] + self.gru(x)
+
+
 class Recurrent(nn.Module):
     """A recurrent network, which `vmap` has no rule for."""
 
@@ -178,7 +162,11 @@ class Recurrent(nn.Module):
 
 MODELS = {
     "rebinding": Rebinding,
+    "cached": Cached,
+    "running statistics": build_with_norm,
+    "frozen": half_frozen,
     **{kind.__name__: lambda kind=kind: Recurrent(kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)},
+    "cells": Cells,
     "compiled": lambda: torch.compile(build(), backend="eager"),
 }
 
@@ -210,39 +198,15 @@ def test_what_networks_keep_and_write_is_what_it_would_be_alone(name, chunk_size
             torch.testing.assert_close(outputs[index], model(data).detach())
 
 
-def test_a_cache_is_no_hindrance():
-    class Cached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.cache = nn.Linear(4, 3).double(), {}
-            self.register_buffer("angles", torch.arange(4.0).double(), persistent=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if "cos" not in self.cache:
-                self.cache["cos"] = self.angles.cos()
-            return self.layer(x * self.cache["cos"])
-
-    (data, targets), order = samples(), ensembles.draw_orders(SEEDS, 24, 6, 3)
-    trained = ensembles.initialise(Cached, SEEDS)
-    for _ in range(2):
-        trained = ensembles.train(
-            trained, F.cross_entropy, data, targets, order, optimizers.sgd_step, lr=0.1
-        )
-    outputs = ensembles.predict(trained, data)
-    for index in range(len(SEEDS)):
-        model = Cached()
-        model.load_state_dict(trained.member(index))
-        torch.testing.assert_close(outputs[index], model(data).detach())
-
-
-def test_a_member_has_each_name_of_a_tied_weight():
+def test_tied_weights_stay_tied():
     def tied() -> nn.Module:
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
         model[2].weight = model[0].weight
         return model
 
     ensemble, model = ensembles.initialise(tied, SEEDS), tied()
-    model.load_state_dict(ensemble.member(1))
+    assert list(ensemble.params) == ["0.weight", "0.bias", "2.bias"]
+    model.load_state_dict(ensemble.member(1))  # which takes each name
     data, _ = samples()
     torch.testing.assert_close(ensembles.predict(ensemble, data)[1], model(data).detach())
 
@@ -339,7 +303,7 @@ def test_dropout_needs_a_word():
         )
 
     for refused in (train, lambda: ensembles.predict(ensemble, samples()[0])):
-        with pytest.raises(ValueError, match=r"draws random .* whether networks share them"):
+        with pytest.raises(ValueError, match=r"draws random .* whether networks share"):
             refused()
     for randomness, same in (("same", True), ("different", False)):
         weights = train(randomness=randomness).params["0.weight"]
@@ -348,12 +312,6 @@ def test_dropout_needs_a_word():
 
 def build_relu() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
-
-
-def half_frozen() -> nn.Module:
-    model = build()
-    model[2].bias.requires_grad_(False)
-    return model
 
 
 def train_with(ensemble: ensembles.Ensemble) -> ensembles.Ensemble:
@@ -370,14 +328,6 @@ class Held(nn.Module):
         self.layer, self.held = nn.Linear(4, 3), held
 
 
-def local(factor: float) -> nn.Module:
-    class Local(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * factor
-
-    return Local(4, 3)
-
-
 def two_layers(tied: bool) -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     if tied:
@@ -385,56 +335,60 @@ def two_layers(tied: bool) -> nn.Module:
     return model
 
 
-def encoders(**options: tuple[object, object]) -> list[nn.Module]:
-    return [
-        nn.TransformerEncoderLayer(4, dim_feedforward=8, **dict(zip(options, values, strict=True)))
-        for values in zip(*options.values(), strict=True)
-    ]
+def encoder(**options: object) -> nn.Module:
+    return nn.TransformerEncoderLayer(4, **{"nhead": 1, "dim_feedforward": 8, **options})
 
 
+SHARED = build()
 DIFFERING = {
-    "heads": (lambda: [nn.MultiheadAttention(4, n) for n in (1, 2)], "head_dim is 4 in model 0"),
-    "activation": (
-        lambda: encoders(nhead=(1, 1), activation=("relu", "gelu")),
-        "activation is relu",
+    "width": (build(), build(6), "0 is Linear(in_features=4, out_features=5"),
+    "class": (build(), build_relu(), "1 is Tanh() in model 0 and ReLU() in model 1"),
+    "a layer more": (
+        build(),
+        nn.Sequential(*build(), nn.Tanh()),
+        "3 is missing in model 0 and Tanh() in model 1",
     ),
-    "order": (
-        lambda: encoders(nhead=(1, 1), norm_first=(True, False)),
-        "norm_first is True in model 0 and False in model 1",
+    "a layer less": (
+        nn.Sequential(*build(), nn.Tanh()),
+        build(),
+        "3 is Tanh() in model 0 and missing in model 1",
     ),
-    "number": (lambda: [Held(1.0), Held(2.0)], "held is 1.0 in model 0 and 2.0 in model 1"),
-    "tensor": (lambda: [Held(torch.ones(1)), Held(torch.zeros(1))], "held is tensor (1,)"),
-    "function": (lambda: [Held(torch.tanh), Held(torch.relu)], "tanh in model 0"),
-    "lambda": (lambda: [Held(lambda x: x + 1), Held(lambda x: x + 2)], "held is "),
-    "in containers": (
-        lambda: [Held({"a": [n, torch.nn.Linear(1, 1)]}) for n in (1, 2)],
-        "held is dict('a': list(1, Linear(tensor (1, 1)",
+    "frozen": (build(), half_frozen(), "2.bias is (3,) torch.float64 in model 0 and (3,) torch."),
+    "modes": (
+        build(),
+        build().eval(),
+        "the model is in train mode in model 0 and in eval mode in model 1",
     ),
-    "classes of one name": (lambda: [local(1.0), local(2.0)], "its class is "),
-    "deeper": (lambda: [nn.Sequential(Held(n)) for n in (1, 2)], "0.held is 1 in model 0"),
+    "dropout": (nn.Dropout(0.1), nn.Dropout(0.2), "the model is Dropout(p=0.1, inplace=False)"),
+    "heads": (encoder(), encoder(nhead=2), "self_attn.num_heads is 1 in model 0 and 2 in model 1"),
+    "activation": (encoder(), encoder(activation="gelu"), "activation_relu_or_gelu is 1"),
+    "order": (encoder(), encoder(norm_first=True), "norm_first is False in model 0 and True in"),
+    "number": (Held(1.0), Held(2.0), "held is 1.0 in model 0 and 2.0 in model 1"),
+    "numbers": (Held([1, (2,)]), Held([1, (3,)]), "held is [1, (2,)] in model 0 and [1, (3,)]"),
+    "tensor": (Held(torch.ones(1)), Held(torch.zeros(1)), "held is a tensor (1,), its numbers"),
+    "function": (Held(torch.tanh), Held(torch.relu), "tanh in model 0"),
+    "deeper": (nn.Sequential(Held(1)), nn.Sequential(Held(2)), "0.held is 1 in model 0"),
+    "tied in the first": (two_layers(True), two_layers(False), "tied to 0.weight in model 0"),
+    "tied in the second": (two_layers(False), two_layers(True), "tied to 0.weight in model 1"),
+    "shared": (SHARED, SHARED, "0.weight of model 1 is 0.weight of model 0"),
 }
 
 
 @pytest.mark.parametrize("case", DIFFERING)
-def test_what_is_not_stacked_must_be_the_same(case):
+def test_networks_that_one_structure_cannot_stand_for_are_refused(case):
     """Else all networks would silently compute with what the first one holds."""
-    make, sentence = DIFFERING[case]
-    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
-        ensembles.stack(make())
-    one, other = re.search(r" is (.*) in model 0 and (.*) in model 1; ", str(caught.value)).groups()
-    assert one != other
-    assert "must be a parameter or a buffer" in str(caught.value)
+    *models, sentence = DIFFERING[case]
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        ensembles.stack(models)
 
 
 def test_what_is_the_same_is_stacked():
     def make() -> list[nn.Module]:
-        held = {"f": lambda x: x + 1, "t": torch.ones(2), "s": {3, "a"}, "d": torch.float32}
         return [
-            Held(held),
+            Held({"f": lambda x: x + 1}),
+            Held(torch.ones(2)),
             nn.MultiheadAttention(4, 2),
-            local(2.0),
-            nn.LSTM(2, 3),
-            encoders(nhead=(2,), activation=("gelu",))[0],
+            encoder(activation=F.silu),
             torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
         ]
 
@@ -442,36 +396,21 @@ def test_what_is_the_same_is_stacked():
         assert len(ensembles.stack(pair)) == 2
 
 
-def timed() -> nn.Module:
-    model = nn.Linear(3, 2)
-    forward = model.forward
-    model.forward = lambda x: forward(x)
-    return model
+def test_what_a_forward_has_computed_is_no_hindrance():
+    class Keeping(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last = super().forward(x)  # a tensor in a graph, which has no deep copy
+            return self.last
+
+    models = [Keeping(4, 3).double() for _ in SEEDS]
+    data, _ = samples()
+    expected = torch.stack([model(data).detach() for model in models])
+    torch.testing.assert_close(ensembles.predict(ensembles.stack(models), data), expected)
 
 
-def hooked() -> nn.Module:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    other = model[0]
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return other(x)
-
-    model[1].register_forward_hook(lambda module, inputs, outputs: outputs + call(*inputs))
-    return model
-
-
-@pytest.mark.parametrize(("make", "place"), [(timed, "forward"), (hooked, "1._forward_hooks")])
-def test_functions_that_close_over_a_layer_are_refused(make, place):
-    """They would run that layer of the first network for all."""
-    sentence = f"models must not close over their own layers: {place} of model 0 leads to"
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        ensembles.initialise(make, SEEDS)
-
-
-def test_functions_that_do_not_are_stacked():
+def test_hooks_get_the_module_that_runs():
     def make() -> nn.Module:
-        model, seen = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double(), []
-        model[0].register_forward_hook(lambda module, inputs, outputs: seen.append(1))
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double()
         model[0].register_forward_hook(
             lambda module, inputs, outputs: outputs * module.weight[0, 0]
         )
@@ -489,77 +428,24 @@ def norm_of_its_own() -> nn.Module:
     return nn.utils.parametrizations.spectral_norm(build()[0])
 
 
-SHARED = build()
 REFUSED = {
-    "no seed": (
-        lambda: ensembles.initialise(build, []),
-        "seeds must hold a seed at least, got none",
-    ),
-    "no model": (lambda: ensembles.stack([]), "models must hold a model at least, got none"),
-    "another width": (
-        lambda: ensembles.stack([build(), build(6)]),
-        "0 is Linear(in_features=4, out_features=5, bias=True)",
-    ),
-    "another layer of the same shapes": (
-        lambda: ensembles.stack([build(), build_relu()]),
-        "models must have one architecture: 1 is Tanh() in model 0 and ReLU() in model 1",
-    ),
-    "a layer more": (
-        lambda: ensembles.stack([build(), nn.Sequential(*build(), nn.Tanh())]),
-        "3 is missing in model 0 and Tanh() in model 1",
-    ),
-    "a layer less": (
-        lambda: ensembles.stack([nn.Sequential(*build(), nn.Tanh()), build()]),
-        "3 is Tanh() in model 0 and missing in model 1",
-    ),
-    "frozen in one": (
-        lambda: ensembles.stack([build(), half_frozen()]),
-        "bias (3,) fixed",
-    ),
-    "modes": (
-        lambda: ensembles.stack([build(), build().eval()]),
-        "models must have one mode: the model is in train mode in model 0 and in eval mode in "
-        "model 1",
-    ),
-    "nothing to stack": (
-        lambda: ensembles.stack([nn.Tanh(), nn.Tanh()]),
-        "models must have a parameter or a buffer at least: model 0 is Tanh()",
-    ),
+    "no seed": (lambda: ensembles.initialise(build, []), "seeds must hold a seed"),
+    "what is no model": (lambda: ensembles.initialise(lambda: None, SEEDS), "got NoneType"),
+    "no model": (lambda: ensembles.stack([]), "models must hold a model"),
+    "nothing to stack": (lambda: ensembles.stack([nn.Tanh()]), "a parameter or a buffer at least"),
     "nothing to train": (
         lambda: train_with(ensembles.initialise(lambda: build().requires_grad_(False), SEEDS)),
-        "the ensemble has no parameter to train: all are frozen",
+        "all are frozen",
     ),
-    "shared tensors": (
-        lambda: ensembles.stack([SHARED, SHARED]),
-        "0.weight of model 1 is 0.weight of model 0",
-    ),
-    "no whole batch": (
-        lambda: ensembles.draw_orders([0], 5, 6, 1),
-        "batch_size must be from 1 to the 5 samples, got 6",
-    ),
-    "tied in the first": (
-        lambda: ensembles.stack([two_layers(True), two_layers(False)]),
-        "1.weight is tied to another name in model 0 and has numbers of its own in model 1",
-    ),
-    "tied in the second": (
-        lambda: ensembles.stack([two_layers(False), two_layers(True)]),
-        "1.weight is tied to another name in model 1 and has numbers of its own in model 0",
-    ),
-    "a lazy layer": (
-        lambda: ensembles.stack([nn.LazyLinear(3), nn.LazyLinear(3)]),
-        "weight belongs to a lazy layer that was never initialised",
-    ),
+    "no whole batch": (lambda: ensembles.draw_orders([0], 5, 6, 1), "to the 5 samples, got 6"),
+    "no order": (lambda: ensembles.draw_orders([], 5, 5, 1), "seeds must hold a seed"),
     "no rule of vmap": (
         lambda: ensembles.predict(ensembles.initialise(norm_of_its_own, SEEDS), samples()[0]),
-        "which torch.vmap cannot transform: such networks cannot be taken together",
+        "cannot be taken together by torch.vmap: ",
     ),
     "complex Adam": (
         lambda: optimizers.adam_step(*({"w": torch.ones(2, dtype=torch.complex64)},) * 2, {}, lr=1),
-        "adam_step takes real parameters, got w of torch.complex64",
-    ),
-    "orders of no network": (
-        lambda: ensembles.draw_orders([], 5, 5, 1),
-        "seeds must hold a seed at least, got none",
+        "adam_step takes real parameters, got w",
     ),
 }
 
@@ -567,7 +453,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals(case):
     run, sentence = REFUSED[case]
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    with pytest.raises((TypeError, ValueError), match=re.escape(sentence)):
         run()
 
 
@@ -575,7 +461,6 @@ def test_refusals(case):
     ("options", "sentence"),
     [
         ({"order": torch.zeros(2, 1, 4, dtype=torch.int64)}, "for M = 3 networks, got (2, 1, 4)"),
-        ({"order": [[[0]]]}, "order must be (M, steps, B) for M = 3 networks, got list"),
         ({"order": torch.zeros(3, 1, 4)}, "indices of samples, whole numbers from 0 to 23, got"),
         ({"order": torch.full((3, 1, 4), 24)}, "whole numbers from 0 to 23, got 24 to 24"),
         ({"order": torch.full((3, 1, 4), -1)}, "whole numbers from 0 to 23, got -1 to -1"),
@@ -600,17 +485,6 @@ def test_refusals_of_training(options, sentence):
     ensemble = ensembles.initialise(build, SEEDS)
     with pytest.raises(ValueError, match=re.escape(sentence)):
         ensembles.train(ensemble, step=optimizers.sgd_step, **given)
-
-
-def test_what_is_no_model_and_no_rate_is_refused():
-    with pytest.raises(TypeError, match="models must be modules, got NoneType"):
-        ensembles.initialise(lambda: None, SEEDS)
-    ensemble = ensembles.initialise(build, SEEDS)
-    order = ensembles.draw_orders(SEEDS, 24, 6, 1)
-    with pytest.raises(TypeError, match="lr must be a number or a tensor, got str"):
-        ensembles.train(
-            ensemble, F.cross_entropy, *samples(), order, optimizers.sgd_step, lr="fast"
-        )
 
 
 def test_steps_run_under_vmap_with_a_rate_each():

@@ -67,6 +67,7 @@ def test_equal_samples_have_no_noise():
 def test_a_signal_below_zero_has_no_finite_scale():
     assert NoiseScale(noise=2.0, signal=-0.1).scale == math.inf
     assert NoiseScale(noise=2.0, signal=0.0).scale == math.inf
+    assert math.isnan(NoiseScale(noise=1.0, signal=math.nan).scale)
     # Two opposite gradients: their mean is 0, and less than nothing is left of it.
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -101,10 +102,6 @@ def test_half_precision_estimates_what_double_does(chunk_size):
     expected = noise_scale(model.double(), F.cross_entropy, data.double(), targets)
     assert found.noise == pytest.approx(expected.noise, rel=0.05)
     assert found.signal == pytest.approx(expected.signal, rel=0.05)
-
-
-def test_what_is_not_a_number_has_no_scale():
-    assert math.isnan(NoiseScale(1.0, math.nan).scale)
 
 
 @pytest.mark.parametrize(

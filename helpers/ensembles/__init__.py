@@ -6,21 +6,26 @@ would get alone, from the same start and the same data: nothing passes from one 
 Optimizers are functions here: those of `helpers.optimizers`.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, vjp, vmap
 from tqdm import tqdm
 
-from helpers.ensembles import likeness
+from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
-from helpers.transforms import checks, fallback
-from helpers.transforms.call import RECURRENT, batchable_recurrence, on_meta
-from helpers.transforms.randomness import RANDOMNESS, streams_kept
+from helpers.transforms import checks
+from helpers.transforms.call import (
+    RECURRENT,
+    ParameterAliases,
+    batchable_recurrence,
+    on_meta,
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Ensemble:
     """What training changes, by name: `(M, *shape)`, detached."""
     buffers: Tensors
     """Buffers and frozen parameters, by name: `(M, *shape)`, detached."""
+    first: nn.Module = field(repr=False)
+    """The first of the networks, which functions in the structure may close over."""
 
     def __len__(self) -> int:
         return len(next(iter((self.params | self.buffers).values())))
@@ -55,7 +62,7 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
 
     Args:
         build: Makes a network, without arguments.
-        seeds: M whole numbers. The random streams are left as they were.
+        seeds: M whole numbers. The random stream of the CPU is left as it was.
 
     Returns:
         The networks, stacked.
@@ -64,7 +71,7 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
         ValueError: There is no seed, or the networks cannot be stacked; see `stack`.
     """
     models = []
-    with streams_kept(torch.device("cpu")):
+    with torch.random.fork_rng(devices=[]):
         for seed in seeds:
             torch.manual_seed(seed)
             models.append(build())
@@ -77,7 +84,9 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     """Stack networks that are there already.
 
     Unlike `torch.func.stack_module_state`, it compares the layers themselves and not their tensors
-    alone: with the same shapes, a Tanh would silently become the first network's ReLU.
+    alone: with the same shapes, a Tanh would silently become the first network's ReLU. Compared
+    are classes, modes, tensors, and attributes that are numbers, texts, tensors or functions, of
+    which only the names count. What differs must be a parameter or a buffer.
 
     Args:
         models: M networks of one architecture and one mode. They are not changed.
@@ -88,19 +97,21 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     Raises:
         TypeError: One is no module.
         ValueError: There is no model, or no tensor in it; one lies in several processes; two differ
-            in layers, in shapes, in mode or in what else their modules hold, or share a tensor, of
-            which each would get a copy of its own.
+            in what is compared, or share a tensor, of which each would get a copy of its own.
     """
     models = list(models)
     if not models:
         raise ValueError("models must hold a model at least, got none")
-    tensors = likeness.tensors_of_each(models)
+    tensors = tensors_of_each(models)
+    if not tensors[0]:
+        raise ValueError("models must have a parameter or a buffer at least, got none")
     stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
     trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
     return Ensemble(
         model=on_meta(models[0]),
         params={name: stacked[name] for name in trained},
         buffers={name: tensor for name, tensor in stacked.items() if name not in trained},
+        first=models[0],
     )
 
 
@@ -186,75 +197,55 @@ def train(
     checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
     size = len(ensemble)
-    if not isinstance(order, Tensor) or order.dim() != 3 or len(order) != size:
-        got = tuple(order.shape) if isinstance(order, Tensor) else type(order).__name__
-        raise ValueError(f"order must be (M, steps, B) for M = {size} networks, got {got}")
-    whole = order.dtype in (torch.int64, torch.int32)
-    if not whole or not bool(((order >= 0) & (order < len(data))).all()):
-        got = f"{order.min().item()} to {order.max().item()}" if whole else order.dtype
-        raise ValueError(
-            f"order must hold indices of samples, whole numbers from 0 to {len(data) - 1}, got "
-            f"{got}"
-        )
+    _check_order(order, size, len(data))
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
     data, targets = data.detach(), targets.detach()
     like = next(iter(ensemble.params.values()))
-    rates = (
-        _one_for_each("lr", lr, size, like),
-        _one_for_each("weight_decay", weight_decay, size, like),
-    )
+    given = {"lr": lr, "weight_decay": weight_decay}
+    rates = [_one_for_each(name, value, size, like) for name, value in given.items()]
 
     def advance(
-        params: Tensors,
-        buffers: Tensors,
-        state: Tensors,
-        batch: tuple[Tensor, Tensor],
-        rates: tuple[Tensor, Tensor],
+        params: Tensors, buffers: Tensors, state: Tensors, x: Tensor, y: Tensor, *rates: Tensor
     ) -> tuple[Tensors, Tensors, Tensors]:
         def compute_loss(params: Tensors) -> tuple[Tensor, Tensors]:
             # A forward may write into buffers, which under `grad` must be tensors made inside.
             own = {name: buffer.clone() for name, buffer in buffers.items()}
 
-            def note(module: nn.Module, *_: object) -> None:  # buffers that it has bound anew
+            def read_buffers(module: nn.Module, *_: object) -> None:  # it may bind them anew
                 own.update((name, b) for name, b in module.named_buffers() if name in own)
 
-            with model.register_forward_hook(note):
-                predictions = functional_call(model, (params, own), (batch[0],))
-            loss = checks.check_scalar(loss_fn(predictions, batch[1]), given="a batch")
-            return loss, own
+            with model.register_forward_hook(read_buffers):
+                predictions = _call(ensemble, model, params | own, x)
+            return checks.check_scalar(loss_fn(predictions, y), given="a batch"), own
 
         grads, buffers = grad(compute_loss, has_aux=True)(params)
         params, state = step(params, grads, state, lr=rates[0], weight_decay=rates[1])
         return params, buffers, state
 
     advance_all = vmap(advance, randomness=randomness)
-    starts = range(0, size, chunk_size or size)
+    parts = [slice(i, i + (chunk_size or size)) for i in range(0, size, chunk_size or size)]
     done: list[tuple[Tensors, Tensors]] = []
-    with tqdm(
-        total=len(starts) * order.shape[1], desc=f"training {size} networks", delay=1, leave=False
-    ) as progress:
-        for start in starts:
-            part = slice(start, start + (chunk_size or size))
-            params, buffers = (
-                {name: tensor[part] for name, tensor in tensors.items()}
-                for tensors in (ensemble.params, ensemble.buffers)
-            )
+    total = len(parts) * order.shape[1]
+    with tqdm(total=total, desc=f"training {size} networks", delay=1, leave=False) as progress:
+        for part in parts:
+            params = {name: tensor[part] for name, tensor in ensemble.params.items()}
+            buffers = {name: tensor[part] for name, tensor in ensemble.buffers.items()}
             state: Tensors = {}
-            own_rates = tuple(rate[part] for rate in rates)
+            own_rates = [rate[part] for rate in rates]
             # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
-            model = on_meta(ensemble.model)
+            model = copy.deepcopy(ensemble.model)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
-                with _sentences(model), batchable_recurrence(_recurrent(model)):
-                    params, buffers, state = advance_all(params, buffers, state, batch, own_rates)
+                with _explained(), batchable_recurrence(_recurrent(model)):
+                    params, buffers, state = advance_all(params, buffers, state, *batch, *own_rates)
                 progress.update()
             done.append((params, buffers))
     params, buffers = (
         {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         for parts in zip(*done, strict=True)
     )
-    return Ensemble(ensemble.model, params, buffers)
+    return Ensemble(ensemble.model, params, buffers, ensemble.first)
 
 
 @torch.no_grad()
@@ -276,19 +267,49 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
 
     def run(params: Tensors, buffers: Tensors) -> Tensor:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
-        model = on_meta(ensemble.model)  # a new one for each chunk
-        return functional_call(model, (params, own), (inputs,))
+        model = copy.deepcopy(ensemble.model)  # a new one for each chunk
+        recurrent = _recurrent(model)
+        with batchable_recurrence(recurrent):
+            # For recurrent layers vmap has a rule only where they are differentiated.
+            if recurrent:
+                return vjp(lambda p: _call(ensemble, model, p | own, inputs), params)[0]
+            return _call(ensemble, model, params | own, inputs)
 
-    with _sentences(ensemble.model), batchable_recurrence(_recurrent(ensemble.model)):
+    with _explained():
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
+
+
+def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tensor) -> Tensor:
+    """Run a copy of the structure with the tensors of a network, wherever it meets its own."""
+    ids = {
+        id(tensor): name
+        for each in (model, ensemble.first)
+        for name, tensor in chain(each.named_parameters(), each.named_buffers())
+    }
+    with ParameterAliases(ids, tensors):
+        return functional_call(model, tensors, (inputs,))
+
+
+def _recurrent(model: nn.Module) -> list[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, RECURRENT)]
+
+
+def _check_order(order: Tensor, size: int, samples: int) -> None:
+    """Raise ValueError unless `order` is `(M, steps, B)` and holds indices of samples."""
+    if order.dim() != 3 or len(order) != size:
+        got = tuple(order.shape)
+        raise ValueError(f"order must be (M, steps, B) for M = {size} networks, got {got}")
+    whole = order.dtype in (torch.int64, torch.int32)
+    if not whole or not bool(((order >= 0) & (order < samples)).all()):
+        got = f"{order.min().item()} to {order.max().item()}" if whole else order.dtype
+        raise ValueError(
+            f"order must hold indices of samples, whole numbers from 0 to {samples - 1}, got {got}"
+        )
 
 
 def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> Tensor:
     """Return a number for each network, `(M,)`."""
-    if not isinstance(value, Tensor | float | int | list | tuple):
-        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-    dtype = like.dtype.to_real()
-    values = torch.as_tensor(value, dtype=dtype, device=like.device).detach()
+    values = torch.as_tensor(value, dtype=like.dtype.to_real(), device=like.device).detach()
     if values.shape not in ((), (size,)):
         raise ValueError(
             f"{name} must be one number or {size}, one for each network, got {tuple(values.shape)}"
@@ -297,20 +318,17 @@ def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> 
 
 
 @contextmanager
-def _sentences(model: nn.Module) -> Iterator[None]:
-    """Say in the words of `helpers` what torch says of models that it cannot run together."""
+def _explained() -> Iterator[None]:
+    """Raise what torch says of networks that it cannot run together as one sentence."""
     try:
         yield
     except RuntimeError as error:
-        if "randomness error mode" in str(error):
-            raise ValueError(RANDOMNESS.replace("samples", "networks")) from error
+        said = str(error).partition("\n")[0]
+        if "randomness error mode" in said:
+            raise ValueError(
+                "a network draws random numbers (dropout in training mode?) and nothing says "
+                "whether networks share them: call .eval() on all, or give train a randomness"
+            ) from error
         if "vmap" not in str(error) and "atching rule" not in str(error):
             raise
-        raise ValueError(
-            f"{fallback.find_place(error, model)} {fallback.find_cause(error)}, which torch.vmap "
-            "cannot transform: such networks cannot be taken together"
-        ) from error
-
-
-def _recurrent(model: nn.Module) -> list[nn.Module]:
-    return [part for part in model.modules() if isinstance(part, RECURRENT)]
+        raise ValueError(f"such networks cannot be taken together by torch.vmap: {said}") from error

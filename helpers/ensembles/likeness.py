@@ -1,20 +1,25 @@
-"""What the networks of an ensemble must share, and what they must not."""
+"""What networks must share for one structure to stand for all, and what they must not."""
 
+import hashlib
 from collections.abc import Sequence
+from enum import Enum
 from itertools import chain
+from numbers import Number
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from helpers.optimizers import Tensors
 from helpers.transforms import checks
-from helpers.transforms.settings import closing_over, settings
+
+_CONSTANTS = (str, bytes, Number, Enum, torch.dtype, torch.device, type(None))
+_OF_EVERY_MODULE = {*vars(nn.Module()), "_torchdynamo_wrapper_id"}
 
 
-def tensors_of_each(models: Sequence[nn.Module]) -> list[Tensors]:
+def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
     """Collect the parameters and buffers of networks that one structure can stand for.
 
     Args:
-        models: M networks, at least one.
+        models: M networks.
 
     Returns:
         `{name: tensor}` for each: the same names and shapes.
@@ -22,90 +27,74 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[Tensors]:
     Raises:
         TypeError, ValueError: As in `helpers.ensembles.stack`.
     """
+    owners: dict[int, tuple[int, str]] = {}
+    tensors = []
     for index, model in enumerate(models):
         if not isinstance(model, nn.Module):
             raise TypeError(f"models must be modules, got {type(model).__name__}")
         checks.check_one_process(model)
-        checks.select_parameters(model)  # which refuses a lazy layer
-        _check_alike(models[0], model, index)
-    place = closing_over(models[0])
-    if place is not None:
-        raise ValueError(
-            f"models must not close over their own layers: {place} of model 0 leads to a function "
-            "that does, and would run them for all networks; take them from the module that the "
-            "function is given"
-        )
-    tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
-    for index, own in enumerate(tensors):
-        for name in own.keys() ^ tensors[0].keys():
-            here, there = (index, 0) if name not in own else (0, index)
-            raise ValueError(
-                f"models must have one architecture: {name} is tied to another name in model "
-                f"{here} and has numbers of its own in model {there}"
-            )
-    if not tensors[0]:
-        raise ValueError(
-            f"models must have a parameter or a buffer at least: model 0 is {_line(models[0])}"
-        )
-    _check_apart(tensors)
-    return tensors
-
-
-def _check_alike(first: nn.Module, model: nn.Module, index: int) -> None:
-    """Refuse a model that the first one's structure cannot stand for."""
-    ours, theirs = (dict(each.named_modules()) for each in (first, model))
-    registered = {id(t) for each in (first, model) for t in each.parameters()}
-    registered |= {id(t) for each in (first, model) for t in each.buffers()}
-    for name in chain(ours, (name for name in theirs if name not in ours)):
-        one, other = (_line(each.get(name)) for each in (ours, theirs))
-        if one != other:
-            raise ValueError(
-                f"models must have one architecture: {name or 'the model'} is {one} in model 0 "
-                f"and {other} in model {index}"
-            )
-        held = [settings(each[name], registered) for each in (ours, theirs)]
-        for key in held[0] | held[1]:
-            one, other = (each.get(key, "missing") for each in held)
+        ours, theirs = facts_of(models[0]), facts_of(model)
+        for place in ours | theirs:
+            one, other = (facts.get(place, "missing") for facts in (ours, theirs))
             if one != other:
-                while one[:60] == other[:60]:  # such texts may be long
-                    one, other = one[20:], other[20:]
                 raise ValueError(
-                    f"models must have one architecture: {f'{name}.{key}'.lstrip('.')} is "
-                    f"{one[:60]} in model 0 and {other[:60]} in model {index}; what differs "
-                    "between networks must be a parameter or a buffer"
+                    f"models must have one architecture and one mode: {place.strip()} is {one} in "
+                    f"model 0 and {other} in model {index}; what differs between networks must be "
+                    "a parameter or a buffer"
                 )
-        if ours[name].training != theirs[name].training:
-            modes = [("eval", "train")[each[name].training] for each in (ours, theirs)]
-            raise ValueError(
-                f"models must have one mode: {name or 'the model'} is in {modes[0]} mode in model "
-                f"0 and in {modes[1]} mode in model {index}; call .train() or .eval() on all"
-            )
-
-
-def _line(module: nn.Module | None) -> str:
-    """Write a module by itself, with its tensors: Linear(3 -> 2), weight (2, 3)."""
-    if module is None:
-        return "missing"
-    own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-    tensors = [
-        f"{name} {tuple(t.shape)}{'' if t.requires_grad or t.grad_fn else ' fixed'} {t.dtype}"
-        for name, t in own
-    ]
-    written = f"{type(module).__name__}({module.extra_repr()})"
-    return ", ".join([written, *tensors])
-
-
-def _check_apart(tensors: list[Tensors]) -> None:
-    """Refuse models that share a tensor, which would come apart."""
-    owners: dict[int, tuple[int, str]] = {}
-    for index, own in enumerate(tensors):
-        for name, tensor in own.items():
-            if not tensor.numel():
-                continue
+        tensors.append(dict(model.named_parameters()) | dict(model.named_buffers()))
+        for name, tensor in tensors[-1].items():
             owner = owners.setdefault(tensor.untyped_storage().data_ptr(), (index, name))
-            if owner[0] != index:
+            if owner[0] != index and tensor.numel():
                 raise ValueError(
                     f"models must not share tensors: {name} of model {index} is {owner[1]} of "
                     f"model {owner[0]}, and each would get a copy of its own; map over the others "
                     "and pass what is shared with in_dims=None"
                 )
+    return tensors
+
+
+def facts_of(model: nn.Module) -> dict[str, str]:
+    """Describe what a model is besides the numbers in its parameters and buffers.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        By place, a text that is the same in every process: classes, modes, shapes and ties; of
+        other attributes numbers, texts, tensors, and the names of functions.
+    """
+    facts = {}
+    first = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}
+    for path, module in model.named_modules():
+        prefix = path and f"{path}."
+        facts[path or "the model"] = f"{type(module).__name__}({module.extra_repr()})"
+        own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+        for name, tensor in own:
+            fixed = "" if tensor.requires_grad or tensor.grad_fn else ", fixed"
+            tied = "" if first[id(tensor)] == prefix + name else f", tied to {first[id(tensor)]}"
+            facts[prefix + name] = f"{tuple(tensor.shape)} {tensor.dtype}{fixed}{tied}"
+        for name, value in vars(module).items():
+            if name in _OF_EVERY_MODULE:
+                continue
+            if _is_constant(value):
+                facts[prefix + name] = repr(value)
+            elif isinstance(value, Tensor) and value.is_leaf:  # others a forward has computed
+                numbers = hashlib.blake2b(content(value), digest_size=8).hexdigest()
+                facts[prefix + name] = f"a tensor {tuple(value.shape)}, its numbers' hash {numbers}"
+            elif hasattr(value, "__qualname__"):  # a function or a class
+                facts[prefix + name] = value.__qualname__
+    for path, module in model.named_modules():  # last, since what else differs says more
+        facts[f"{path or 'the model'} "] = f"in {'train' if module.training else 'eval'} mode"
+    return facts
+
+
+def content(tensor: Tensor) -> bytes:
+    """Return the numbers of a tensor as bytes."""
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_constant, value))
+    return isinstance(value, _CONSTANTS)

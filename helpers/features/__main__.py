@@ -10,7 +10,7 @@ import torch
 from helpers import devices, projection
 from helpers.features import jobs, plan, work
 from helpers.features.workers import Workers
-from helpers.transforms import fallback
+from helpers.models import MODELS
 
 
 def main() -> None:
@@ -24,34 +24,29 @@ def main() -> None:
             job = jobs.load(chosen.job)
         else:
             job = jobs.on_digits(chosen.model, chosen.samples, chosen.seed, device)
-        options = ("k", "kind", "seed", "shard", "batch", "threads")
-        made = plan.make(
-            job, device=device.type, **{name: getattr(chosen, name) for name in options}
-        )
-        with Workers(device.type) as workers:
-            summary = work.compute(job, chosen.out, made, workers)
+        names = ("k", "kind", "seed", "shard", "batch", "threads")
+        options = {name: getattr(chosen, name) for name in names}
+        made = plan.make(job, device=device.type, **options)
+        with Workers.joined(device.type) as workers:
+            done = work.compute(job, chosen.out, made, workers)
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"features: {error}")
     except (RuntimeError, MemoryError) as error:
-        if not fallback.is_no_memory(error):
+        if "memory" not in str(error):
             raise
         sys.exit(
             f"features: there is not enough memory for --k {chosen.k}, whose kernel has k x k "
             f"numbers, and --batch {chosen.batch}: choose smaller ones ({error})"
         )
     if workers.rank == 0:
-        print(
-            f"{summary.rows:,} rows, {summary.computed:,} of them computed now, by {workers.world} "
-            f"{'process' if workers.world == 1 else 'processes'} in {summary.seconds:.1f} s; "
-            f"{summary.bytes:,} bytes; restarts: {summary.restarts}"
-        )
+        print(done)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m helpers.features", allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, help="the folder")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", choices=jobs.MODELS, help="a network of the collection, on digits")
+    what.add_argument("--model", choices=MODELS, type=_model, help="a network, on digits")
     what.add_argument("--job", help="package.module:function, which returns helpers.features.Job")
     parser.add_argument("--samples", type=_at_least(2), help="N; with --model, needed")
     parser.add_argument("--k", type=_at_least(1), default=512, help="numbers of a sample")
@@ -65,6 +60,11 @@ def _arguments() -> argparse.Namespace:
     if (chosen.samples is None) == (chosen.model is not None):
         parser.error("--samples goes with --model: a job brings its own samples")
     return chosen
+
+
+def _model(text: str) -> str:
+    """Complete the name of a model: mlp and cnn will do."""
+    return next((name for name in MODELS if name.lower().endswith(text.lower())), text)
 
 
 def _at_least(least: int):

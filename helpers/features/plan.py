@@ -2,19 +2,17 @@
 
 import hashlib
 import json
-import os
-import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from helpers.ensembles.likeness import content, facts_of
 from helpers.features.jobs import Job, collate
 from helpers.transforms import checks
-from helpers.transforms.settings import content, described, settings
 
 NAME = "plan.json"
 _LOOKED_AT = 4096
@@ -25,7 +23,7 @@ class Plan:
     """All that the numbers of the features depend on.
 
     Attributes:
-        weights: Hash of the computer's task, of its model's layers, parameters and buffers.
+        weights: Hash of the computer and its task, of its model's layers, parameters and buffers.
         data: Hash of the samples: of all, or of 4,096 spread evenly over more.
         samples: N.
         k: How many numbers a sample keeps.
@@ -50,23 +48,17 @@ class Plan:
     device: str
     versions: str
 
-    def write(self, folder: Path) -> None:
-        """Write the plan into a folder, whole or not at all."""
-        draft = folder / f"{NAME}.{os.getpid()}"
-        draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        draft.replace(folder / NAME)
+    def as_json(self) -> bytes:
+        """Return what `plan.json` holds."""
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     def compare(self, folder: Path) -> None:
-        """Refuse a folder of another plan.
-
-        Raises:
-            ValueError: With what differs.
-        """
-        there, here = _read(folder), asdict(self)
+        """Raise ValueError if a folder has another plan, with what differs."""
+        there, here = asdict(read(folder)), asdict(self)
         differing = [
-            f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
-            for name in sorted(there.keys() | here.keys())
-            if there.get(name) != here.get(name)
+            f"{name} is {there[name]!r} there and {here[name]!r} here"
+            for name in sorted(here)
+            if there[name] != here[name]
         ]
         if differing:
             raise ValueError(
@@ -84,24 +76,12 @@ def read(folder: Path) -> Plan:
     """
     if not (folder / NAME).exists():
         raise FileNotFoundError(f"{folder} holds no {NAME}: it is no folder of features")
-    found = _read(folder)
-    if found.keys() != {field.name for field in fields(Plan)}:
-        raise ValueError(_damaged(folder))
-    return Plan(**found)
-
-
-def _read(folder: Path) -> dict[str, object]:
     try:
-        found = json.loads((folder / NAME).read_text())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(_damaged(folder))
-    return found
-
-
-def _damaged(folder: Path) -> str:
-    return f"{folder / NAME} is no plan of features, or a damaged one: choose another folder"
+        return Plan(**json.loads((folder / NAME).read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{folder / NAME} is no plan of features, or a damaged one: choose another folder"
+        ) from error
 
 
 def make(job: Job, **options: object) -> Plan:
@@ -127,17 +107,12 @@ def make(job: Job, **options: object) -> Plan:
 
 
 def _of_weights(job: Job) -> Iterator[bytes]:
-    computer, model = job.computer, job.computer.model
-    task, kind = type(computer.task).__qualname__, type(computer).__qualname__
-    options = described(getattr(computer.task, "__dict__", {}))
-    yield repr((kind, task, options, computer.grad_wrt, computer.dtype)).encode()
-    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
-    for name, module in model.named_modules():
-        own = settings(module, {id(tensor) for tensor in tensors.values()})
-        written = re.sub("0x[0-9a-f]+", "", module.extra_repr())  # an address in a process
-        yield repr((name, type(module).__qualname__, written, module.training, own)).encode()
-    for name, tensor in tensors.items():
-        yield repr((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)).encode()
+    computer, task = job.computer, job.computer.task
+    options = {name: value for name, value in vars(task).items() if isinstance(value, float | int)}
+    kinds = type(computer).__qualname__, type(task).__qualname__
+    yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
+    yield repr(facts_of(computer.model)).encode()
+    for _, tensor in chain(computer.model.named_parameters(), computer.model.named_buffers()):
         yield content(tensor)
 
 

@@ -3,7 +3,6 @@
 import io
 import os
 import platform
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,25 +32,30 @@ def path(folder: Path, index: int) -> Path:
     return folder / f"features-{index:06d}.npy"
 
 
-def write(file: Path, array: np.ndarray) -> None:
-    """Write an array: under another name first, renamed when all of it is on the disk.
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file: under another name first, renamed when all of it is on the disk.
 
     Raises:
         OSError: It could not be written, for example since the disk is full. Nothing is left.
     """
     draft = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}")
     try:
-        # Into a file, NumPy writes by C's buffers, and does not notice when the last one fails.
-        content = io.BytesIO()
-        np.save(content, array)
         with draft.open("wb") as opened:
-            opened.write(content.getbuffer())
+            opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
         draft.replace(file)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def write(file: Path, array: np.ndarray) -> None:
+    """Write an array, as `write_whole` does."""
+    # Into a file, NumPy writes by C's buffers, and does not notice when the last one fails.
+    content = io.BytesIO()
+    np.save(content, array)
+    write_whole(file, content.getvalue())
 
 
 def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndarray:
@@ -70,22 +74,18 @@ def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndar
     except (ValueError, EOFError) as error:
         raise ValueError(f"{file} is damaged ({error}): {_AGAIN}") from error
     if rows.shape != shape or rows.dtype not in (np.float32, np.float64):
-        raise ValueError(
-            f"{file} has the shape {rows.shape}, and the plan says {shape}: {_AGAIN}"
-            if rows.shape != shape
-            else f"{file} holds {rows.dtype}, not floating point: {_AGAIN}"
-        )
+        got = f"{rows.dtype} {rows.shape}"
+        raise ValueError(f"{file} holds {got}, and the plan says floating point {shape}: {_AGAIN}")
     return rows
 
 
 _AGAIN = "remove it, and run the command that wrote it again"
-_DRAFT = re.compile(r"(features-\d+|kernel)\.npy\..*-\d+")  # as `write` names them
 
 
 def remove_drafts(folder: Path) -> None:
     """Remove what a killed process has left half written, and nothing else."""
-    for draft in folder.glob("*.npy.*"):
-        if _DRAFT.fullmatch(draft.name):
+    for pattern in ("features-*.npy.*-*", "kernel.npy.*-*"):
+        for draft in folder.glob(pattern):
             draft.unlink(missing_ok=True)
 
 
@@ -112,27 +112,8 @@ class Features:
             yield from shard
 
     def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray) -> np.ndarray:
-        """Read rows: `features[7]`, `(k,)`; `features[10:20]` or `features[[3, 1]]`, `(n, k)`.
-
-        Raises:
-            IndexError: There is no such row, or `rows` is none of these.
-        """
-        if isinstance(rows, tuple):  # rows and columns, for an array
-            raise IndexError(
-                f"rows must be a number, a slice or a list of numbers, got {rows}: take rows "
-                "first, as in features[rows][:, columns]"
-            )
-        if isinstance(rows, slice):
-            wanted = np.arange(*rows.indices(len(self)))
-        else:
-            wanted = np.asarray(rows)
-            if wanted.size == 0:
-                wanted = wanted.astype(int)
-            if wanted.dtype.kind not in "iu" or wanted.ndim > 1:
-                raise IndexError(f"rows must be a number, a slice or a list of numbers, got {rows}")
-            if wanted.size and not (-len(self) <= wanted.min() <= wanted.max() < len(self)):
-                raise IndexError(f"there are {len(self)} rows, and {rows} was asked for")
-            wanted = wanted % max(1, len(self))
+        """Read rows: `features[7]`, `(k,)`; `features[10:20]` or `features[[3, 1]]`, `(n, k)`."""
+        wanted = np.arange(len(self))[rows]
         single, wanted = wanted.ndim == 0, np.atleast_1d(wanted)
         result = np.empty((len(wanted), self.shape[1]), self.dtype)
         places = np.searchsorted(self._starts, wanted, side="right") - 1
@@ -164,17 +145,12 @@ def open_features(folder: str | os.PathLike[str]) -> Features:
     folder = Path(folder)
     made = plan.read(folder)
     parts = bounds(made.samples, made.shard)
-    missing = [
-        path(folder, index) for index in range(len(parts)) if not path(folder, index).exists()
-    ]
+    files = [path(folder, index) for index in range(len(parts))]
+    missing = [file.name for file in files if not file.exists()]
     if missing:
         raise FileNotFoundError(
             f"{folder} is not finished: {len(missing)} of {len(parts)} shards are missing, the "
-            f"first is {missing[0].name}; run the command that wrote it again"
+            f"first is {missing[0]}; run the command that wrote it again"
         )
-    return Features(
-        [
-            read(path(folder, index), (part.stop - part.start, made.k), mapped=True)
-            for index, part in enumerate(parts)
-        ]
-    )
+    shapes = [(part.stop - part.start, made.k) for part in parts]
+    return Features([read(*each, mapped=True) for each in zip(files, shapes, strict=True)])

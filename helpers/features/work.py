@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +19,7 @@ KERNEL = "kernel.npy"
 _BITS = 62  # of an int64 that a sum may use
 
 
-@dataclass
-class Summary:
-    """What a run did: rows in all, rows computed now, seconds, bytes of features, restarts."""
-
-    rows: int
-    computed: int
-    seconds: float
-    bytes: int
-    restarts: int
-
-
-def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> Summary:
+def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> str:
     """Compute what is missing in a folder.
 
     Args:
@@ -39,6 +27,9 @@ def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> Summary:
         folder: Where to; it is made.
         plan: Of that job. The folder gets it, or must have it.
         workers: The processes that share the work.
+
+    Returns:
+        A sentence on what was done.
 
     Raises:
         ValueError: The folder is of another plan, or holds features without one.
@@ -58,18 +49,16 @@ def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> Summary:
         workers.wait()
         bar.update(workers.count("rows") - bar.n)
     _write_kernel(folder, plan, workers)
-    files = [shards.path(folder, index) for index in range(len(parts))]
-    return Summary(
-        rows=plan.samples,
-        computed=workers.count("computed"),
-        seconds=time.monotonic() - start,
-        bytes=sum(file.stat().st_size for file in files),
-        restarts=workers.restarts,
+    size = sum(shards.path(folder, index).stat().st_size for index in range(len(parts)))
+    return (
+        f"{plan.samples:,} rows, {workers.count('computed'):,} of them computed now, by "
+        f"{workers.world} {'process' if workers.world == 1 else 'processes'} in "
+        f"{time.monotonic() - start:.1f} s; {size:,} bytes; restarts: {workers.restarts}"
     )
 
 
 def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
-    """Give the folder its plan, or refuse one of another."""
+    """Give the folder its plan; raise ValueError if it has another, or features without one."""
     if workers.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / NAME).exists():
@@ -82,7 +71,7 @@ def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
                     f"{folder} holds features without {NAME}, such as {there[0].name}: choose "
                     "another folder"
                 )
-            plan.write(folder)
+            shards.write_whole(folder / NAME, plan.as_json())
     workers.wait()
     plan.compare(folder)
 

@@ -1,9 +1,9 @@
 """The processes of a job: what they share is a counter, a barrier, and exact sums."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from types import TracebackType
-from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -15,26 +15,20 @@ _PATIENCE = timedelta(days=1)  # for the slowest shard of another process
 class Workers:
     """This process among those that torchrun started; alone if it started none.
 
-    Args:
-        device: `"cpu"` or `"cuda"`: what the processes compute on.
-
     Attributes:
         rank: Which process this is, from 0.
         world: How many there are.
         restarts: How often torchrun has started them again.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", 0))
         self.world = int(os.environ.get("WORLD_SIZE", 1))
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-        self._device = device
         self._grouped = "RANK" in os.environ
+        self._store: dist.Store = self._torchrun_store() if self._grouped else dist.HashStore()
 
-    def __enter__(self) -> Self:
-        if not self._grouped:
-            self._store: dist.Store = dist.HashStore()
-            return self
+    def _torchrun_store(self) -> dist.Store:
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
@@ -44,23 +38,23 @@ class Workers:
         )
         # torchrun keeps its store when it starts processes again, with the addresses of those that
         # died in it: each attempt reads and writes under a name of its own.
-        self._store = dist.PrefixStore(f"attempt-{self.restarts}-of-{self.world}", store)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self._device == "cuda" else "gloo",
-            store=self._store,
-            rank=self.rank,
-            world_size=self.world,
-            timeout=_PATIENCE,
-        )
-        return self
+        return dist.PrefixStore(f"attempt-{self.restarts}-of-{self.world}", store)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._grouped and kind is None:
+    @classmethod
+    @contextmanager
+    def joined(cls, device: str) -> Iterator["Workers"]:
+        """Join the group of all processes, for a block that computes on `"cpu"` or `"cuda"`."""
+        workers = cls()
+        if workers._grouped:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+                store=workers._store,
+                rank=workers.rank,
+                world_size=workers.world,
+                timeout=_PATIENCE,
+            )
+        yield workers
+        if workers._grouped:
             dist.destroy_process_group()
 
     def count(self, name: str, more: int = 0) -> int:

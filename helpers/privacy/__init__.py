@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from helpers import norms
-from helpers.privacy import workers
+from helpers.privacy import accounting, reduction
 from helpers.privacy.accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
-from helpers.privacy.numbers import check_count, check_noise, check_rate
+from helpers.transforms.numbers import check_count
 
 __all__ = ["ACCOUNTANTS", "epsilon", "noise_multiplier_for", "poisson_batches", "private_sum"]
 
@@ -55,7 +55,7 @@ def poisson_batches(
         ValueError: `rate` is out of range, or `n` or `steps` is no whole number above 0.
     """
     check_count("n", n)
-    check_rate(rate)
+    accounting.check_rate(rate)
     check_count("steps", steps)
     _check_generator(generator)
     # A float32 from torch.rand is a multiple of 2**-24: too coarse for a rate of 1e-6.
@@ -121,12 +121,12 @@ def private_sum(
         >>> private_sum(model, nn.functional.mse_loss, data, targets, **options)["weight"]
         tensor([[-0.5000, -0.5000]])
     """
-    check_noise(noise_multiplier)
+    accounting.check_noise(noise_multiplier)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             _check_place(name, parameter, generator)
     if group is not None:
-        workers.check_group(group)
+        reduction.check_group(group)
     result = norms.clipped_sum(model, loss_fn, data, targets, limit, chunk_size=chunk_size)
     for total in result.values():
         options = {"generator": generator, "device": total.device, "dtype": total.dtype}
@@ -135,7 +135,7 @@ def private_sum(
             total += noise
     if group is not None:
         settings = {"limit": limit, "noise_multiplier": noise_multiplier}
-        workers.add_up(group, model, [*result.values()], **settings)
+        reduction.add_up(group, model, [*result.values()], **settings)
     return result
 
 

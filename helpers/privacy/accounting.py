@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 
-from helpers.privacy.numbers import check_count, check_noise, check_rate, is_real
+from helpers.transforms.numbers import check_count, is_real
 
 ACCOUNTANTS = ("rdp", "prv")
 _LARGEST_NOISE = 1e6
@@ -71,6 +71,20 @@ def noise_multiplier_for(
         raise ValueError(f"epsilon must be a finite number above 0, got {epsilon!r}")
     _check_budget(rate, steps, delta, accountant)
     return _search(epsilon, rate, steps, delta, accountant)
+
+
+def check_rate(rate: float) -> None:
+    """Raise ValueError unless a rate is above 0 and at most 1."""
+    if not is_real(rate) or not 0 < rate <= 1:
+        raise ValueError(f"rate must be above 0 and at most 1, got {rate!r}")
+
+
+def check_noise(noise_multiplier: float) -> None:
+    """Raise ValueError unless a noise multiplier is finite, and not negative."""
+    if not is_real(noise_multiplier) or not 0 <= noise_multiplier < math.inf:
+        raise ValueError(
+            f"noise_multiplier must be a finite number, at least 0, got {noise_multiplier!r}"
+        )
 
 
 def _search(epsilon: float, rate: float, steps: int, delta: float, accountant: str) -> float:

@@ -22,6 +22,7 @@ from helpers.projection import matrices
 from helpers.projection.factors import Map
 from helpers.projection.sketches import Total
 from helpers.transforms import checks
+from helpers.transforms.numbers import check_count
 
 KINDS = (*matrices.KINDS, "sparse", "factored")
 _SPARSE, _FACTORED, _FOLD = range(3)  # tell random streams apart
@@ -169,7 +170,7 @@ def _factored(
 
 
 def _check_grads(grads: dict[str, Tensor]) -> None:
-    """Refuse what cannot be projected, with one sentence."""
+    """Raise TypeError or ValueError unless gradients can be projected."""
     if not isinstance(grads, dict):
         raise TypeError(
             f"grads must be a dictionary {{name: (B, *shape)}}, got {type(grads).__name__}"
@@ -185,16 +186,10 @@ def _check_grads(grads: dict[str, Tensor]) -> None:
 
 
 def _check(k: int, kind: str, **numbers: int) -> None:
-    """Refuse options that mean nothing, with one sentence."""
-    if not _is_count(k, 1):
-        raise ValueError(f"k must be a whole number, at least 1, got {k!r}")
+    """Raise ValueError unless the options are known and in their ranges."""
+    check_count("k", k)
     if kind not in KINDS:
         *others, last = map(repr, KINDS)
         raise ValueError(f"kind must be {', '.join(others)} or {last}, got {kind!r}")
     for name, number in numbers.items():
-        if not _is_count(number, 0):
-            raise ValueError(f"{name} must be a whole number, at least 0, got {number!r}")
-
-
-def _is_count(number: int, least: int) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= least
+        check_count(name, number, least=0)

@@ -1,7 +1,7 @@
 """One comparison: the candidates of a group on one task, timed in turns and weighed."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import suppress
 
 from helpers import benchmark
 from helpers.study import processes
@@ -27,57 +27,15 @@ def run(
         min_run_time: Seconds for each candidate in each round, at least.
         budget: Seconds after which no further round begins.
     """
-    with processes.started(group, chosen) as running:
-        running.build(task)
-        return _measured(running, group, task, rounds, min_run_time, budget)
-
-
-def grow(
-    group: str, task: Task, chosen: Iterable[Candidate], sizes: Iterable[int], *, rounds: int = 2
-) -> list[Study]:
-    """Measure the same candidates for several batch sizes, in the same processes.
-
-    Args:
-        group: One of `helpers.study.candidates.GROUPS`.
-        task: What they compute; its batch size is replaced.
-        chosen: Which candidates.
-        sizes: The batch sizes.
-        rounds: As in `benchmark.measure`.
-
-    Returns:
-        A study for each batch size.
-    """
-    studies = []
-    with processes.started(group, chosen) as running:
-        for size in sizes:
-            grown = replace(task, batch_size=size)
-            running.build(grown)
-            studies.append(_measured(running, group, grown, rounds, 0.05, None))
-    return studies
-
-
-def _measured(
-    running: processes.Running,
-    group: str,
-    task: Task,
-    rounds: int,
-    min_run_time: float,
-    budget: float | None,
-) -> Study:
-    times = benchmark.measure(running, rounds=rounds, min_run_time=min_run_time, budget=budget)
-    missing = [*running.missing]
-    missing += [
-        Missing(candidate, absent=False, why=why) for candidate, why in times.failed.items()
-    ]
-    rows = []
-    for candidate, measurement in times.items():
-        process = running[candidate]
-        try:
-            faults = process.faults()  # after the timed runs, so that it is like them
-        except RuntimeError as error:
-            missing.append(Missing(candidate, absent=False, why=str(error)))
-            continue
-        numbers = {"median": measurement.median, "iqr": measurement.iqr}
-        rounds_done = len(measurement.times)
-        rows.append(Row(candidate, **numbers, rounds=rounds_done, faults=faults, **process.weight))
+    with processes.started(group, task, chosen) as (running, missing):
+        times = benchmark.measure(running, rounds=rounds, min_run_time=min_run_time, budget=budget)
+        for candidate, why in times.failed.items():
+            missing.append(Missing(candidate, absent=False, why=why))
+        rows = []
+        for candidate, measured in times.items():
+            process, faults = running[candidate], None
+            with suppress(RuntimeError):  # its process ended when it was interrupted
+                faults = process.ask("faults")  # after the timed runs, so that it is like them
+            numbers = {"median": measured.median, "iqr": measured.iqr, "faults": faults}
+            rows.append(Row(candidate, rounds=len(measured.times), **numbers, **process.weight))
     return Study(group, task, tuple(rows), tuple(missing), times.cut_short)

@@ -1,6 +1,5 @@
 """What a measurement is about, and what it found: plain facts, which a record keeps as JSON."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 DEFAULT, KEEP_FREED, HUGE_PAGES = "default", "freed memory kept", "huge pages"
@@ -22,22 +21,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute something, and the settings under which it runs.
-
-    Attributes:
-        method: One of the methods of its group, see `helpers.study.candidates`.
-        compiled: Whether it goes through `torch.compile`.
-        allocator: What becomes of freed memory in its process.
-    """
+    """A method of `helpers.study.candidates`, and the settings under which it runs."""
 
     method: str
-    compiled: bool = False
-    allocator: str = DEFAULT
-
-    @property
-    def keep_freed(self) -> bool:
-        """Whether freed memory is kept."""
-        return self.allocator == KEEP_FREED
+    compiled: bool = False  # through `torch.compile`
+    allocator: str = DEFAULT  # what becomes of freed memory in its process
 
     def __str__(self) -> str:
         parts = [self.method, "compiled" * self.compiled]
@@ -86,21 +74,13 @@ class Missing:
 
 @dataclass(frozen=True)
 class Study:
-    """The candidates of a group on one task, measured against each other.
-
-    Attributes:
-        group: One of `helpers.study.candidates.GROUPS`.
-        task: What they computed.
-        rows: What was measured.
-        missing: What was not.
-        cut_short: A sentence if there were fewer rounds than asked for, else `None`.
-    """
+    """The candidates of a group on one task, measured against each other."""
 
     group: str
     task: Task
     rows: tuple[Row, ...]
     missing: tuple[Missing, ...] = ()
-    cut_short: str | None = None
+    cut_short: str | None = None  # a sentence if there were fewer rounds than asked for
 
     def row(self, method: str, *, compiled: bool = False, allocator: str = DEFAULT) -> Row:
         """Return what was measured of a candidate.
@@ -114,10 +94,6 @@ class Study:
                 return row
         reasons = [missing.why for missing in self.missing if missing.candidate == wanted]
         raise KeyError(f"{wanted} was not measured" + "".join(f": {why}" for why in reasons))
-
-    def disturbed(self, bound: float) -> Collection[Candidate]:
-        """List the candidates whose spread is above a share of their median."""
-        return [row.candidate for row in self.rows if (row.spread or 0) > bound * row.median]
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ import os
 import platform
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 
-from helpers.study.facts import HUGE_PAGES, Machine, Record, Study
+from helpers.study.facts import HUGE_PAGES, Candidate, Machine, Missing, Record, Row, Study, Task
 
 PACKAGES = ("torch", "numpy", "opacus", "backpack-for-pytorch", "jax")
 BOUND = 0.4
@@ -22,28 +21,25 @@ BOUND = 0.4
 then lie further apart than that, and the ratios of two such rows say nothing."""
 
 
-def machine(device: torch.device) -> Machine:
-    """Describe the machine: name of the device, processor, its cores, threads in use, system."""
-    processor = _processor()
-    on_gpu = device.type == "cuda"
-    return Machine(
-        device=torch.cuda.get_device_name(device) if on_gpu else processor,
+def make(device: torch.device, studies: Iterable[Study]) -> Record:
+    """Put studies together with what they were measured on, with what and when."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
+    processor = found[1].strip() if found else platform.processor() or platform.machine()
+    machine = Machine(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
         processor=processor,
         cores=os.cpu_count(),
         threads=torch.get_num_threads(),
         system=platform.system(),
     )
-
-
-def make(device: torch.device, studies: Iterable[Study]) -> Record:
-    """Put studies together with what they were measured on, with what and when."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return Record(machine(device), versions, datetime.now(UTC).date().isoformat(), tuple(studies))
+    return Record(machine, versions, datetime.now(UTC).date().isoformat(), tuple(studies))
 
 
 def disturbed(studies: Iterable[Study]) -> list[str]:
@@ -53,79 +49,43 @@ def disturbed(studies: Iterable[Study]) -> list[str]:
     freed, they are slow in some rounds whatever else runs.
     """
     return [
-        f"{study.group}, {study.task.model}, B = {study.task.batch_size}: {candidate}"
+        f"{study.group}, {study.task.model}, B = {study.task.batch_size}: {row.candidate}"
         for study in studies
-        for candidate in study.disturbed(BOUND)
-        if candidate.allocator != HUGE_PAGES
+        for row in study.rows
+        if (row.spread or 0) > BOUND * row.median and row.candidate.allocator != HUGE_PAGES
     ]
 
 
 def write(record: Record, path: Path) -> None:
-    """Write a record, under its name only when it is whole."""
+    """Write a record."""
+    text = json.dumps(asdict(record), indent=1) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_text(json.dumps(asdict(record), indent=1) + "\n")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    path.write_text(text)
 
 
 def read(path: Path) -> Record:
     """Read a record.
 
     Raises:
-        ValueError: It is no JSON; or something is missing, or of another type, or not known, with
-            its name and its place.
+        ValueError: It is no JSON, or something is missing or not known.
     """
     try:
         content = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path.name} is not JSON: {error}") from error
-    return parse(Record, content, path.name)
+        machine = Machine(**content.pop("machine"))
+        return Record(machine, studies=tuple(map(_study, content.pop("studies"))), **content)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path.name} is no record: {error}") from error
+
+
+def _study(content: dict[str, Any]) -> Study:
+    def of(kind: type[Row] | type[Missing], name: str) -> tuple[Any, ...]:
+        each = content.pop(name)
+        return tuple(kind(Candidate(**one.pop("candidate")), **one) for one in each)
+
+    rows, missing, task = of(Row, "rows"), of(Missing, "missing"), Task(**content.pop("task"))
+    return Study(task=task, rows=rows, missing=missing, **content)
 
 
 def read_all(folder: Path) -> dict[str, Record]:
     """Read the records of a folder: `{name of the file without .json: record}`."""
     return {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
-
-
-def parse(kind: Any, content: Any, where: str) -> Any:
-    """Make of JSON what `asdict` made JSON of.
-
-    Args:
-        kind: A dataclass, or the type of one of its fields.
-        content: What JSON holds.
-        where: Its place, for the message.
-
-    Raises:
-        ValueError: As in `read`.
-    """
-    if is_dataclass(kind):
-        types = get_type_hints(kind)
-        names = [field.name for field in fields(kind)]
-        if not isinstance(content, dict):
-            raise ValueError(f"{where}: expected {', '.join(names)}, got {content!r:.40}")
-        for problem, first, second in (("lacks", names, content), ("has also", content, names)):
-            wrong = [name for name in first if name not in second]
-            if wrong:
-                raise ValueError(f"{where}: it {problem} {', '.join(wrong)}")
-        return kind(**{n: parse(types[n], content[n], f"{where}, {n}") for n in names})
-    origin, inside = get_origin(kind), get_args(kind)
-    if origin is tuple and isinstance(content, list):
-        return tuple(parse(inside[0], each, f"{where} {i}") for i, each in enumerate(content))
-    if origin is dict and isinstance(content, dict):
-        return {name: parse(inside[1], each, f"{where}, {name}") for name, each in content.items()}
-    choices = inside if origin is UnionType else (origin or kind,)
-    allowed = (*choices, int) if float in choices else choices
-    if not isinstance(content, allowed) or (isinstance(content, bool) and bool not in choices):
-        expected = " or ".join(choice.__name__ for choice in choices)
-        raise ValueError(f"{where}: expected {expected}, got {content!r:.40}")
-    return content
-
-
-def _processor() -> str:
-    """Name the processor as its system does."""
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()

@@ -1,27 +1,53 @@
-"""Requests to a process of a study, and its answers: lines of JSON on standard input and output."""
+"""What runs in a process of a study: requests and answers are lines of JSON. Without torch."""
 
 import json
 import os
-import signal
 import sys
+import time
 from typing import Any
 
+from helpers import memory
 
-def serve(handle: dict[str, Any]) -> None:
-    """Answer requests until there are no more.
 
-    Args:
-        handle: `{name of a request: function of its other fields}`; what it returns is the answer.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that measures
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed is no answer
-    for line in sys.stdin:
-        request = json.loads(line)
-        number, name = request.pop("number"), request.pop("name")
-        try:
-            answer = {"answer": handle[name](**request)}
-        except Exception as error:
-            first_line = (str(error).strip() or "no message").splitlines()[0]
-            answer = {"error": f"{type(error).__name__}: {first_line}"}
-        print(json.dumps({"number": number, **answer}), file=answers, flush=True)
+class Worker:
+    """Builds one candidate and runs it; subclasses say how it is built, timed and saved."""
+
+    run: Any = None
+
+    def used(self) -> tuple[int | None, int | None]:
+        """Return the bytes of memory that were in use at most, and those that are held now."""
+        return memory.high_water(), memory.resident()
+
+    def weigh(self) -> dict[str, Any]:
+        """Run twice: how long the first takes, the peak of memory above what was there."""
+        peak, held = self.used()
+        start = time.perf_counter()
+        self.run()
+        self.used()  # on a GPU, waits until it is done
+        first = time.perf_counter() - start
+        self.run()
+        peak_after, held_after = self.used()
+        return {
+            "first": first,
+            "peak": None if peak is None else peak_after - peak,
+            "held": None if held is None else held_after - held,
+        }
+
+    def faults(self) -> int | None:
+        """Run once more, and count its page faults; the first runs of a process make others."""
+        before = memory.page_faults()
+        self.run()
+        return None if before is None else memory.page_faults() - before
+
+    def serve(self) -> None:
+        """Answer requests, each the name of a method with its arguments, until there are none."""
+        answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed is no answer
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                answer = {"answer": getattr(self, request.pop("name"))(**request)}
+            except Exception as error:
+                first_line = (str(error).strip() or "no message").splitlines()[0]
+                answer = {"error": f"{type(error).__name__}: {first_line}"}
+            print(json.dumps(answer), file=answers, flush=True)

@@ -37,7 +37,7 @@ def memory(study: Study) -> pd.DataFrame:
 
 
 def remarks(study: Study) -> list[str]:
-    """Say what the tables do not: why candidates were not measured, and why rounds are missing."""
+    """List why candidates were not measured, and why rounds are missing."""
     said = [f"{missing.candidate}: {missing.why}" for missing in study.missing]
     return said + ([study.cut_short] if study.cut_short else [])
 

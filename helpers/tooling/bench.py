@@ -14,7 +14,6 @@ from helpers import devices
 from helpers.study import candidates, comparison, peers, records, tables
 from helpers.study.facts import DEFAULT, KEEP_FREED, REFERENCE, Candidate, Study, Task
 
-SIZES = (1, 4, 16, 64, 256, 512)
 GROWING = (
     Candidate(REFERENCE),
     Candidate(REFERENCE, allocator=KEEP_FREED),
@@ -23,13 +22,15 @@ GROWING = (
     Candidate("vmap(grad)", allocator=KEEP_FREED),
 )
 PLAN = (
-    ("gradients", "SimpleCNN", 64),
-    ("jacobians", "MLP", 256),
-    ("reductions", "SimpleCNN", 64),
-    ("reductions", "SimpleCNN", 1024),
-    ("gradients", "MLP", 64),
-    ("gradients", "transformer", 64),
+    ("gradients", "SimpleCNN", 64, None),
+    ("jacobians", "MLP", 256, None),
+    ("reductions", "SimpleCNN", 64, None),
+    ("reductions", "SimpleCNN", 1024, None),
+    ("gradients", "MLP", 64, None),
+    ("gradients", "transformer", 64, None),
+    *(("gradients", "SimpleCNN", size, GROWING) for size in (1, 4, 16, 256, 512)),
 )
+"""Group, model, batch size; which candidates, `None` for those of the group."""
 
 
 def on(device: torch.device, known: Iterable[Candidate]) -> list[Candidate]:
@@ -59,33 +60,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     path = Path("build") / str(device).replace(":", "-") / "bench.json"
     done: list[Study] = []
-    interrupted = False
-    try:
-        for group, model, size in PLAN:
-            task = Task(model, size, device=str(device))
-            chosen = on(device, candidates.GROUPS[group].candidates)
-            done.append(comparison.run(group, task, chosen=chosen, rounds=5, budget=60))
-            records.write(records.make(device, done), path)
-            table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
-            print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")
-            for remark in tables.remarks(done[-1]):
-                print(f"  {remark}")
-            interrupted = "interrupted" in (done[-1].cut_short or "")
-            if interrupted:
-                break
-        else:
-            task = Task(device=str(device))
-            done += comparison.grow("gradients", task, on(device, GROWING), SIZES)
-            records.write(records.make(device, done), path)
-    except KeyboardInterrupt:
-        interrupted = True
-    if done:
-        print(
-            f"\n{'Interrupted; what was finished' if interrupted else 'The record'} is in {path}. "
-            "To keep it: copy it to notebooks/measurements/, named after this machine."
-        )
-    disturbed = records.disturbed(done)
-    if disturbed:
+    for group, model, size, known in PLAN:
+        chosen = on(device, known or candidates.GROUPS[group].candidates)
+        task = Task(model, size, device=str(device))
+        try:
+            done.append(comparison.run(group, task, chosen, budget=60))
+        except KeyboardInterrupt:  # before a round of this comparison was finished
+            return 130
+        records.write(records.make(device, done), path)
+        table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
+        print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")
+        for remark in tables.remarks(done[-1]):
+            print(f"  {remark}")
+        if "interrupted" in (done[-1].cut_short or ""):
+            return 130
+    print(f"\nThe record is {path}: to keep it, copy it to notebooks/measurements/")
+    if disturbed := records.disturbed(done):
         print(
             f"Not to be kept: with a spread above {records.BOUND:.0%} of the median, these say "
             "nothing of this machine. Measure again when nothing else runs:",
@@ -93,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sep="\n  ",
             file=sys.stderr,
         )
-    return 130 if interrupted else int(bool(disturbed))
+    return int(bool(disturbed))
 
 
 if __name__ == "__main__":

@@ -47,11 +47,16 @@ def on_meta(model: nn.Module) -> nn.Module:
     Args:
         model: Any module. A tensor with several names has them in the copy, too.
     """
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False)
-        for p in model.parameters()
-    }
-    memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:  # which deepcopy would refuse
+                memo[id(value)] = value.detach()
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    for parameter in model.parameters():
+        like = torch.empty_like(parameter, device="meta", requires_grad=False)
+        memo[id(parameter)] = nn.Parameter(like, requires_grad=False)
     return copy.deepcopy(model, memo)
 
 

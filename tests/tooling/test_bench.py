@@ -18,11 +18,10 @@ def measured(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     rows = [CALM]
 
-    def run(group, task, **_):
+    def run(group, task, *_, **__):
         return Study(group, task, tuple(rows))
 
     monkeypatch.setattr(comparison, "run", run)
-    monkeypatch.setattr(comparison, "grow", lambda group, task, *_: [run(group, task)])
     return rows
 
 
@@ -30,7 +29,7 @@ def test_the_record_holds_the_plan(measured, tmp_path, capsys):
     assert bench.main(["--device", "cpu"]) == 0
     record = records.read(tmp_path / "build" / "cpu" / "bench.json")
     planned = [(study.group, study.task.model, study.task.batch_size) for study in record.studies]
-    assert planned[:-1] == list(bench.PLAN)
+    assert planned == [each[:3] for each in bench.PLAN]
     assert "gradients, SimpleCNN, B = 64" in capsys.readouterr().out
 
 
@@ -39,6 +38,14 @@ def test_a_disturbed_measurement_is_refused(measured, capsys):
     assert bench.main(["--device", "cpu"]) == 1
     assert "Not to be kept" in (said := capsys.readouterr().err)
     assert "gradients, SimpleCNN, B = 64: loop" in said
+
+
+def test_an_interrupt_keeps_what_was_finished(measured, monkeypatch, tmp_path):
+    run, cut_short = comparison.run, "2 of 5 rounds: it was interrupted"
+    monkeypatch.setattr(comparison, "run", lambda *a, **_: replace(run(*a), cut_short=cut_short))
+    assert bench.main(["--device", "cpu"]) == 130
+    (study,) = records.read(tmp_path / "build" / "cpu" / "bench.json").studies
+    assert study.cut_short == cut_short
 
 
 def test_a_gpu_is_not_measured_with_allocators_of_the_cpu():

@@ -9,21 +9,12 @@ from torch import Tensor, nn
 
 
 def absent() -> str | None:
-    """Say that BackPACK is not installed, if it is not."""
+    """Return a sentence if BackPACK is not installed, else `None`."""
     return None if find_spec("backpack") else "BackPACK is not installed: make peers"
 
 
 def build(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], dict[str, Tensor]]:
-    """Extend a copy of the model.
-
-    Args:
-        model: Maps `(B, ...)` to logits `(B, C)`.
-        images: `(B, ...)`.
-        labels: `(B,)`.
-
-    Returns:
-        A function that computes `{name: (B, *parameter.shape)}`.
-    """
+    """Extend a copy of the model."""
     from backpack import backpack, extend
     from backpack.extensions import BatchGrad
 

@@ -9,22 +9,13 @@ from torch import Tensor, nn
 
 
 def absent() -> str | None:
-    """Say that this torch has no ExpandedWeights, if it has none."""
+    """Return a sentence if this torch has no ExpandedWeights, else `None`."""
     there = find_spec("torch.nn.utils._per_sample_grad")
     return None if there else "this torch has no torch.nn.utils._per_sample_grad"
 
 
 def build(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], dict[str, Tensor]]:
-    """Prepare a copy of the model.
-
-    Args:
-        model: Maps `(B, ...)` to logits `(B, C)`.
-        images: `(B, ...)`.
-        labels: `(B,)`.
-
-    Returns:
-        A function that computes `{name: (B, *parameter.shape)}`.
-    """
+    """Prepare a copy of the model."""
     from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
     model = copy.deepcopy(model)

@@ -25,7 +25,7 @@ def python() -> str | None:
 
 @cache
 def absent() -> str | None:
-    """Say that JAX is not there, if it is not."""
+    """Return a sentence if JAX is not there, else `None`."""
     if not WORKER.exists():  # a copy of a lesson carries the modules that are imported
         return "JAX is measured in a clone only: this copy does not carry its process"
     interpreter = python()

@@ -3,7 +3,6 @@
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path[0] = str(Path(__file__).parents[3])  # not this folder, where a module has JAX's name
 
@@ -11,8 +10,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from helpers.memory import high_water, page_faults  # noqa: E402
-from helpers.study.requests import serve  # noqa: E402
+from helpers.study.requests import Worker  # noqa: E402
 
 Weights = dict[str, jax.Array]
 
@@ -64,8 +62,8 @@ def transformer(w: Weights, images: jax.Array) -> jax.Array:
 NETWORKS = {"SimpleCNN": cnn, "MLP": mlp, "transformer": transformer}
 
 
-class Worker:
-    """Builds the function that is timed, and runs it."""
+class JaxWorker(Worker):
+    """Builds one candidate with JAX and runs it."""
 
     def build(self, method: str, model: str, inputs: str) -> None:
         """Read weights, images and labels from a file of numpy arrays, and set up the function."""
@@ -88,18 +86,6 @@ class Worker:
             compute = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0)))
             self.run = lambda: jax.block_until_ready(compute(given, images, labels))
 
-    def weigh(self) -> dict[str, Any]:
-        """Run twice, as `helpers.study.worker` does."""
-        before, start = high_water(), time.perf_counter()
-        self.run()
-        first = time.perf_counter() - start
-        self.run()
-        return {
-            "first": first,
-            "peak": None if before is None else high_water() - before,
-            "held": None,
-        }
-
     def time(self, runs: int) -> list[float]:
         """Warm up with two runs, as torch's timer does, and time the next ones together."""
         for _ in range(2):
@@ -109,17 +95,10 @@ class Worker:
             self.run()
         return [time.perf_counter() - start]
 
-    def faults(self) -> int | None:
-        """Run once more, and count its page faults."""
-        before = page_faults()
-        self.run()
-        return None if before is None else page_faults() - before
-
     def save(self, path: str) -> None:
         """Run once, and save the result as numpy arrays."""
         np.savez(path, **{name: np.asarray(array) for name, array in self.run().items()})
 
 
 if __name__ == "__main__":
-    worker = Worker()
-    serve({name: getattr(worker, name) for name in ("build", "weigh", "time", "faults", "save")})
+    JaxWorker().serve()

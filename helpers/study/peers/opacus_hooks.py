@@ -10,21 +10,12 @@ from torch import Tensor, nn
 
 
 def absent() -> str | None:
-    """Say that Opacus is not installed, if it is not."""
+    """Return a sentence if Opacus is not installed, else `None`."""
     return None if find_spec("opacus") else "opacus is not installed: pip install opacus==1.6.0"
 
 
 def build(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], dict[str, Tensor]]:
-    """Wrap a copy of the model in hooks.
-
-    Args:
-        model: Maps `(B, ...)` to logits `(B, C)`.
-        images: `(B, ...)`.
-        labels: `(B,)`.
-
-    Returns:
-        A function that computes `{name: (B, *parameter.shape)}`.
-    """
+    """Wrap a copy of the model in hooks."""
     from opacus.grad_sample import GradSampleModule
 
     # The reduction of the loss below: with "mean" here, all would be B times as large.

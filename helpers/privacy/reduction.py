@@ -16,11 +16,7 @@ places, on machines that round in other ways.
 
 
 def check_group(group: "dist.ProcessGroup") -> None:
-    """Refuse what is no group that this process belongs to.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Raise TypeError unless this is a group that this process belongs to."""
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
         raise TypeError(
             "group must be a torch.distributed.ProcessGroup that this process belongs to, got "

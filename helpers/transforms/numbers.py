@@ -1,0 +1,14 @@
+"""What counts and real numbers have to be."""
+
+from numbers import Real
+
+
+def check_count(name: str, count: int, least: int = 1) -> None:
+    """Raise ValueError unless a count is a whole number, at least `least`, and no truth value."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}, got {count!r}")
+
+
+def is_real(value: object) -> bool:
+    """Return whether a value is a real number, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
