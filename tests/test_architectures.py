@@ -9,9 +9,9 @@ from torch import Tensor
 
 from helpers import gradients, jacobians, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
-from helpers.tooling.wild.contract import by_pairs
 from tests.architectures import architectures
 from tests.oracle import TOLERANCES, assert_equal
+from tests.support.contract import by_pairs
 from tests.test_gradient_computers import LossOf
 from tests.zoo import Case
 

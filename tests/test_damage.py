@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from helpers import gradients, jacobians, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.limits import diagnose
-from helpers.tooling.wild.traces import difference, everything
 from tests import wild, zoo
 from tests.oracle import METHODS
+from tests.support.traces import difference, everything
 from tests.test_gradient_computers import LossOf
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from helpers import jacobians, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
-from helpers.tooling.wild.traces import everything
 from helpers.transforms.fallback import FallbackWarning
 from tests import wild
 from tests.oracle import METHODS, TOLERANCES, assert_equal
+from tests.support.traces import everything
 from tests.test_gradient_computers import LossOf
 
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

@@ -13,10 +13,10 @@ from helpers.limits import ENTRIES, Case, bare_gradients, diagnose
 from helpers.limits.bare import Classifier
 from helpers.limits.diagnosis.habits import BESIDE
 from helpers.limits.entries.silent_state import Stashing, Twice
-from helpers.tooling.wild.traces import difference
-from helpers.tooling.wild.traces import everything as all_of
 from tests import wild, zoo
 from tests.oracle import assert_equal, oracle
+from tests.support.traces import difference
+from tests.support.traces import everything as all_of
 from tests.test_damage import MAKE
 from tests.test_gradients_wild import expected
 from tests.test_limits import BATCH, report_if_changed

@@ -5,10 +5,10 @@ import tomllib
 from pathlib import Path
 
 import nbformat
+from helpers.tooling.checks import anatomy
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers.tooling.checks import anatomy
 from helpers.tooling.lesson import copies, files, form
 
 ROOT = Path(__file__).parents[2]

@@ -1,9 +1,9 @@
 """The checks of a lesson as a file, on the lessons and on deliberately damaged ones."""
 
 import pytest
+from helpers.tooling.checks import anatomy
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from helpers.tooling.checks import anatomy
 from tests.tooling.samples import LESSONS, cell, code, good_lesson, save
 
 

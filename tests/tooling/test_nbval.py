@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from helpers.tooling.checks import answers
+
 from helpers.tooling.lesson import files, form, parameters
 from tests.tooling.samples import ANSWER, CHECK, LESSONS, ROOT, SIZES, cell, code, lesson, save
 

@@ -7,10 +7,10 @@ import sys
 
 import nbformat
 import pytest
+from helpers.tooling.checks import answers
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import student
-from helpers.tooling.checks import answers
 from helpers.tooling.lesson import copies, files
 from helpers.tooling.lesson.execution import Execution
 from tests.tooling.samples import ANSWER, LESSONS, ROOT, cell, good_lesson, save, small

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 import torch
+from helpers.tooling.wild import __main__ as wild
+from helpers.tooling.wild import contract, libraries
 from torch import nn
 
 from helpers import gradients
-from helpers.tooling.wild import __main__ as wild
-from helpers.tooling.wild import contract, libraries
 from tests.tooling.samples import ROOT
 
 
