@@ -5,11 +5,11 @@ import tomllib
 from pathlib import Path
 
 import nbformat
-from helpers.tooling.checks import anatomy
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from helpers.tooling.lesson import copies, files, form
+from tests.support import anatomy
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / files.FOLDER).glob("[0-9][0-9]_*.ipynb"))
