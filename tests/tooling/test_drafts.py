@@ -97,15 +97,6 @@ def test_folder_that_cannot_take_its_place_leaves_the_old(old, monkeypatch):
     assert os.listdir(old.parent) == ["edition"]
 
 
-def test_link_to_a_folder_stays_one(old, tmp_path):
-    link = tmp_path / "link"
-    link.symlink_to(old)
-    with drafts.replaced(link) as draft:
-        (draft / "new").write_text("new")
-    assert link.is_symlink()
-    assert tree(old) == {"new": "new"}
-
-
 @pytest.fixture
 def edition(request, desk) -> tuple[str, Path]:
     """Name a command that makes a folder, which is there before, with a file of somebody's."""

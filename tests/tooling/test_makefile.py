@@ -93,35 +93,23 @@ def test_variable_that_will_not_do_is_refused(target, given, sentence, checkout)
     assert log(checkout) == []
 
 
-PYTEST = "-m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder"
 CHOSEN = "notebooks/01_a.ipynb notebooks/02_b.ipynb"
-PICTURE = "-m helpers.tooling.picture"
 COMMANDS = {
     "run": ["-m helpers.tooling.run --device auto --params"],
     "run 'LESSON=3 4' DEVICE=cuda:1 'PARAMS=seed=1 batch_size=2'": [
         "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 batch_size=2"
     ],
-    "lint": LINT,
-    "test": [*LINT, f"{PYTEST} -m not whole"],
-    "test-all": [*LINT, f"{PYTEST} -m not whole", f"{PYTEST} -m whole"],
-    "nbval": ["-m helpers.tooling.lesson.files", f"-m pytest {CHOSEN}"],
     "nbval LAX=1 'LESSON=1 2'": [
         "-m helpers.tooling.lesson.files 1 2",
         f"-m pytest --nbval-lax {CHOSEN}",
     ],
-    "outputs LESSON=03": ["-m helpers.tooling.outputs 03", PICTURE],
-    "outputs TIMINGS=1": ["-m helpers.tooling.outputs --timings", PICTURE],
-    "colab": ["-m helpers.tooling.colab"],
-    "colab LESSON=3 REPO=ada/gradients": ["-m helpers.tooling.colab 3 --repo=ada/gradients"],
-    "colab 'REPO=-x y'": ["-m helpers.tooling.colab --repo=-x y"],
+    "outputs TIMINGS=1": ["-m helpers.tooling.outputs --timings", "-m helpers.tooling.picture"],
+    "colab LESSON=3 'REPO=-x y'": ["-m helpers.tooling.colab 3 --repo=-x y"],
     "student 'LESSON=1 2'": ["-m helpers.tooling.student 1 2"],
-    "html": ["-m helpers.tooling.pages"],
-    "report": ["-m helpers.tooling.report"],
-    "lab": ["-m jupyter lab notebooks"],
 }
 
 
-def test_commands(checkout):
+def test_variables_reach_the_commands(checkout):
     make(checkout, "lint", "PYTHON=./fake")
     assert log(checkout) == [*ANEW, *LINT]
     for given, commands in COMMANDS.items():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 def absent() -> str | None:
     """Say that BackPACK is not installed, if it is not."""
-    return None if find_spec("backpack") else "BackPACK is not installed: make peers"
+    return None if find_spec("backpack") else "BackPACK is not installed: make bench"
 
 
 def build(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], dict[str, Tensor]]:
