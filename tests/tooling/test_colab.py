@@ -65,22 +65,6 @@ def texts(each):
     return found
 
 
-def alone(path, folder, python, monkeypatch):
-    """Build a copy, execute it, and find the lesson's results in it."""
-    folder.mkdir()
-    copy = colab.standalone(path, None)
-    copy.cells.append(new_code_cell(WHERE))
-    execute(quick(copy, path.stem), folder, python, monkeypatch)
-    assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
-    written = {file.relative_to(folder): file for file in folder.rglob("helpers/**/*.py")}
-    assert sorted(written) == imports.reached(files.read(path))
-    for name, file in written.items():
-        title, _, source = file.read_text().partition("\n")
-        assert title == f"# @title {name}"
-        assert source.strip() == (ROOT / name).read_text().strip()
-    return copy
-
-
 def differing(path, copy):
     """List the cells whose compared results are not the lesson's."""
     return {
@@ -95,7 +79,16 @@ def differing(path, copy):
 @pytest.mark.whole
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_copy_alone_gives_the_lessons_results(path, tmp_path, colab_python, monkeypatch):
-    copy = alone(path, tmp_path / "empty", colab_python, monkeypatch)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    copy = colab.standalone(path, None)
+    copy.cells.append(new_code_cell(WHERE))
+    execute(quick(copy, path.stem), folder, colab_python, monkeypatch)
+    assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
+    written = {file.relative_to(folder): file for file in folder.rglob("helpers/**/*.py")}
+    assert sorted(written) == imports.reached(files.read(path))
+    for name, file in written.items():
+        assert file.read_text().strip() == f"# @title {name}\n{(ROOT / name).read_text()}".strip()
     # Records of measurements are in the collection alone, and the copy says so.
     of_records = {each.id for each in copy.cells if re.search(r"\brecord\b", each.source)}
     assert differing(path, copy).keys() <= of_records
