@@ -7,19 +7,14 @@ PARAMS ?=
 LAX ?=
 TIMINGS ?=
 REPO ?=
-PYTHON_VERSION ?= 3.12
-HAVE ?=
-MODELS ?=
 
-variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO PYTHON_VERSION HAVE MODELS
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO
 read_by_run := DEVICE LESSON PARAMS
 read_by_nbval := LESSON LAX
 read_by_outputs := LESSON TIMINGS
 read_by_bench := DEVICE
 read_by_colab := LESSON REPO
 read_by_student := LESSON
-read_by_bundle := PYTHON_VERSION HAVE
-read_by_wild := MODELS
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
 ifneq ($(unknown),)
@@ -38,43 +33,26 @@ python := .venv/bin/python
 made := .venv/made-by-$(subst /,-,$(PYTHON))
 lists := requirements.txt tests/requirements.txt
 lock := .ci/constraints.txt
-wild_lists := tests/wild/requirements.txt tests/wild/alone.txt
-wild := build/wild-env/made
 
 .DEFAULT_GOAL := help
-.PHONY: help run bench peers test test-all nbval outputs colab student html report bundle \
-	wild lab lint lock clean
-
-help:  ## list this
-	@echo "make TARGET [VARIABLE=value ...]"
-	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
-	@echo
-	@echo "  DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
-	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student: only these lessons"
-	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
-	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
-	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
-	@echo "  REPO=owner/name  colab: the repository on GitHub that links lead to"
-	@echo "  HAVE=FILE        bundle: what pip list --format=freeze prints on the machine"
-	@echo "  PYTHON_VERSION=3.12  bundle: the machine's Python"
-	@echo "  MODELS=\"a b\"     wild: only models whose titles hold one of these, such as timm or swin"
-	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
+.PHONY: run bench test test-all nbval outputs colab student html report lab lint lock clean help
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
 	@exec $(python) -m helpers.tooling.run $(LESSON) --device "$(DEVICE)" --params $(PARAMS)
 
+# First the peers of lesson 7 that are not there yet. BackPACK depends on torchvision, which would
+# bring another torch: so without its dependencies, but those that it imports. JAX has an
+# environment of its own.
+backpack := backpack-for-pytorch==1.7.1 einops==0.8.2 unfoldNd==0.2.3
+jax := jax==0.10.2 jaxlib==0.10.2 ml_dtypes==0.6.0 numpy==2.4.6 opt_einsum==3.4.0 scipy==1.17.1
 bench: $(made)  ## measure all candidates of lesson 7 on DEVICE into build/<device>/bench.json
+	@$(python) -c "import backpack" 2> /dev/null \
+		|| $(python) -m pip install --quiet --no-deps $(backpack) \
+		|| echo "BackPACK could not be installed, and is not measured" >&2
+	@.venv-jax/bin/python -c "import jax" 2> /dev/null \
+		|| { "$(PYTHON)" -m venv .venv-jax && .venv-jax/bin/python -m pip install --quiet $(jax); } \
+		|| echo "JAX could not be installed, and is not measured" >&2
 	@exec $(python) -m helpers.tooling.bench --device "$(DEVICE)"
-
-# BackPACK depends on torchvision, which would bring another torch: so without its dependencies,
-# but those that it imports. JAX has an environment of its own.
-peers: $(made)  ## add BackPACK, and JAX in .venv-jax, for lesson 7 and bench
-	$(python) -m pip install --no-deps backpack-for-pytorch==1.7.1 einops==0.8.2 unfoldNd==0.2.3
-	@$(python) -m helpers.tooling.pins torch
-	test -e .venv-jax/bin/python || "$(PYTHON)" -m venv .venv-jax
-	.venv-jax/bin/python -m pip install jax==0.10.2 jaxlib==0.10.2 ml_dtypes==0.6.0 numpy==2.4.6 \
-		opt_einsum==3.4.0 scipy==1.17.1
 
 # Threads that wait by spinning stand in each other's way when other programs use the machine, and
 # a lesson then takes several times as long. Waiting asleep costs a third at most, and only in
@@ -112,21 +90,6 @@ html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an i
 report: $(made)  ## set what runs left in build/ side by side in build/report.html
 	@exec $(python) -m helpers.tooling.report
 
-bundle: $(made)  ## pack build/bundle.tar.gz for a machine with a GPU and no network
-	@exec $(python) -m helpers.tooling.bundle --python-version "$(PYTHON_VERSION)" \
-		$(if $(HAVE),--have "$(HAVE)")
-
-# In an environment of its own, with the pinned torch, which nothing here may replace.
-wild: $(wild)  ## hold the contract against models of well-known libraries, in build/wild-env
-	@exec build/wild-env/bin/python -m helpers.tooling.wild $(MODELS)
-
-$(wild): $(wild_lists) $(lock)
-	"$(PYTHON)" -m venv --clear build/wild-env
-	build/wild-env/bin/python -m pip install torch numpy -r tests/wild/requirements.txt -c $(lock)
-	build/wild-env/bin/python -m pip install --no-deps -r tests/wild/alone.txt
-	@build/wild-env/bin/python -m helpers.tooling.pins torch
-	touch $@
-
 lab: $(made)  ## open the lessons in JupyterLab
 	$(python) -m jupyter lab notebooks
 
@@ -134,9 +97,10 @@ lint: $(made)  ## check style and format of code and lessons
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 
-# With setuptools, without builds (+cpu), and without what only torch for CUDA brings, which pins it
-# by itself.
-lock:  ## renew .ci/constraints.txt: versions of all that both lists bring, as pip chooses today
+# Not for every day: renew .ci/constraints.txt, the versions of all that both lists bring, as pip
+# chooses them today. With setuptools, without builds (+cpu), and without what only torch for CUDA
+# brings, which pins it by itself.
+lock:
 	"$(PYTHON)" -m venv --clear build/lock-env
 	build/lock-env/bin/python -m pip install $(lists:%=-r %)
 	echo "# Made by \`make lock\`: what requirements.txt and tests/requirements.txt bring." > build/lock
@@ -148,6 +112,19 @@ clean:  ## remove what was generated: build/ and caches, not .venv, .venv-jax
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find helpers notebooks tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
 		-exec rm -rf {} +
+
+help:  ## list this
+	@echo "make TARGET [VARIABLE=value ...]"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
+	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student: only these lessons"
+	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
+	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
+	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
+	@echo "  REPO=owner/name  colab: the repository on GitHub that links lead to"
+	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
 
 # .venv is made anew for another interpreter, or if it was left half-made; else it is brought up to
 # the lists in place. The mark is set last.

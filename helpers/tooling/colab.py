@@ -7,18 +7,17 @@ nothing. With a repository, links in the copies and in README.md open the copies
 """
 
 import argparse
-import ast
 import copy
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from helpers.tooling.lesson import copies, drafts, files, parameters, reach
+from helpers.tooling.lesson import copies, drafts, files, imports, parameters
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/colab")
@@ -38,21 +37,18 @@ BRANCH = "colab"
 OPEN = "https://colab.research.google.com/github/{repo}/blob/{branch}/{name}"
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 HEADING = "Helpers (run, no need to read)"
-WRITER = """\
-# @title What writes them
+ABOUT = """\
+These cells write the modules that this lesson imports into the folder `helpers`, each as it is in \
+the collection. After a change to one, run all cells again from the top."""
+FOLDERS = """\
+# @title Folders for them
 import sys
 from pathlib import Path
 
-from IPython.core.magic import register_cell_magic
-
+for folder in {folders}:
+    Path(folder).mkdir(parents=True, exist_ok=True)
 for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
-    del sys.modules[name]  # so that a helper that was edited is imported anew
-
-
-@register_cell_magic
-def helper(path, source):
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(source, encoding="utf-8")"""
+    del sys.modules[name]  # so that a helper that was edited is imported anew"""
 READY = """\
 # @title Is this machine ready?
 import torch
@@ -76,11 +72,6 @@ elif not torch.backends.mps.is_available():
         "There is no GPU here, and the lesson runs without one, more slowly: "
         "for a GPU choose Runtime > Change runtime type > T4 GPU."
     )"""
-ABOUT = """\
-These cells write what this lesson uses of the collection's modules, with short docstrings, into \
-the folder `helpers`. After a change to one, run all cells again from the top."""
-HANDED_OVER = ("Table.__finalize__", "Table._repr_mimebundle_")
-"""The part of `helpers.handover` that only `make report` has a use for."""
 BESIDE = "run all cells from the top, those under the heading Helpers write it"
 LINKS = re.compile(
     r"(<!-- make colab REPO=owner/name writes the links -->\n).*?(<!-- end -->)", re.S
@@ -96,37 +87,32 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
             `colab`, to sources on main; None for no such links.
 
     Raises:
-        ValueError: A cell is not Python, or imports what is not there; the parameters cell will
-            not do.
+        ValueError: A cell is not Python; the parameters cell will not do.
     """
-    notebook = copies.derive_copy(lesson, BESIDE)
+    notebook = copies.derive(lesson, BESIDE)
     copies.relink_headings(notebook, "#scrollTo=")
+    copies.relink(notebook, OPEN.format(repo=repo, branch=BRANCH, name="") if repo else None)
     with copies.located(f"{lesson.name}, "):
-        modules = reach.carried(notebook, HANDED_OVER)
-    for cell in notebook.cells:
+        needed = imports.reached(notebook)
+    for cell in files.code_cells(notebook):
         if "parameters" in files.tags(cell):
-            with copies.located(f"{lesson.name}, {files.place(notebook, cell)}: "):
-                cell.source, cell.metadata["cellView"] = form(cell), "form"
+            cell.source, cell.metadata["cellView"] = form(lesson), "form"
         if "solution" in files.tags(cell):
             cell.metadata["cellView"] = "form"
             cell.source = f"# @title Solution\n{cell.source}"
-        if cell.cell_type == "code":
-            cell.execution_count = None
-            cell.metadata.pop("output_of", None)
-            for output in cell.outputs:
-                if output.output_type == "execute_result":
-                    output.execution_count = None
-    about = ABOUT
-    copies.relink(notebook, OPEN.format(repo=repo, branch=BRANCH, name="") if repo else None)
+        cell.execution_count = None
+        cell.metadata.pop("output_of", None)
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output.execution_count = None
     if repo:
         source = f"https://github.com/{repo}/blob/main/notebooks/{lesson.name}"
         badge = f"[![Open in Colab]({BADGE})]({address(lesson, repo)})"
         notebook.cells[0].source += f"\n\n{badge} [Source on GitHub]({source})"
-        whole = f"https://github.com/{repo}/tree/main/helpers"
-        about += (
-            f" Whole modules, with all they say of themselves, are in the [repository]({whole})."
-        )
-    _insert(notebook, modules, about)
+    setup = next(n for n, cell in enumerate(notebook.cells) if "parameters" in files.tags(cell)) + 1
+    ready = READY.format(lowest=LOWEST_TORCH, wanted=".".join(map(str, LOWEST_TORCH)))
+    notebook.cells.insert(setup, _folded("colab-ready", ready))
+    notebook.cells[1:1] = _section(needed)
     for cell in notebook.cells:
         cell.metadata["id"] = cell.id  # by which Colab knows a cell
     notebook.metadata.update(copy.deepcopy(METADATA))
@@ -134,7 +120,7 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
 
 
 def address(lesson: Path, repo: str) -> str:
-    """Say where Colab opens the copy of a lesson that a repository has published."""
+    """Return where Colab opens the copy of a lesson that a repository has published."""
     return OPEN.format(repo=repo, branch=BRANCH, name=lesson.name)
 
 
@@ -150,54 +136,23 @@ def link_readme(readme: Path, repo: str) -> None:
         draft.write_text(LINKS.sub(rf"\1Open in Colab: {links}.\n\2", text), encoding="utf-8")
 
 
-def _insert(notebook: NotebookNode, modules: Mapping[Path, str], about: str) -> None:
-    """Put in the helpers, as a section below the title, and a look at the machine."""
-    lowest = ".".join(map(str, LOWEST_TORCH))
-    ready = READY.format(lowest=LOWEST_TORCH, wanted=lowest)
-    setup = next(n for n, cell in enumerate(notebook.cells) if "parameters" in files.tags(cell)) + 1
-    notebook.cells.insert(setup, new_code_cell(ready, id="colab-ready", metadata=dict(FOLDED)))
-    notebook.cells[1:1] = [
-        new_markdown_cell(f"## {HEADING}", id=SECTION, metadata={COLLAPSED: True}),
-        new_markdown_cell(about, id="colab-about"),  # folded, too
-        new_code_cell(WRITER, id="colab-writer", metadata=dict(FOLDED)),
-        *(_module(path, source) for path, source in modules.items()),
-        new_markdown_cell("## Parameters", id="colab-parameters"),  # it ends the section
-    ]
-
-
-def form(cell: NotebookNode) -> str:
-    """Write the parameters cell as a form: fields to fill in, with their meaning above.
+def form(lesson: Path) -> str:
+    """Write the parameters of a lesson as a form: fields to fill in, with their meaning above.
 
     Raises:
         ValueError: As in `parameters.declared`.
     """
-    defaults = parameters.declared(cell)
-    given = cell.source.splitlines()
-    lines, done = ["# @title Parameters"], 0
-    for statement in ast.parse(cell.source).body:
-        lines += [line for line in given[done : statement.lineno - 1] if line.strip()]  # comments
-        done = statement.end_lineno
-        name = statement.target.id
-        default = defaults[name]
-        behind = given[done - 1][statement.end_col_offset :]
-        meaning = behind.partition("#")[2].strip()
+    lines = ["# @title Parameters"]
+    for name, (default, meaning) in parameters.declared(lesson).items():
         kind = '{type: "integer"}' if isinstance(default, int) else '{type: "string"}'
-        if name == "device":
-            kind = f"{CHOICES[name]} {{allow-input: true}}"
-        elif name in CHOICES:
-            kind = CHOICES[name]
+        kind = CHOICES.get(name, kind) + (" {allow-input: true}" if name == "device" else "")
         value = json.dumps(default, ensure_ascii=False)  # a form wants double quotes
         lines += [f"# @markdown `{name}`: {meaning}", f"{name} = {value}  # @param {kind}"]
-    lines += [line for line in given[done:] if line.strip()]
     return "\n".join(lines)
 
 
 def check_repo(repo: str) -> None:
-    """Refuse what is no repository's name.
-
-    Raises:
-        ValueError: It has not the form owner/name.
-    """
+    """Raise ValueError unless a text is a repository's name, owner/name."""
     if not re.fullmatch(
         r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}$)(?!.*\.git$)[\w.-]+", repo, re.ASCII
     ):
@@ -235,12 +190,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _module(path: Path, source: str) -> NotebookNode:
-    """Make the cell that writes a helper module."""
-    name = f"helpers/{path.as_posix()}"
-    identity = "helper-" + re.sub(r"\W+", "-", path.with_suffix("").as_posix().replace("_", "-"))
-    text = f"%%helper {name}\n# @title {name}\n{source}"
-    return new_code_cell(text, id=identity.rstrip("-"), metadata=dict(FOLDED))
+def _section(needed: Sequence[Path]) -> list[NotebookNode]:
+    """Make the folded section that writes the modules of `helpers`, up to the next heading."""
+    folders = sorted({path.parent.as_posix() for path in needed})
+    return [
+        new_markdown_cell(f"## {HEADING}", id=SECTION, metadata={COLLAPSED: True}),
+        new_markdown_cell(ABOUT, id="colab-about"),  # folded, too
+        _folded("colab-folders", FOLDERS.format(folders=json.dumps(folders))),
+        *map(_module, needed),
+        new_markdown_cell("## Parameters", id="colab-parameters"),
+    ]
+
+
+def _module(path: Path) -> NotebookNode:
+    source = (imports.ROOT / path).read_text("utf-8").rstrip()
+    name = path.as_posix()
+    text = f"%%writefile {name}\n# @title {name}\n{source}"
+    return _folded("-".join(path.with_suffix("").parts), text)
+
+
+def _folded(identity: str, source: str) -> NotebookNode:
+    return new_code_cell(source, id=identity, metadata=copy.deepcopy(FOLDED))
 
 
 if __name__ == "__main__":

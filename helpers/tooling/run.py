@@ -10,13 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
 from helpers import devices
 from helpers.study import records
-from helpers.tooling.lesson import files, parameters
+from helpers.tooling.lesson import drafts, files, parameters
 from helpers.tooling.lesson.execution import Execution, end_cleanly_on_signals
 
 BUILD = Path("build")
@@ -37,9 +36,9 @@ class Result:
 def execute(
     lesson: Path, values: Mapping[str, int | str], folder: Path, asked: Sequence[str] = ()
 ) -> Result:
-    """Execute one lesson into a folder, under the lesson's own name only once it is finished.
+    """Execute one lesson into a folder.
 
-    Until then, what an earlier run left there stays.
+    Until it is finished, what an earlier run left there stays.
 
     Args:
         lesson: The notebook.
@@ -49,47 +48,36 @@ def execute(
 
     Returns:
         How it went; a failure in the lesson does not raise.
+
+    Raises:
+        ValueError: The file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    finished, failed, running = (
-        folder.absolute() / f"{lesson.stem}{state}.ipynb" for state in ("", ".failed", ".running")
-    )
-    running.unlink(missing_ok=True)
     used = parameters.defaults(lesson) | values
     execution = Execution(lesson)
     failure = None
     start = time.perf_counter()
     try:
-        try:
-            execution.run(values, saved=running)
-        except Exception as error:
-            failure = execution.failure(error)
-        seconds = time.perf_counter() - start
-        if not running.exists():  # it failed before papermill saved anything
-            nbformat.write(files.read(lesson), running)
-        about = {
-            "failure": failure,
-            "seconds": seconds,
-            "peak_memory": execution.peak_memory,
-            "parameters": used,
-            "asked": list(asked),
-        }
-        _note(running, about)
-        new, earlier = (failed, finished) if failure else (finished, failed)
-        running.replace(new)
-        earlier.unlink(missing_ok=True)
-    finally:
-        running.unlink(missing_ok=True)  # it is still there when this process was told to stop
-    return Result(lesson, seconds, failure, execution.peak_memory)
-
-
-def _note(notebook: Path, about: Mapping[str, Any]) -> None:
-    """Write into an executed notebook how it went, with what values, on what and when."""
-    executed = nbformat.read(notebook, nbformat.NO_CONVERT)
-    record = asdict(records.make(devices.resolve(about["parameters"]["device"]), []))
-    del record["studies"]
-    executed.metadata[METADATA] = nbformat.from_dict({**about, **record})
-    nbformat.write(executed, notebook)
+        execution.run(values)
+    except Exception as error:
+        failure = execution.failure(error)
+    result = Result(lesson, time.perf_counter() - start, failure, execution.peak_memory)
+    about = {
+        "failure": failure,
+        "seconds": result.seconds,
+        "peak_memory": result.peak_memory,
+        "parameters": used,
+        "asked": list(asked),
+        **asdict(records.make(devices.resolve(used["device"]), [])),
+    }
+    del about["studies"]
+    executed = execution.executed or files.read(lesson)  # it failed before it began
+    executed.metadata[METADATA] = nbformat.from_dict(about)
+    finished, failed = folder / lesson.name, folder / f"{lesson.stem}.failed.ipynb"
+    new, earlier = (failed, finished) if failure else (finished, failed)
+    with drafts.replaced_file(new) as draft:
+        nbformat.write(executed, draft)
+    earlier.unlink(missing_ok=True)
+    return result
 
 
 def table(results: Sequence[Result]) -> str:
@@ -145,8 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for result in results:
         if result.failure:
             trace = folder / f"{result.lesson.stem}.failed.ipynb"
-            where = f"; see {trace}" if trace.exists() else ""
-            print(f"failed: {result.failure}{where}", file=sys.stderr)
+            print(f"failed: {result.failure}; see {trace}", file=sys.stderr)
     return 1 if any(result.failure for result in results) else 0
 
 

@@ -2,7 +2,7 @@
 
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` makes
 build/student/ anew with lesson 3, and with all lessons if none is named. The folder works alone: it
-has a copy of the helpers and of requirements.txt.
+has a copy of the helpers that lessons need and of requirements.txt.
 
 A lesson has for each exercise a task, a cell tagged `solution` that holds one function or class
 with docstrings, and a check cell right after it, which calls it in `with exercises.check(...)`.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from helpers.tooling.lesson import copies, drafts, files, modules, reach
+from helpers.tooling.lesson import copies, drafts, files, imports
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/student")
@@ -36,7 +36,7 @@ def student(lesson: Path) -> NotebookNode:
     Raises:
         ValueError: A solution is not one function or class with docstrings.
     """
-    notebook = copies.derive_copy(lesson, BESIDE)
+    notebook = copies.derive(lesson, BESIDE)
     notebook.cells[0].source += f" *{EMPTY}*"
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -60,23 +60,20 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
         folder: It is there in full or as it was before; what else was in it is gone.
 
     Raises:
-        ValueError: As in `student`; a lesson imports what is not there; the folder cannot be
-            written.
+        ValueError: As in `student`; the folder cannot be written.
     """
     notebooks = {lesson: student(lesson) for lesson in chosen}
-    needed = set()
+    needed = {Path("requirements.txt")}
     for lesson, notebook in notebooks.items():
         copies.relink(notebook, None, there=[each.name for each in chosen])
         with copies.located(f"{lesson.name}, "):
-            needed.update(reach.needed(notebook))
+            needed.update(imports.reached(notebook))
     with drafts.replaced(folder) as draft:
         for lesson, notebook in notebooks.items():
             copies.save(notebook, draft / lesson.name)
-        for path in sorted(needed):
-            copied = draft / "helpers" / path
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(modules.HELPERS / path, copied)
-        shutil.copyfile(modules.HELPERS.parent / "requirements.txt", draft / "requirements.txt")
+        for path in needed:
+            (draft / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(imports.ROOT / path, draft / path)
 
 
 if __name__ == "__main__":

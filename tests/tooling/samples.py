@@ -8,8 +8,8 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from helpers.tooling.checks import anatomy
 from helpers.tooling.lesson import copies, files, form
+from tests.support import anatomy
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / files.FOLDER).glob("[0-9][0-9]_*.ipynb"))

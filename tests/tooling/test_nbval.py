@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.tooling.checks import answers
 from helpers.tooling.lesson import files, form, parameters
+from tests.support import answers
 from tests.tooling.samples import ANSWER, CHECK, LESSONS, ROOT, SIZES, cell, code, lesson, save
 
 SHAPE = re.compile(r"\((\d+)((?:, \d+){2,})\)")
@@ -17,18 +17,14 @@ MODULE = [sys.executable, "-m", "pytest"]
 COMMAND = [str(Path(sys.executable).with_name("pytest"))]
 
 
-def outcomes(desk: Path, pytest_command: list[str], *options: str) -> dict[str, str]:
+def run(desk: Path, pytest_command: list[str], *options: str) -> tuple[dict[str, str], str]:
     """Run pytest with the collection's configuration over the lessons of a desk.
 
     Returns:
         The outcome of each cell, under `"01_good 3"`, where 3 is nbval's number, from 0; and of
-        what else was found out, under its name, such as `"01_good isolation"`.
+        what else was found out, under its name, such as `"01_good isolation"`. And all that was
+        shown.
     """
-    return reported(desk, pytest_command, *options)[0]
-
-
-def reported(desk: Path, pytest_command: list[str], *options: str) -> tuple[dict[str, str], str]:
-    """Run as `outcomes` does, and give beside the outcomes all that was shown."""
     command = [*pytest_command, "-c", str(ROOT / ".pytest.ini"), "--rootdir", str(desk)]
     command += ["-rA", "-p", "no:cacheprovider", "--color=no", *options, "notebooks"]
     shown = subprocess.run(command, cwd=desk, capture_output=True, text=True, timeout=300)
@@ -36,6 +32,10 @@ def reported(desk: Path, pytest_command: list[str], *options: str) -> tuple[dict
     found = re.findall(line, shown.stdout, re.M)
     assert found, shown.stdout + shown.stderr
     return {f"{stem} {name}": outcome for outcome, stem, name in found}, shown.stdout
+
+
+def failed(outcomes: dict[str, str]) -> set[str]:
+    return {name for name, outcome in outcomes.items() if outcome != "PASSED"}
 
 
 def alter_shape(damaged):
@@ -50,31 +50,35 @@ def flip_verdict(damaged):
     output.text = output.text.replace("True", "False", 1)
 
 
-def test_damaged_outputs_and_dead_kernels_fail(desk):
-    def printing():
-        return lesson(
-            code("shape", "print((batch_size, 32, 1, 3, 3))", printed="(64, 32, 1, 3, 3)\n"),
-            code("verdict", 'print("equal:", 1 + 1 == 2)', printed="equal: True\n"),
-            code("clock", "import time", "nbval-ignore-output", printed="3.1 ms\n"),
-        )
+def printing():
+    return lesson(
+        code("shape", "print((batch_size, 32, 1, 3, 3))", printed="(64, 32, 1, 3, 3)\n"),
+        code("verdict", 'print("equal:", 1 + 1 == 2)', printed="equal: True\n"),
+        code("clock", "import time", "nbval-ignore-output", printed="3.1 ms\n"),
+    )
 
-    save(printing(), "01_good")
-    shape, verdict = printing(), printing()
+
+def test_damaged_outputs_and_dead_kernels_fail(desk):
+    shape, verdict, warning = printing(), printing(), printing()
     alter_shape(cell(shape, "shape"))
     flip_verdict(cell(verdict, "verdict"))
+    cell(warning, "verdict").source += '\nimport warnings; warnings.warn("careful")'
+    dying = "import os, time\ntime.sleep(0.5)\nos._exit(1)"
+    save(printing(), "01_good")
     save(shape, "02_shape")
     save(verdict, "03_verdict")
-    dying = "import os, time\ntime.sleep(0.5)\nos._exit(1)"
-    save(lesson(code("die", dying), code("after", "1")), "04_dies")
+    save(warning, "04_warning")
+    save(lesson(code("die", dying), code("after", "1")), "05_dies")
     start = time.monotonic()
 
-    found = outcomes(desk, MODULE)
+    found, shown = run(desk, MODULE)
 
     # On a busy machine all of this takes half a minute; nbval itself would wait for five.
     assert time.monotonic() - start < 150, "a dead kernel must be noticed"
-    assert len(found) == 3 * 4 + 3
-    failed = {name for name, outcome in found.items() if outcome != "PASSED"}
-    assert failed == {"02_shape 1", "03_verdict 2", "04_dies 1", "04_dies 2"}
+    assert len(found) == 4 * 4 + 3
+    assert failed(found) == {"02_shape 1", "03_verdict 2", "04_warning 2", "05_dies 1", "05_dies 2"}
+    for sentence in ("cell 3 (shape)", "cell 4 (verdict)", "UserWarning: careful", "kernel died"):
+        assert sentence in shown
 
 
 def test_lax_compares_what_is_tagged(desk):
@@ -83,44 +87,8 @@ def test_lax_compares_what_is_tagged(desk):
         code("tagged", "print(42)", "nbval-check-output", printed="43\n"),
     )
     save(notebook, "01_a")
-    assert outcomes(desk, COMMAND, "--nbval-lax") == {
-        "01_a 0": "PASSED",
-        "01_a 1": "PASSED",
-        "01_a 2": "FAILED",
-    }
-
-
-def opening(path: Path):
-    """Cut a lesson off after the first shape and the first verdict that it prints and compares."""
-    notebook = files.read(path)
-    found = {}
-    for number, each in enumerate(notebook.cells):
-        if each.cell_type == "code" and files.is_compared(each):
-            printed = "".join(output.get("text", "") for output in each.outputs)
-            if SHAPE.search(printed):
-                found.setdefault("shape", each)
-            elif "True" in printed:
-                found.setdefault("verdict", each)
-        if len(found) == 2:
-            del notebook.cells[number + 1 :]
-            break
-    return notebook, found
-
-
-@pytest.mark.whole
-def test_damaged_outputs_of_a_real_lesson_fail(desk):
-    openings = [opening(path) for path in LESSONS]
-    complete = [each for each in openings if len(each[1]) == 2]
-    assert complete, "no lesson prints a shape and a verdict"
-    notebook, found = min(complete, key=lambda each: len(each[0].cells))
-    alter_shape(found["shape"])
-    flip_verdict(found["verdict"])
-    save(notebook, "01_real")
-
-    failed = {name for name, outcome in outcomes(desk, MODULE).items() if outcome != "PASSED"}
-
-    ids = [each.id for each in files.code_cells(notebook)]
-    assert failed == {f"01_real {ids.index(each.id)}" for each in found.values()}
+    outcomes, _ = run(desk, COMMAND, "--nbval-lax")
+    assert outcomes == {"01_a 0": "PASSED", "01_a 1": "PASSED", "01_a 2": "FAILED"}
 
 
 RIGHT = "def answer(x):\n    return x + x"
@@ -142,13 +110,13 @@ def with_exercise():
 
 
 def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
-    good, bad = with_exercise(), with_exercise()
+    good, importing, writing = with_exercise(), with_exercise(), with_exercise()
     cell(good, "set-up").source += "\nassert hidden == 3"
-    cell(bad, "set-up").source += "\n_ = __import__('helpers.tooling.pins')"
-    table = 'import pandas as pd\npd.DataFrame({"median (ms)": [1.0]})'
-    bad.cells.append(code("table", table, "nbval-ignore-output"))
+    cell(importing, "set-up").source += "\n_ = __import__('helpers.tooling.lesson.files')"
+    cell(writing, "set-up").source += "\nPath('left').touch()"
     save(good, "01_good")
-    save(bad, "02_bad")
+    save(importing, "02_bad")
+    save(writing, "03_bad")
     (desk / "sizes.toml").write_text("[01_good]\nhidden = 3\n")
     folder = desk / "exercises"
     folder.mkdir()
@@ -162,23 +130,25 @@ def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
         + block("other", "correct", RIGHT)
     )
 
-    found, shown = reported(desk, MODULE, "--answers", "exercises", "--sizes", "sizes.toml")
+    found, shown = run(desk, MODULE, "--try-answers", ".")
 
     lesson_1 = [name for name in found if name.startswith("01_good")]
-    assert len(lesson_1) == len(files.code_cells(good)) + 3 + 5  # findings, and answers
-    assert {name for name, outcome in found.items() if outcome != "PASSED"} == {
+    assert len(lesson_1) == len(files.code_cells(good)) + 2 + 5  # findings, and answers
+    assert failed(found) == {
         "02_bad isolation",
-        "02_bad tables handed over",
         "02_bad answers",
         "02_bad answer answer 1",
         "02_bad answer answer 2",
         "02_bad answer answer 3",
         "02_bad answer again",
+        "03_bad isolation",
+        "03_bad answers",
     }
     for sentence in (
         "it imported what no copy of it carries: ",
-        "cell 6 (table) shows a table that it does not hand over",
-        "exercises/02_bad.py: ",
+        "it left behind: left",
+        "02_bad.py: answer has not two right answers; the lesson has no solution other",
+        "03_bad.py: answer has no wrong answer; answer has not two right answers",
         "answer answer 1: expected a verdict that begins `right shape, wrong values`",
         "answer answer 2: expected a verdict that begins `correct`",
         "answer again: expected what is saved:",
@@ -202,28 +172,6 @@ def test_one_run_judges_answers_and_looks_at_what_the_lesson_did(desk):
 def test_verdicts_are_told_apart(verdict, said, accepted):
     answer = answers.Answer("solution-1 answer 1", RIGHT, code("check", CHECK), verdict)
     assert (answers.complaint(answer, said) is None) == accepted
-
-
-def test_solution_says_what_is_saved():
-    answer = answers.Answer(
-        "again", RIGHT, code("check", CHECK), "correct", "Exercise 1: correct\n"
-    )
-    assert answers.complaint(answer, "Exercise 1: correct\n") is None
-    assert "what is saved" in answers.complaint(answer, "2.0\nExercise 1: correct\n")
-
-
-def test_missing_answers_are_named(tmp_path):
-    assert answers.missing(with_exercise(), answers.read(tmp_path / "none.py")) == [
-        "answer has no wrong answer",
-        "answer has not two right answers",
-    ]
-    file = tmp_path / "01_a.py"
-    file.write_text(block("answer", "correct", RIGHT) + block("other", "wrong shape", WRONG))
-    assert answers.missing(with_exercise(), answers.read(file)) == [
-        "answer has no wrong answer",
-        "answer has not two right answers",
-        "the lesson has no solution other",
-    ]
 
 
 def test_small_sizes_are_of_parameters_that_there_are():

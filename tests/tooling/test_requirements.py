@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from helpers.tooling import pins, student
-from helpers.tooling.lesson import files, reach
+from helpers.tooling import student
+from helpers.tooling.lesson import files, imports
+from tests.support import pins
 from tests.tooling.samples import LESSONS, ROOT
 
 LESSON_LIST = (ROOT / "requirements.txt").read_text()
 TEST_LIST = (ROOT / "tests" / "requirements.txt").read_text()
 LOCK = (ROOT / ".ci" / "constraints.txt").read_text()
 PEERS = {"backpack", "jax"}
-"""What is imported only where it is measured, once `make peers` has installed it."""
+"""What is imported only where it is measured, once `make bench` has installed it."""
 STOOD_IN_FOR = {"torchvision"}
-"""What is never installed: `helpers.tooling.wild` puts an empty one in its place."""
+"""What is never installed: tests/support/libraries.py puts an empty one in its place."""
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 """Other systems bring a few packages more; the lock is made on this one."""
 
@@ -70,25 +71,22 @@ def modules(folder: Path) -> list[str]:
 
 def cells(path: Path) -> list[str]:
     """Read the code cells of a notebook."""
-    return [reach.without_magics(each.source) for each in files.code_cells(files.read(path))]
+    return [imports.without_magics(each.source) for each in files.code_cells(files.read(path))]
 
 
 def test_what_lessons_import_is_listed():
-    checks = ROOT / "helpers" / "tooling" / "checks"  # only tests import these
-    sources = [
-        path.read_text() for path in (ROOT / "helpers").rglob("*.py") if checks not in path.parents
-    ]
+    sources = modules(ROOT / "helpers")
     sources += [source for path in LESSONS for source in cells(path)]
     assert unlisted(imported(sources) - PEERS, LESSON_LIST) == []
 
 
 def test_what_tests_import_is_listed():
-    sources = modules(ROOT / "tests") + modules(ROOT / "helpers" / "tooling" / "checks")
+    sources = modules(ROOT / "tests")
     assert unlisted(imported(sources) - PEERS - STOOD_IN_FOR, LESSON_LIST, TEST_LIST) == []
 
 
 def test_peers_are_installed_by_their_target():
-    rule = (ROOT / "Makefile").read_text().partition("\npeers:")[2].partition("\n\n")[0]
+    rule = (ROOT / "Makefile").read_text().partition("\nbackpack :=")[2].partition("\n\n")[0]
     assert all(name in rule for name in PEERS)
 
 
@@ -109,7 +107,7 @@ def test_lists_say_what_each_package_is_for():
 
 @pytest.mark.parametrize("listed", [LESSON_LIST, TEST_LIST], ids=["lessons", "tests"])
 def test_lock_pins_all_that_is_installed(listed):
-    """If not: `make lock`, or install what the lists say."""
+    """If not: `make lock`, or install what the lists say: remove .venv, and make will."""
     names = brought(pins.read(listed))
     assert names > pins.read(listed).keys()
     assert pins.findings(sorted(names), LOCK) == []
@@ -119,3 +117,10 @@ def test_lock_agrees_with_the_lists():
     lock = pins.read(LOCK)
     for name, version in (pins.read(LESSON_LIST) | pins.read(TEST_LIST)).items():
         assert lock[name] == version, name
+
+
+def test_what_asks_for_torchvision_is_installed_without_it():
+    wild = ROOT / "tests" / "wild"
+    ordinary = pins.read((wild / "requirements.txt").read_text())
+    assert {"timm", "vit-pytorch"} <= set(pins.read((wild / "alone.txt").read_text()))
+    assert not {"timm", "vit-pytorch", "torchvision", "torch"} & set(ordinary)

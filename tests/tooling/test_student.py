@@ -10,19 +10,10 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling import student
-from helpers.tooling.checks import answers
 from helpers.tooling.lesson import copies, files
 from helpers.tooling.lesson.execution import Execution
-from tests.tooling.samples import ANSWER, LESSONS, ROOT, cell, good_lesson, save, small
-
-ANSWERS = ROOT / "tests" / "exercises"
-
-
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_every_exercise_has_a_wrong_answer(path):
-    lesson = files.read(path)
-    assert answers.exercises(lesson)
-    assert answers.missing(lesson, answers.read(ANSWERS / f"{path.stem}.py")) == []
+from tests.support import answers
+from tests.tooling.samples import ANSWER, LESSONS, cell, good_lesson, save, small
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)

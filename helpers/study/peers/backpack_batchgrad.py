@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 def absent() -> str | None:
     """Return a sentence if BackPACK is not installed, else `None`."""
-    return None if find_spec("backpack") else "BackPACK is not installed: make peers"
+    return None if find_spec("backpack") else "BackPACK is not installed: make bench"
 
 
 def build(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], dict[str, Tensor]]:

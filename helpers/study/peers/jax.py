@@ -12,11 +12,11 @@ from pathlib import Path
 NAMES = ("JAX batch gradient", "JAX jit(vmap(grad))")
 WORKER = Path(__file__).with_name("jax_worker.py")
 ENVIRONMENT = Path(__file__).parents[3] / ".venv-jax"
-"""Where `make peers` installs JAX."""
+"""Where `make bench` installs JAX."""
 
 
 def python() -> str | None:
-    """Return the interpreter that has JAX: that of `make peers`, else this one, else None."""
+    """Return the interpreter that has JAX: that of `make bench`, else this one, else None."""
     for folder in ("bin/python", "Scripts/python.exe"):
         if (ENVIRONMENT / folder).exists():
             return str(ENVIRONMENT / folder)
@@ -30,7 +30,7 @@ def absent() -> str | None:
         return "JAX is measured in a clone only: this copy does not carry its process"
     interpreter = python()
     if interpreter is None:
-        return "JAX is not installed: make peers"
+        return "JAX is not installed: make bench"
     tried = subprocess.run([interpreter, "-c", "import jax"], capture_output=True, text=True)
     if tried.returncode:
         return f"JAX cannot be imported: {tried.stderr.strip().splitlines()[-1]}"

@@ -1,7 +1,6 @@
 """An edition of a lesson: a notebook derived from it, with its links and its exercises."""
 
 import ast
-import copy
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -29,22 +28,17 @@ COPY = (
 """What every copy says in its first cell, since its text is the lesson's."""
 
 
-def derive(lesson: Path) -> NotebookNode:
-    """Read a lesson, to be changed into an edition of it."""
-    return copy.deepcopy(files.read(lesson))
-
-
-def derive_copy(lesson: Path, beside: str) -> NotebookNode:
-    """Read a lesson, to be changed into a copy that works away from the collection.
+def derive(lesson: Path, beside: str) -> NotebookNode:
+    """Read a lesson, to be changed into an edition of it that works away from the collection.
 
     Args:
         lesson: The notebook.
-        beside: What to do where the copy finds no folder `helpers`.
+        beside: What to do where the edition finds no folder `helpers`.
 
     Returns:
         The notebook, which says that it is a copy.
     """
-    notebook = derive(lesson)
+    notebook = files.read(lesson)
     notebook.cells[0].source += f"\n\n{COPY}"
     for cell in files.code_cells(notebook):
         cell.source = cell.source.replace(LOST, beside)

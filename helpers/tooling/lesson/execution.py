@@ -34,11 +34,13 @@ class Execution:
 
     Attributes:
         lesson: The notebook.
+        executed: The notebook as far as it came, None before a kernel is there.
         peak_memory: As `helpers.tooling.lesson.memory.peak` gives it, empty while unknown.
     """
 
     def __init__(self, lesson: Path) -> None:
         self.lesson = lesson
+        self.executed: NotebookNode | None = None
         self.peak_memory: dict[str, int] = {}
         self._cell: NotebookNode | None = None
 
@@ -46,14 +48,12 @@ class Execution:
         self,
         values: Mapping[str, int | str] | None = None,
         *,
-        saved: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> NotebookNode:
         """Execute the lesson in its own folder; its file stays as it is.
 
         Args:
             values: Its parameters, where others than its own.
-            saved: Where to write what there is, after each cell; None means nowhere.
             environment: The environment of its kernel; None means that of this process.
 
         Returns:
@@ -64,7 +64,7 @@ class Execution:
         """
         return papermill.execute_notebook(
             str(self.lesson.absolute()),
-            None if saved is None else str(saved.absolute()),
+            None,
             dict(values or {}),
             engine_name=ENGINE,
             kernel_name="python3",
@@ -76,7 +76,7 @@ class Execution:
         )
 
     def failure(self, error: Exception) -> str:
-        """Say in which cell of the lesson an error ended the execution, and what it was."""
+        """Name the cell of the lesson in which an error ended the execution, and the error."""
         if self._cell is None:
             where = "before its first cell"
         else:
@@ -118,6 +118,7 @@ class LessonEngine(Engine):
         **_: object,
     ) -> None:
         """Execute the notebook that papermill manages, and note the peak memory."""
+        execution.executed = nb_man.nb
         client = LessonClient(
             nb_man,
             kernel_name=kernel_name,

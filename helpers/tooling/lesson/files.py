@@ -78,7 +78,7 @@ def tags(cell: NotebookNode) -> list[str]:
 
 
 def is_compared(cell: NotebookNode) -> bool:
-    """Say whether nbval compares the saved output of a code cell."""
+    """Return whether the saved output of a code cell is compared."""
     return "nbval-ignore-output" not in tags(cell)
 
 

@@ -5,7 +5,6 @@ import hashlib
 import nbformat
 from nbformat import NotebookNode
 
-from helpers import handover
 from helpers.tooling.lesson import files
 
 SETUP = """\
@@ -53,11 +52,10 @@ def normalise(notebook: NotebookNode) -> None:
         if not files.is_compared(cell):
             cell.metadata["output_of"] = source_mark(cell)
         for output in cell.outputs:
-            output.get("data", {}).pop(handover.MIME, None)  # numbers, with all their digits
             if output.output_type == "execute_result":
                 output.execution_count = count
 
 
 def has_figure(cell: NotebookNode) -> bool:
-    """Say whether a cell has saved a picture."""
+    """Return whether a cell has saved a picture."""
     return any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))

@@ -3,15 +3,22 @@
 import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import papermill
 import torch
-from nbformat import NotebookNode
 
 from helpers import data, devices
 from helpers.tooling.lesson import files
 
 REQUIRED = ("device", "dataset", "batch_size", "seed")
-TYPES = {"str": (str, "text"), "int": (int, "a whole number")}
+
+
+class Parameter(NamedTuple):
+    """A line of the parameters cell, such as `batch_size: int = 64  # B, the number of samples`."""
+
+    default: int | str
+    meaning: str
 
 
 def parse(assignments: Sequence[str]) -> dict[str, str]:
@@ -31,52 +38,25 @@ def parse(assignments: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def declared(cell: NotebookNode) -> dict[str, int | str]:
-    """Read the parameters cell: the names it declares, with their defaults.
-
-    Args:
-        cell: Lines of the form `batch_size: int = 64  # B, the number of samples`.
+def declared(lesson: Path) -> dict[str, Parameter]:
+    """Read the parameters cell of a lesson.
 
     Raises:
-        ValueError: A line has another form, a default is not of its type, or a name that every
-            lesson has is missing.
+        ValueError: The file is no notebook, or a name that every lesson has is missing.
     """
-    form = "the form `name: type = value  # meaning`, type int or str"
-    lines = cell.source.splitlines()
-    found = {}
-    try:
-        statements = ast.parse(cell.source).body
-    except SyntaxError as error:
-        raise ValueError(f"the parameters cell is not Python: {error}") from error
-    for statement in statements:
-        match statement:
-            case ast.AnnAssign(
-                target=ast.Name(id=name),
-                annotation=ast.Name(id="int" | "str" as kind),
-                value=ast.Constant(value=value),
-            ) if "#" in lines[statement.end_lineno - 1][statement.end_col_offset :]:
-                if type(value) is not TYPES[kind][0]:
-                    raise ValueError(f"parameter {name!r} must be {TYPES[kind][1]}, has {value!r}")
-                found[name] = value
-            case _:
-                raise ValueError(f"line {lines[statement.lineno - 1]!r} has not {form}")
-    missing = [name for name in REQUIRED if name not in found]
-    if missing:
-        raise ValueError(f"the parameters cell lacks {', '.join(missing)}")
+    files.read(lesson)  # which says in a sentence what is wrong with the file
+    found = {
+        name: Parameter(ast.literal_eval(each["default"]), each["help"])
+        for name, each in papermill.inspect_notebook(lesson).items()
+    }
+    if missing := [name for name in REQUIRED if name not in found]:
+        raise ValueError(f"the parameters cell of {lesson.name} lacks {', '.join(missing)}")
     return found
 
 
 def defaults(lesson: Path) -> dict[str, int | str]:
-    """Read what a lesson's parameters are if none are given.
-
-    Raises:
-        ValueError: It has no parameters cell, or one that will not do.
-    """
-    notebook = files.read(lesson)
-    tagged = [cell for cell in notebook.cells if "parameters" in files.tags(cell)]
-    if len(tagged) != 1:
-        raise ValueError(f"{lesson.name} has {len(tagged)} cells tagged 'parameters', not one")
-    return declared(tagged[0])
+    """Read what a lesson's parameters are if none are given; raises as `declared` does."""
+    return {name: each.default for name, each in declared(lesson).items()}
 
 
 def check(lesson: Path, given: Mapping[str, str], device: torch.device) -> dict[str, int | str]:
@@ -116,4 +96,4 @@ def _convert(name: str, text: str, kind: type) -> int | str:
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"{name} must be {TYPES[kind.__name__][1]}, got {text!r}") from None
+        raise ValueError(f"{name} must be a whole number, got {text!r}") from None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from helpers.tooling.checks import saved
 from helpers.tooling.lesson import copies, files, form, parameters
+from tests.support import saved
 
 TAGS = ("parameters", "solution", "nbval-ignore-output", "nbval-check-output")
 LARGEST = 1_500_000
@@ -16,7 +16,10 @@ LARGEST = 1_500_000
 LEVELS = ("warm-up", "standard", "challenge", "real problem")
 """How hard an exercise is, as its task says."""
 FEWEST_EXERCISES = 4
+PARAMETER = r"\w+: (int = \d+|str = \"[^\"=#]*\")  # [^=#]+"
+"""A line of the parameters cell: what papermill can read, and a reader too."""
 HINT = r"<details><summary>Hint {}</summary>\n\n(?:(?!<details>).)+?\n\n</details>"
+HINTS = HINT.format(1) + r"\n\n" + HINT.format(2)
 
 Finding = tuple[NotebookNode | None, str]
 """The cell that is concerned, if it is one, and what is wrong with it."""
@@ -32,20 +35,12 @@ def findings(lesson: Path) -> list[str]:
         notebook = files.read(lesson)
     except ValueError as error:
         return [str(error)]
+    checks = (_metadata, _title, _parameters, _setup, _cells, _exercises, _tasks, saved.findings)
     found = [
         f"{lesson.name}, {files.place(notebook, cell)}: {wrong}"
         if cell
         else f"{lesson.name}: {wrong}"
-        for check in (
-            _metadata,
-            _title,
-            _parameters,
-            _setup,
-            _cells,
-            _exercises,
-            _tasks,
-            saved.findings,
-        )
+        for check in checks
         for cell, wrong in check(notebook)
     ]
     size = lesson.stat().st_size
@@ -55,11 +50,8 @@ def findings(lesson: Path) -> list[str]:
 
 
 def _metadata(notebook: NotebookNode) -> Iterator[Finding]:
-    for name, right in form.METADATA.items():
-        if notebook.metadata.get(name) != right:
-            yield None, f"its metadata {name!r} is not {right}: `make outputs` makes it so"
-    for name in notebook.metadata.keys() - form.METADATA:
-        yield None, f"its metadata {name!r} does not belong there: `make outputs` removes it"
+    if notebook.metadata != form.METADATA:
+        yield None, f"its metadata is not {form.METADATA}: `make outputs` makes it so"
 
 
 def _title(notebook: NotebookNode) -> Iterator[Finding]:
@@ -69,29 +61,22 @@ def _title(notebook: NotebookNode) -> Iterator[Finding]:
 
 
 def _parameters(notebook: NotebookNode) -> Iterator[Finding]:
-    code = files.code_cells(notebook)
     tagged = [cell for cell in notebook.cells if "parameters" in files.tags(cell)]
-    if not tagged:
-        yield None, "no cell is tagged 'parameters'"
-    for cell in tagged[1:]:
-        yield cell, "a second cell is tagged 'parameters'"
-    if tagged:
-        if not code or tagged[0] is not code[0]:
-            yield tagged[0], "the parameters cell is not the first code cell"
-        try:
-            parameters.declared(tagged[0])
-        except ValueError as error:
-            yield tagged[0], str(error)
+    if tagged != files.code_cells(notebook)[:1] or len(tagged) != 1:
+        yield None, "the first code cell, and no other, is tagged 'parameters'"
+    for cell in tagged[:1]:
+        names = [line.partition(":")[0] for line in cell.source.splitlines()]
+        if missing := [name for name in parameters.REQUIRED if name not in names]:
+            yield cell, f"the parameters cell lacks {', '.join(missing)}"
+        for line in cell.source.splitlines():
+            if not re.fullmatch(PARAMETER, line):
+                yield cell, f"line {line!r} has not the form `name: type = value  # meaning`"
 
 
 def _setup(notebook: NotebookNode) -> Iterator[Finding]:
-    code = files.code_cells(notebook)
-    if len(code) < 2:
-        yield None, "there is no second code cell, which is the set-up cell"
-    elif code[1].source != form.SETUP:
-        pairs = zip(code[1].source.splitlines(), form.SETUP.splitlines(), strict=False)
-        differing = next((here for here, there in pairs if here != there), "its length")
-        yield code[1], f"the set-up cell is not the one that lessons share, see `{differing}`"
+    second = files.code_cells(notebook)[1:2]
+    if [cell.source for cell in second] != [form.SETUP]:
+        yield (*second, None)[0], "the second code cell is not the set-up cell that lessons share"
 
 
 def _cells(notebook: NotebookNode) -> Iterator[Finding]:
@@ -131,42 +116,27 @@ def _exercises(notebook: NotebookNode) -> Iterator[Finding]:
 
 def _tasks(notebook: NotebookNode) -> Iterator[Finding]:
     """Demand of the tasks what a reader chooses by: a level, minutes, two hints; and enough."""
-    told = ", ".join(LEVELS)
-    levels = []
-    for number, cell in enumerate(notebook.cells):
+    levels, task = [], None
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and "**Exercise" in cell.source:
+            task = cell
         if "solution" not in files.tags(cell):
             continue
-        task = _task_before(notebook, number)
         name = f"Exercise {len(levels) + 1}"
-        level = re.search(
-            rf"^\*\*{name}\*\* \(({'|'.join(LEVELS)}), [1-9]\d* minutes\)\. \S",
-            task.source if task else "",
-            re.MULTILINE,
-        )
+        begins = rf"^\*\*{name}\*\* \(({'|'.join(LEVELS)}), [1-9]\d* minutes\)\. \S"
+        level = re.search(begins, task.source if task else "", re.MULTILINE)
         levels.append(level and level[1])
         if task is None:
             yield cell, "no task stands before it: a markdown cell with `**Exercise`"
         elif level is None:
+            told = ", ".join(LEVELS)
             yield task, f"its task does not begin `**{name}** (level, N minutes). `, of {told}"
-        elif not re.fullmatch(
-            HINT.format(1) + r"\n\n" + HINT.format(2),
-            task.source[task.source.find("<details>") :],
-            re.DOTALL,
-        ):
+        elif not re.fullmatch(HINTS, task.source[task.source.find("<details>") :], re.DOTALL):
             yield task, f"{name} has not two hints at its end: `<details><summary>Hint 1</summary>`"
+        task = None
     if levels and len(levels) < FEWEST_EXERCISES:
         yield None, f"it has {len(levels)} exercises: {FEWEST_EXERCISES} are the fewest"
-    for end, wanted in ((levels[:1], LEVELS[0]), (levels[-1:], LEVELS[-1])):
-        if levels and None not in levels and end != [wanted]:
-            which = "first" if wanted == LEVELS[0] else "last"
-            yield None, f"its {which} exercise is not a {wanted}"
-
-
-def _task_before(notebook: NotebookNode, number: int) -> NotebookNode | None:
-    """Find the task of the solution in cell `number`: the last markdown cell that names one."""
-    for cell in reversed(notebook.cells[:number]):
-        if "solution" in files.tags(cell):
-            return None
-        if cell.cell_type == "markdown" and "**Exercise" in cell.source:
-            return cell
-    return None
+    if levels and levels[0] not in (None, LEVELS[0]):
+        yield None, f"its first exercise is not a {LEVELS[0]}"
+    if levels and levels[-1] not in (None, LEVELS[-1]):
+        yield None, f"its last exercise is not a {LEVELS[-1]}"

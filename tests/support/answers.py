@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nbformat import NotebookNode
 
@@ -20,8 +21,7 @@ CORRECT = "correct"
 """How the verdict on a right answer begins."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One block of a file of answers."""
 
     solution: str
@@ -74,10 +74,6 @@ def missing(notebook: NotebookNode, blocks: Sequence[Block]) -> list[str]:
 def answers(notebook: NotebookNode, blocks: Sequence[Block]) -> list[Answer]:
     """List all answers to the exercises of a lesson, in the order in which they shall be run.
 
-    Args:
-        notebook: The lesson, with its saved outputs.
-        blocks: What stands in its file of answers.
-
     Returns:
         For each exercise the student's stub, its answers, and then the solution again, of which
         the check must print what is saved: no answer before it has left anything behind.
@@ -93,18 +89,13 @@ def answers(notebook: NotebookNode, blocks: Sequence[Block]) -> list[Answer]:
         for number, each in enumerate(given, 1):
             label = f"{solution.id} answer {number}"
             found.append(Answer(label, each.source, check, each.verdict))
-        last = Answer(f"{solution.id} again", solution.source, check, CORRECT, _saved(check))
-        found.append(last)
+        saved = "".join(each.get("text", "") for each in check.outputs)
+        found.append(Answer(f"{solution.id} again", solution.source, check, CORRECT, saved))
     return found
 
 
 def complaint(answer: Answer, printed: str) -> str | None:
-    """Say what is wrong with the verdict on an answer, if something is.
-
-    Args:
-        answer: The answer that was judged.
-        printed: What it and its check printed.
-    """
+    """Return what is wrong with the verdict on an answer, given what it and its check printed."""
     begins = re.search(rf"^Exercise \d+: {re.escape(answer.verdict)}", printed, re.M)
     called_correct = re.search(rf"^Exercise \d+: {CORRECT}", printed, re.M)
     if not begins or (called_correct and not answer.verdict.startswith(CORRECT)):
@@ -114,7 +105,3 @@ def complaint(answer: Answer, printed: str) -> str | None:
     else:
         return None
     return f"{answer.name}: expected {expected}\ngot:\n{printed}\nfor:\n{answer.source}"
-
-
-def _saved(check: NotebookNode) -> str:
-    return "".join(each.get("text", "") for each in check.outputs)

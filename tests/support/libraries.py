@@ -3,10 +3,11 @@
 `tests/wild/models.toml` lists them. A library is imported when a model of it is made.
 """
 
-import importlib
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -16,51 +17,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-LIST = Path("tests/wild/models.toml")
+LISTED: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    Path(__file__).parents[1].joinpath("wild", "models.toml").read_text()
+)
+"""By library, its models by name, with their options."""
 
 
-class Listed(NamedTuple):
-    """A line of the list: a library, the name of the model in it, and its options."""
-
-    library: str
-    name: str
-    options: dict[str, Any]
-
-    @property
-    def title(self) -> str:
-        """What the report calls it."""
-        return f"{self.library}: {self.name}"
-
-
-def read(path: Path = LIST) -> list[Listed]:
-    """Read the list.
-
-    Raises:
-        ValueError: It names a library that nothing here makes models of.
-    """
-    listed = [
-        Listed(library, name, options)
-        for library, group in tomllib.loads(path.read_text()).items()
-        for name, options in group.items()
-    ]
-    unknown = sorted({each.library for each in listed} - set(LIBRARIES))
-    if unknown:
-        raise ValueError(f"no library {', '.join(unknown)}: there are {', '.join(LIBRARIES)}")
-    return listed
-
-
-def make(listed: Listed, size: int) -> tuple[nn.Module, Tensor]:
-    """Make a model in evaluation mode, in float64, and inputs for it.
-
-    Args:
-        listed: A line of the list.
-        size: How many samples.
+def make(library: str, name: str, size: int) -> tuple[nn.Module, Tensor]:
+    """Make a model of the list in evaluation mode, in float64, and inputs for it.
 
     Returns:
-        A module that maps inputs to `(B, Y)`, and inputs `(B, ...)`.
+        A module that maps inputs to `(B, Y)`, and inputs `(B, ...)`, where B is `size`.
     """
     torch.manual_seed(0)
-    model, data = LIBRARIES[listed.library](listed.name, dict(listed.options), size)
+    model, data = LIBRARIES[library].make(name, dict(LISTED[library][name]), size)
     model = model.eval().double()._apply(_complex_in_double)  # which `double` leaves as it is
     return model, data.double() if data.is_floating_point() else data
 
@@ -107,19 +77,22 @@ class OnGraph(nn.Module):
 
 def _timm(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
     side = options.pop("side", options.get("img_size", 64))
-    model = _load("timm").create_model(name, pretrained=False, num_classes=3, **options)
+    with pretended_torchvision():
+        create = import_module("timm").create_model
+        model = create(name, pretrained=False, num_classes=3, **options)
     return Flat(model), torch.randn(size, 3, side, side)
 
 
 def _vit_pytorch(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
     module, _, kind = name.rpartition(".")
     side = options.pop("side", 32)  # `image_size` may be a pair
-    model = getattr(_load(f"vit_pytorch.{module}"), kind)(num_classes=3, **options)
+    with pretended_torchvision():
+        model = getattr(import_module(f"vit_pytorch.{module}"), kind)(num_classes=3, **options)
     return Flat(model), torch.randn(size, 3, side, side)
 
 
 def _transformers(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
-    library, argument = _load("transformers"), options.pop("argument", "input_ids")
+    library, argument = import_module("transformers"), options.pop("argument", "input_ids")
     shape, take = options.pop("shape", [8]), options.pop("take", "logits")
     kind = getattr(library, name)
     model = kind(kind.config_class(**options))
@@ -131,39 +104,51 @@ def _transformers(name: str, options: dict[str, Any], size: int) -> tuple[nn.Mod
 def _torch_geometric(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
     if "deg" in options:
         options["deg"] = torch.tensor(options["deg"])
-    model = getattr(_load("torch_geometric.nn").models, name)(**options)
+    model = getattr(import_module("torch_geometric.nn").models, name)(**options)
     return OnGraph(model, 6), torch.randn(size, 6, options["in_channels"])
 
 
 def _neuralop(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
     shape = options.pop("shape")
-    model = getattr(_load("neuralop.models"), name)(**options)
+    model = getattr(import_module("neuralop.models"), name)(**options)
     return Flat(model), torch.randn(size, *shape)
 
 
 def _x_transformers(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
-    library = _load("x_transformers")
+    library = import_module("x_transformers")
     layers = getattr(library, name)(**options)
     model = library.TransformerWrapper(num_tokens=20, max_seq_len=8, attn_layers=layers)
     return Flat(model), torch.randint(20, (size, 8))
 
 
-LIBRARIES: dict[str, Callable[[str, dict[str, Any], int], tuple[nn.Module, Tensor]]] = {
-    "timm": _timm,
-    "transformers": _transformers,
-    "vit-pytorch": _vit_pytorch,
-    "x-transformers": _x_transformers,
-    "torch-geometric": _torch_geometric,
-    "neuraloperator": _neuralop,
+class Library(NamedTuple):
+    """A library: the name to import, and what makes a model of it and inputs."""
+
+    module: str
+    make: Callable[[str, dict[str, Any], int], tuple[nn.Module, Tensor]]
+
+
+LIBRARIES = {
+    "timm": Library("timm", _timm),
+    "transformers": Library("transformers", _transformers),
+    "vit-pytorch": Library("vit_pytorch", _vit_pytorch),
+    "x-transformers": Library("x_transformers", _x_transformers),
+    "torch-geometric": Library("torch_geometric", _torch_geometric),
+    "neuraloperator": Library("neuralop", _neuralop),
 }
 
 
-def _load(name: str) -> ModuleType:
-    """Import a library; two of them with a torchvision that is none."""
-    pretend = name.partition(".")[0] in ("timm", "vit_pytorch")
-    if pretend and not any(isinstance(each, _Pretended) for each in sys.meta_path):
-        sys.meta_path.append(_Pretended())
-    return importlib.import_module(name)
+@contextmanager
+def pretended_torchvision() -> Iterator[None]:
+    """Let torchvision be imported, which would bring another torch, and which no model needs."""
+    finder = _Pretended()
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
 
 
 class _Anything(type):

@@ -1,13 +1,8 @@
-"""Check that what is installed is what requirements.txt pins.
-
-Run from the folder that holds requirements.txt: `python -m helpers.tooling.pins torch`.
-"""
+"""The pins of a list of requirements, and whether what is installed is what they say."""
 
 import re
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 
 def read(requirements: str) -> dict[str, str]:
@@ -22,15 +17,7 @@ def plain(name: str) -> str:
 
 
 def findings(packages: Sequence[str], requirements: str) -> list[str]:
-    """List the packages whose installed version is not the pinned one.
-
-    Args:
-        packages: Names of installed packages.
-        requirements: The text of requirements.txt.
-
-    Returns:
-        A sentence for each that differs.
-    """
+    """List the installed packages whose version is not the one that a list pins."""
     pins, found = read(requirements), []
     for package in packages:
         pinned = pins.get(plain(package))
@@ -38,12 +25,5 @@ def findings(packages: Sequence[str], requirements: str) -> list[str]:
         if pinned is None:
             found.append(f"no pin of {package}")
         elif installed != pinned:
-            found.append(
-                f"{package} {installed} is installed, and {pinned} is pinned: "
-                "remove .venv, and `make` will make it anew"
-            )
+            found.append(f"{package} {installed} is not {pinned}")
     return found
-
-
-if __name__ == "__main__":
-    sys.exit("\n".join(findings(sys.argv[1:], Path("requirements.txt").read_text())) or 0)

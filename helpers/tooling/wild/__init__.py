@@ -1,1 +1,0 @@
-"""The contract of `helpers.gradients`, held against models of well-known libraries."""
