@@ -17,6 +17,7 @@ read_by_nbval := LESSON LAX
 read_by_outputs := LESSON TIMINGS
 read_by_bench := DEVICE
 read_by_colab := LESSON REPO
+read_by_html := REPO
 read_by_student := LESSON
 read_by_bundle := PYTHON_VERSION HAVE
 read_by_wild := MODELS
@@ -55,7 +56,7 @@ help:  ## list this
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
-	@echo "  REPO=owner/name  colab: the repository on GitHub that links lead to"
+	@echo "  REPO=owner/name  colab, html: the repository on GitHub that links lead to"
 	@echo "  HAVE=FILE        bundle: what pip list --format=freeze prints on the machine"
 	@echo "  PYTHON_VERSION=3.12  bundle: the machine's Python"
 	@echo "  MODELS=\"a b\"     wild: only models whose titles hold one of these, such as timm or swin"

@@ -31,7 +31,8 @@ def written(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("edition") / "html"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        pages.build(folder, repo="ada/gradients")
+        patch.setenv("REPO", "ada/gradients")
+        pages.build(folder)
     return folder
 
 
@@ -281,7 +282,8 @@ PROBE = """<script>addEventListener("load", () => {
     [...element.childNodes].some((each) => each.nodeType == 3 && each.data.trim());
   const unread = (theme) => {
     document.documentElement.dataset.theme = theme;
-    return texts(all(":not(.headerlink)").filter((each) => said(each) && box(each).width && pale(each)));
+    const seen = all(":not(.headerlink)").filter((each) => said(each) && box(each).width);
+    return texts(seen.filter(pale));
   };
   const unreached = () => all("pre")
     .filter((each) => each.scrollWidth > each.clientWidth && each.tabIndex < 0);
@@ -289,7 +291,7 @@ PROBE = """<script>addEventListener("load", () => {
   const found = {
     inner: innerWidth,
     fits: document.documentElement.scrollWidth <= innerWidth,
-    copies: all(".copybtn").length == all("div:not(.highlight-myst-ansi) > .highlight > pre").length,
+    copies: all(".copybtn").length == all(":not(.highlight-myst-ansi) > .highlight > pre").length,
     covering: texts(all(".copybtn").filter(covers).map((each) => each.previousSibling)),
     undrawn: texts(all("math").filter((each) => !box(each).width)),
     tight: texts(all('math[display="block"] :is(munder, mover, munderover)').filter(tight)),
@@ -349,4 +351,4 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
         name: {what: each for what, each in found.items() if each}
         for name, found in results.items()
     }
-    assert wrong == dict.fromkeys(book, {})
+    assert wrong == {name: {} for name in book}

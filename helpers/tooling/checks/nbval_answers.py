@@ -1,12 +1,10 @@
 """A pytest plugin: the run of a lesson in which nbval compares its outputs answers more than that.
 
 With `--answers FOLDER`, further items follow the last cell of a lesson, in its kernel: that it
-imported nothing of the tooling, and left no file behind; that
-the tables which it handed over are such as `make report` reads; and that each answer to an exercise
-gets its verdict. With `--sizes FILE`, lessons run with the parameters that the file states.
+imported nothing of the tooling, and left no file behind; and that each answer to an exercise gets
+its verdict. With `--sizes FILE`, lessons run with the parameters that the file states.
 """
 
-import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,10 +16,8 @@ import pytest
 from nbformat.v4 import new_code_cell
 from nbval.plugin import IPyNbCell, IPyNbFile
 
-from helpers import handover
 from helpers.tooling.checks import answers
 from helpers.tooling.lesson import files, modules
-from helpers.tooling.report import tables
 
 IMPORTED = """\
 import sys
@@ -31,9 +27,6 @@ print(*(
     if name.partition(".")[0] in ("helpers", "tests") and getattr(module, "__file__", None)
 ), sep="\\n")"""
 """What the kernel is asked, to know which modules of the collection the lesson has imported."""
-
-TABLE = re.compile(r".*(median \(ms\)|per-sample shape.* equal\n)")
-"""How the text of a table begins that `make report` sets side by side."""
 
 _collect = IPyNbFile.collect
 _set_up = IPyNbFile.setup
@@ -84,23 +77,6 @@ class Isolation(Item):
             raise Finding(f"it imported what no copy of it carries: {', '.join(sorted(strange))}")
         if left := sorted(_listed(self.path.parent) - self.parent.there):
             raise Finding(f"it left behind: {', '.join(left)}")
-
-
-class HandOver(Item):
-    """The cells hand over the tables that they show, in the form that `make report` reads."""
-
-    def runtest(self) -> None:
-        """Check the outputs of all cells."""
-        for item in self.parent.cells:
-            place = files.place(self.parent.nb, item.cell)
-            for data in (output.get("data", {}) for output in item.test_outputs or []):
-                if handover.MIME in data:
-                    try:
-                        tables.check_table(data[handover.MIME])
-                    except ValueError as error:
-                        raise Finding(f"{place} hands over a table: {error}") from error
-                elif TABLE.match(data.get("text/plain", "")):
-                    raise Finding(f"{place} shows a table that it does not hand over")
 
 
 class Missing(Item):
@@ -157,7 +133,6 @@ def collect(file: IPyNbFile) -> Iterator[IPyNbCell]:
         yield item
     if file.config.option.answers:
         yield Isolation.from_parent(file, name="isolation")
-        yield HandOver.from_parent(file, name="tables handed over")
         yield Missing.from_parent(file, name="answers")
         with suppress(ValueError):  # `Missing` says what is wrong with a solution
             for answer in answers.answers(file.nb, _blocks(file)):

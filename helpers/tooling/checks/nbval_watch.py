@@ -1,4 +1,4 @@
-"""A pytest plugin: nbval notices a dead kernel, names cells as we do, compares what we save.
+"""A pytest plugin: nbval notices a dead kernel, names cells as we do, and leaves out progress.
 
 By itself, nbval waits for the reply of a dead kernel as long as a cell may take, and counts code
 cells from 0.
@@ -12,7 +12,6 @@ from typing import Any
 from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell, IPyNbFile
 
-from helpers import handover
 from helpers.tooling.lesson import files
 
 _wait = RunningKernel.get_message
@@ -51,10 +50,9 @@ def repr_failure(item: IPyNbCell, excinfo: Any) -> str:
 
 
 def setup(file: IPyNbFile) -> None:
-    """Leave out of the comparison what is not saved: progress, and tables for `make report`."""
+    """Silence progress, which is not saved."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # for the kernel
     _set_up(file)
-    file.skip_compare += (handover.MIME,)
 
 
 RunningKernel.get_message = get_message

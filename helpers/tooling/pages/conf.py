@@ -1,5 +1,6 @@
 """Sphinx's settings for the reading edition: saved outputs, formulas as MathML, no network."""
 
+import os
 import re
 
 from docutils import nodes
@@ -27,16 +28,22 @@ html_theme_options = {
     "home_page_in_toc": True,
     "secondary_sidebar_items": {"index": [], "[!i]*": ["page-toc.html"]},
 }
+if repo := os.environ.get("REPO"):
+    html_theme_options |= {
+        "repository_url": f"https://github.com/{repo}",
+        "repository_branch": "colab",  # `.ci/colab` publishes copies that stand alone
+        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
+    }
 html_static_path = ["style.css"]
 html_css_files = ["style.css"]
 html_math_renderer = "mathml"
-html_copy_source = True  # the theme's button for the notebook itself
 html_use_index = False
 copybutton_selector = "div:not(.highlight-myst-ansi) > .highlight > pre"
 
 # What is in a fold has no size until it is opened; the theme looks again which code scrolls, and
 # can then be reached with the keyboard, when the window changes its size.
 REFOCUS = 'addEventListener("toggle", () => dispatchEvent(new Event("resize")), true);'
+LONG = r'(?<=<span class="pre">)[^<\s]{30,}'
 NAME = r"<mo>&ApplyFunction;</mo>(?!\s*<mo[^>]*>[(\[])"
 
 
@@ -58,20 +65,18 @@ def list_lessons(app, docname, source):
         source[0] += "".join(map(edition.entry, files.find(app.srcdir)))
 
 
-def link_to_colab(app, config):
-    """Give each lesson a button that opens its copy of the branch that `.ci/colab` publishes."""
-    if config.colab_repo:
-        config.html_theme_options |= {
-            "repository_url": f"https://github.com/{config.colab_repo}",
-            "repository_branch": "colab",
-            "launch_buttons": {"colab_url": "https://colab.research.google.com"},
-        }
+def break_names(app, pagename, templatename, context, doctree):
+    """Let a long name in code break behind `_`, `.` or `:` where it has to, not amid a word."""
+    context["body"] = re.sub(
+        LONG,
+        lambda name: re.sub(r"(?<=[_.:])(?=[^\W_])", "<wbr>", name[0]),
+        context.get("body", ""),
+    )
 
 
 def setup(app):
     """Register what this file adds to Sphinx."""
-    app.add_config_value("colab_repo", "", "html")
-    app.connect("config-inited", link_to_colab)
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.add_js_file(None, body=REFOCUS)
     app.connect("source-read", list_lessons)
+    app.connect("html-page-context", break_names)
