@@ -14,6 +14,7 @@ read_by_nbval := LESSON LAX
 read_by_outputs := LESSON TIMINGS
 read_by_bench := DEVICE
 read_by_colab := LESSON REPO
+read_by_html := REPO
 read_by_student := LESSON
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
@@ -123,7 +124,7 @@ help:  ## list this
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
-	@echo "  REPO=owner/name  colab: the repository on GitHub that links lead to"
+	@echo "  REPO=owner/name  colab, html: the repository on GitHub that links lead to"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
 
 # .venv is made anew for another interpreter, or if it was left half-made; else it is brought up to

@@ -7,14 +7,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 from tqdm import tqdm
-
-from helpers import handover
 
 # A CUDA build of torch on a machine without a GPU warns on import that it cannot build extensions.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -124,7 +123,7 @@ def measure(
     )
 
 
-def table(measurements: Mapping[str, Measurement], *, reference: str) -> handover.Table:
+def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
     """Set out times, their spread, and each as a multiple of one of them.
 
     Args:
@@ -140,12 +139,41 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> handove
         ValueError: No candidate that was measured has the reference's name.
     """
     times = {
-        name: handover.Time(each.median, each.iqr if len(each.times) > 1 else None)
+        name: (each.median, each.iqr if len(each.times) > 1 else None)
         for name, each in measurements.items()
     }
-    failed = getattr(measurements, "failed", {})
-    times |= {name: handover.Time(missing="failed", why=why) for name, why in failed.items()}
-    return handover.timings(times, reference)
+    return multiples(times, getattr(measurements, "failed", {}), reference)
+
+
+def multiples(
+    times: Mapping[str, tuple[float, float | None]], missing: Mapping[str, str], reference: str
+) -> pd.DataFrame:
+    """Set out times, their spread, and each as a multiple of one of them.
+
+    Args:
+        times: `{name: (median, spread)}` in seconds; a single round has no spread.
+        missing: `{name: why}` of what was not measured.
+        reference: The name of the one that the others are multiples of.
+
+    Returns:
+        A row for each name, as in `table`; if something is missing, one more column says why.
+
+    Raises:
+        ValueError: No time has the reference's name.
+    """
+    if reference not in times:
+        raise ValueError(f"reference must be one of {', '.join(times)}, got {reference!r}")
+    unit = times[reference][0]
+    rows = {
+        name: (median * 1e3, None if spread is None else spread * 1e3, median / unit)
+        for name, (median, spread) in times.items()
+    }
+    columns = ["median (ms)", "spread (ms)", f"times {reference}"]
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=float)
+    frame = frame.reindex([*times, *missing]).round(2)
+    if missing:
+        frame["not measured"] = pd.Series(missing).reindex(frame.index).fillna("")
+    return frame.rename_axis("method")
 
 
 def reason(error: Exception) -> str:

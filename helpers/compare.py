@@ -7,8 +7,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from helpers import handover
-
 # Two right methods differ by rounding alone: a few times 1e-16 of the largest entry in float64 and
 # 1e-7 in float32, more where long sums meet in another order. On the networks of the lessons
 # 6e-15 and 1e-6 were measured; these leave a factor of 10 and more.
@@ -18,7 +16,6 @@ TOLERANCES = {
     torch.bfloat16: 5e-2,
     torch.float16: 1e-2,
 }
-NOT_FINITE = "not finite"  # what stands instead of an error that a NaN or an infinity has made
 
 
 def table(
@@ -49,23 +46,18 @@ def table(
     for name in list(expected) + [name for name in got if name not in expected]:
         tensor = got.get(name, expected.get(name))
         limit = TOLERANCES[tensor.dtype] if tolerance is None else tolerance
-        error, instead = None, "missing" if name not in got else "not expected"
-        if name in got and name in expected:
-            if got[name].shape != expected[name].shape:
-                instead = f"expected {tuple(expected[name].shape)}"
-            else:
-                error = largest_error(got[name], expected[name], scale=scale)
-                error, instead = (error, None) if isfinite(error) else (None, NOT_FINITE)
-        rows[name] = handover.ComparisonRow(
-            tuple(tensor.shape), error, instead, limit, error is not None and error <= limit
-        )
-    rendered = {
-        name: (row.shape[batch_dims:], row.shape, _error(row), row.equal)
-        for name, row in rows.items()
-    }
+        error = inf
+        if name not in got or name not in expected:
+            shown = "missing" if name not in got else "not expected"
+        elif got[name].shape != expected[name].shape:
+            shown = f"expected {tuple(expected[name].shape)}"
+        else:
+            error = largest_error(got[name], expected[name], scale=scale)
+            shown = f"below {_short(limit)}" if error < limit else f"{error:.1e}"
+        shape = tuple(tensor.shape)
+        rows[name] = (shape[batch_dims:], shape, shown, isfinite(error) and error <= limit)
     columns = ["shape", "per-sample shape", "largest error", "equal"]
-    frame = pd.DataFrame.from_dict(rendered, orient="index", columns=columns)
-    return handover.Table.of(rows, frame.rename_axis("parameter"))
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("parameter")
 
 
 def check(
@@ -134,13 +126,6 @@ def largest_error(got: Tensor, expected: Tensor, *, scale: float | None = None) 
     if not isfinite(largest):
         return inf
     return largest / (max(_largest(expected), (scale or 0.0) / 10) or 1.0)
-
-
-def _error(row: handover.ComparisonRow) -> str:
-    """Write the largest error, as a bound where it is within the tolerance."""
-    if row.error is None:
-        return "inf" if row.instead == NOT_FINITE else row.instead
-    return f"below {_short(row.tolerance)}" if row.error < row.tolerance else f"{row.error:.1e}"
 
 
 def _largest(tensor: Tensor) -> float:

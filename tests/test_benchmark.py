@@ -151,7 +151,6 @@ def test_the_table_of_times():
     assert table["times loop"].tolist() == [1.0, 0.24, 2.0]
     # Quartiles between 40.75 and 51.5 of the first, none of the second, 83.05 and 83.15.
     assert table["spread (ms)"].tolist() == [10.75, 0.0, 0.1]
-    assert table.rows["vmap"].ratio == pytest.approx(10 / 41.5, rel=1e-9)
     other = benchmark.table(measurements, reference="vmap")
     assert other["times vmap"].tolist() == [4.15, 1.0, 8.31]
 

@@ -26,7 +26,7 @@ STUDY = Study(
     "gradients",
     Task("MLP", 4),
     (row("batch gradient", 0.01), row("loop", 0.05), KEPT),
-    (Missing(Candidate("JAX"), absent=True, why="JAX is not installed: make peers"),),
+    (Missing(Candidate("JAX"), absent=True, why="JAX is not installed: make bench"),),
 )
 
 
@@ -95,7 +95,7 @@ def test_one_round_has_no_spread_and_what_is_missing_is_said():
     rows = (STUDY.rows[0], replace(STUDY.rows[1], rounds=1))
     cut = replace(STUDY, rows=rows, cut_short="1 of 5 rounds: the budget was spent")
     assert tables.times(cut)["spread (ms)"].isna().tolist() == [False, True, True]
-    assert tables.remarks(STUDY) == ["JAX: JAX is not installed: make peers"]
+    assert tables.remarks(STUDY) == ["JAX: JAX is not installed: make bench"]
     assert tables.remarks(cut)[1:] == ["1 of 5 rounds: the budget was spent"]
 
 

@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from helpers import handover
+from helpers import benchmark
 from helpers.study.facts import REFERENCE, Study
 
 
-def times(study: Study, *, reference: str = REFERENCE) -> handover.Table:
+def times(study: Study, *, reference: str = REFERENCE) -> pd.DataFrame:
     """Set out times, their spread, multiples of the reference, and what was not measured.
 
     Args:
@@ -16,11 +16,9 @@ def times(study: Study, *, reference: str = REFERENCE) -> handover.Table:
     Raises:
         ValueError: It was not measured.
     """
-    found = {str(row.candidate): handover.Time(row.median, row.spread) for row in study.rows}
-    for missing in study.missing:
-        why = "absent" if missing.absent else "failed"
-        found[str(missing.candidate)] = handover.Time(missing=why)
-    return handover.timings(found, reference)
+    found = {str(row.candidate): (row.median, row.spread) for row in study.rows}
+    missing = {str(m.candidate): "absent" if m.absent else "failed" for m in study.missing}
+    return benchmark.multiples(found, missing, reference)
 
 
 def memory(study: Study) -> pd.DataFrame:

@@ -34,7 +34,7 @@ runpy.run_module(module, run_name="__main__")
 def tree(folder: Path) -> dict[str, str]:
     """Read all files below a folder, hidden ones too; folders themselves are not listed."""
     return {
-        path.relative_to(folder).as_posix(): path.read_text()
+        path.relative_to(folder).as_posix(): path.read_text(errors="replace")  # pictures, too
         for path in folder.rglob("*")
         if path.is_file()
     }
@@ -100,7 +100,7 @@ def test_folder_that_cannot_take_its_place_leaves_the_old(old, monkeypatch):
 @pytest.fixture
 def edition(request, desk) -> tuple[str, Path]:
     """Name a command that makes a folder, which is there before, with a file of somebody's."""
-    shutil.copy(LESSONS[0], desk / "notebooks")
+    shutil.copy(LESSONS[-1], desk / "notebooks")  # it links to no other
     shutil.copy(ROOT / "requirements.txt", desk)
     folder = desk / COMMANDS[request.param]
     folder.mkdir(parents=True)

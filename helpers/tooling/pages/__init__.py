@@ -1,1 +1,1 @@
-"""The reading edition: lessons as pages, with an index."""
+"""The reading edition: how lessons become a book of pages."""

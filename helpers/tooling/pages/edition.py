@@ -1,0 +1,85 @@
+"""A lesson as the reading edition shows it."""
+
+import base64
+import io
+import re
+from html import escape
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell
+from PIL import Image
+
+from helpers.tooling.lesson import files, form
+from helpers.tooling.pages import predictions
+
+FLAT = 0.8
+"""The share of its two commonest colours: 0.87 or more of a drawing, below 0.74 of an image."""
+NOTE = "This page shows saved results. Where the text says “run”, run the notebook."
+
+
+def read(text: str) -> NotebookNode:
+    """Read a lesson, fold solutions, set-up and answers, and hand on alternative texts."""
+    notebook = nbformat.reads(text, nbformat.NO_CONVERT)
+    first = notebook.cells[0]
+    first.source = re.sub(r"(?m)^\*Reading: .+\*$", rf"\g<0>\n\n*{NOTE}*", first.source)
+    predictions.fold(notebook)
+    notebook.cells = [part for cell in notebook.cells for part in _parts(cell)]
+    return notebook
+
+
+def entry(lesson: Path) -> str:
+    """Write what the index says of a lesson: title, promise, times, and its largest picture."""
+    notebook = files.read(lesson)
+    parts = re.match(r"# (.+)\n\n(.+)\n(?:.*\n)*(\*Reading: .+\*)", notebook.cells[0].source)
+    pictures = [(_png(cell), cell) for cell in notebook.cells if _png(cell)]
+    text = f"\n## [{parts[1]}]({lesson.name})\n\n{parts[2]}\n\n{parts[3]}\n"
+    if pictures:
+        png, cell = max(pictures, key=lambda each: len(each[0]))
+        source = f"data:image/png;base64,{''.join(png.split())}"
+        text += f'\n<img class="{kind(png)}" src="{source}" alt="{escape(cell.metadata.alt)}">\n'
+    return text
+
+
+def kind(png: str) -> str:
+    """Return whether a picture, in base64, is a `drawing` in few flat colours or shows `shades`.
+
+    The dark theme inverts drawings. Shades have a meaning, and the text speaks of dark and pale.
+    """
+    picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    pixels = picture.width * picture.height
+    counts = sorted(count for count, _ in picture.getcolors(pixels))
+    return "drawing" if sum(counts[-2:]) > FLAT * pixels else "shades"
+
+
+def _png(cell: NotebookNode) -> str:
+    """Return the last picture that a cell has saved, in base64, or an empty text."""
+    saved = [each.get("data", {}).get("image/png", "") for each in cell.get("outputs", [])]
+    return next(filter(None, reversed(saved)), "")
+
+
+def _parts(cell: NotebookNode) -> list[NotebookNode]:
+    """Return the cells that show one cell, with what MyST-NB needs to know of each."""
+    if cell.cell_type != "code":
+        return [cell]
+    image = {"alt": cell.metadata.get("alt", "A figure."), "scale": 100}  # scaled ones are links
+    if _png(cell):
+        image["classes"] = kind(_png(cell))
+    shown, tags = {"image": image}, files.tags(cell)
+    name = "Solution" if "solution" in tags else "Set-up" if cell.source == form.SETUP else ""
+    if name:
+        shown |= {"code_prompt_show": name, "code_prompt_hide": name}
+        tags = [*tags, "hide-input"]
+    cell.metadata |= {"mystnb": shown, "tags": tags}
+    if "answer" not in cell.metadata:
+        return [cell]
+    # The output goes to a cell of its own, so that a fold can begin before it; MyST-NB leaves a
+    # cell without code out.
+    outputs, cell.outputs = cell.outputs, []
+    return [
+        cell,
+        new_markdown_cell('<details class="answer"><summary>Show what happens</summary>'),
+        new_code_cell("...", outputs=outputs, metadata=cell.metadata | {"tags": ["remove-input"]}),
+        new_markdown_cell(f"{cell.metadata.answer}\n\n</details>"),
+    ]

@@ -1,0 +1,228 @@
+"""One page that sets the runs in `build/<device>/` side by side: `build/report.html`.
+
+Run from the folder that holds `build/`: `python -m helpers.tooling.report`. A folder of another
+machine, copied to `build/<device>@<name>/`, stands beside them.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from helpers.tooling import run
+from helpers.tooling.lesson import files
+
+PAGE = run.BUILD / "report.html"
+DEVICE = re.compile(r"(cpu|mps|cuda(-\d+)?)(@[\w.-]+)?")
+"""Folders of devices; those of another machine are named after it, such as `cuda-0@cluster`."""
+LESSON = re.compile(r"(\d\d_\w+?)(\.failed|\.running)?\.ipynb")
+HEAD = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Devices side by side</title>
+<style>
+:root { color-scheme: light dark; --line: #8886; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }
+.wide, .devices > * { overflow-x: auto; }
+.devices { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem; }
+.devices > * { border: 1px solid var(--line); padding: .5rem; }
+table { border-collapse: collapse; font-size: .875rem; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .7rem; text-align: left;
+  vertical-align: top; max-width: 24rem; overflow-wrap: anywhere; }
+.bad { color: light-dark(#b00020, #ff8a80); font-weight: 600; }
+.good { color: light-dark(#1b6e2b, #8bd49a); }
+.none { opacity: .7; }
+img { max-width: 100%; background: #fff; }
+</style>
+"""
+
+Results = Mapping[str, NotebookNode | str]
+"""What a device has of the lessons, by name: the executed notebook, or why there is none."""
+
+
+def collect(build: Path = run.BUILD) -> dict[str, Results]:
+    """Read the executed lessons of all devices, by the names of their folders."""
+    devices = {}
+    for folder in sorted(path for path in build.glob("*/") if DEVICE.fullmatch(path.name)):
+        # What an earlier run has finished counts more than what is running.
+        paths = sorted(folder.glob("*.ipynb"), key=lambda path: ".running." not in path.name)
+        named = [(path, LESSON.fullmatch(path.name)) for path in paths]
+        results = {match[1]: _read(path) for path, match in named if match}
+        if results:
+            devices[folder.name] = results
+    return devices
+
+
+def render(devices: Mapping[str, Results]) -> str:
+    """Write the page.
+
+    Args:
+        devices: What `collect` returned.
+
+    Returns:
+        HTML that needs nothing beside it: the table of runs, on what they ran, and of each lesson
+        the cells whose outputs differ.
+    """
+    executed = {device: _executed(results) for device, results in devices.items()}
+    stems = {stem for results in devices.values() for stem in results}
+    stems |= {path.stem for path in files.FOLDER.glob("[0-9][0-9]_*.ipynb")}
+    rows, sections = [], []
+    for stem in sorted(stems):
+        notebooks = {name: each[stem] for name, each in executed.items() if stem in each}
+        compared = len(notebooks) > 1
+        sections += [_lesson(stem, notebooks)] if compared else []
+        name = f'<a href="#{stem}">{stem}</a>' if compared else escape(stem)
+        rows.append((name, *(state(results, stem) for results in devices.values())))
+    facts = {device: _facts(each) for device, each in executed.items()}
+    said = [
+        (escape(fact), *(escape(facts[name].get(fact, "")) for name in devices))
+        for fact in dict.fromkeys(fact for each in facts.values() for fact in each)
+    ]
+    return "\n".join(
+        [
+            f"{HEAD}<h1>Devices side by side</h1>",
+            _table(("lesson", *devices), rows),
+            '<p class="none">Left out: none of the runs that gave these results was asked for the '
+            "lesson. Never ran: one was, and was stopped before.</p>",
+            "<h2>Parameters, machines, versions</h2>",
+            _table(("", *devices), said),
+            *sections,
+        ]
+    )
+
+
+def state(results: Results, stem: str) -> str:
+    """Return how a lesson went on a device, as HTML: result, error, run time, peak memory."""
+    executed = _executed(results)
+    if stem not in executed:
+        asked = any(stem in each.metadata[run.METADATA].asked for each in executed.values())
+        said = results.get(stem, "never ran" if asked else "left out")
+        return f'<span class="none">{escape(said)}</span>'
+    about = executed[stem].metadata[run.METADATA]
+    lines = ['<span class="good">passed</span>']
+    if about.failure is not None:
+        lines = [f'<span class="bad">failed</span>: {escape(about.failure)}']
+    lines.append(f"{about.seconds:.1f} s")
+    lines += [
+        f"{size / 2**20:,.0f} MiB on the {'GPU' if kind == 'cuda' else 'host'}"
+        for kind, size in about.peak_memory.items()
+    ]
+    return "<br>".join(lines)
+
+
+def differing(notebooks: Mapping[str, NotebookNode]) -> list[dict[str, NotebookNode]]:
+    """List the cells whose text outputs differ between devices; pictures are not compared.
+
+    Args:
+        notebooks: One lesson as devices executed it.
+
+    Returns:
+        For each such cell, in order, what it is on the devices that executed it.
+    """
+    cells: dict[str, dict[str, NotebookNode]] = {}
+    for device, notebook in notebooks.items():
+        for cell in files.code_cells(notebook):
+            if cell.execution_count is not None:
+                cells.setdefault(cell.id, {})[device] = cell
+    return [each for each in cells.values() if len(set(map(_text, each.values()))) > 1]
+
+
+def _read(path: Path) -> NotebookNode | str:
+    """Read an executed lesson, or return why it cannot be shown."""
+    if ".running." in path.name:
+        return "unfinished: it is running, or was stopped"
+    try:
+        notebook = files.read(path)
+    except ValueError as error:
+        return f"not usable: {error}"
+    return notebook if run.METADATA in notebook.metadata else "not usable: `make run` it anew"
+
+
+def _executed(results: Results) -> dict[str, NotebookNode]:
+    return {stem: each for stem, each in results.items() if not isinstance(each, str)}
+
+
+def _facts(executed: Mapping[str, NotebookNode]) -> dict[str, str]:
+    """Return on what and with what lessons ran; where lessons differ, all values."""
+    facts: dict[str, dict[str, None]] = {}
+    for notebook in executed.values():
+        about = notebook.metadata[run.METADATA]
+        parts = {**about.parameters, "date": about.date, **about.machine, **about.versions}
+        for name, value in parts.items():
+            facts.setdefault(name, {})[str(value)] = None
+    return {name: ", ".join(values) for name, values in facts.items()}
+
+
+def _lesson(stem: str, notebooks: Mapping[str, NotebookNode]) -> str:
+    """Write the section of a lesson that several devices have executed."""
+    cells = differing(notebooks)
+    text = [f'<h2 id="{stem}">{stem}</h2>', f"<p>Cells whose outputs differ: {len(cells)}.</p>"]
+    for cell in cells:
+        device, first = next(iter(cell.items()))
+        place, source = files.place(notebooks[device], first), escape(first.source)
+        text.append(f"<details><summary>{place}</summary><pre>{source}</pre></details>")
+        shown = (f"<div><b>{name}</b>{_outputs(each)}</div>" for name, each in cell.items())
+        text.append(f'<div class="devices">{"".join(shown)}</div>')
+    return "\n".join(text)
+
+
+def _said(cell: NotebookNode) -> list[NotebookNode]:
+    """List the outputs of a cell but for progress."""
+    return [each for each in cell.outputs if each.get("name") != "stderr"]
+
+
+def _plain(output: NotebookNode) -> str:
+    if output.output_type == "error":
+        return f"{output.ename}: {output.evalue}"
+    return output.get("text", "") or output.get("data", {}).get("text/plain", "")
+
+
+def _text(cell: NotebookNode) -> str:
+    return "\n".join(map(_plain, _said(cell)))
+
+
+def _outputs(cell: NotebookNode) -> str:
+    """Write the outputs of a cell as HTML."""
+    shown = []
+    for output in _said(cell):
+        data = output.get("data", {})
+        if "text/html" in data:
+            shown.append(data["text/html"])
+        elif "image/png" in data:
+            alt = escape(cell.metadata.get("alt", "A figure."))
+            shown.append(f'<img src="data:image/png;base64,{data["image/png"]}" alt="{alt}">')
+        else:
+            shown.append(f"<pre>{escape(_plain(output))}</pre>")
+    return "".join(shown)
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Write a table of cells that are HTML."""
+    lines = ["".join(f"<th>{head}</th>" for head in heads)]
+    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+    text = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table>\n{text}\n</table></div>'
+
+
+def main() -> int:
+    """Run the command line.
+
+    Returns:
+        The exit status: 0, or 1 when there is nothing to report.
+    """
+    devices = collect()
+    if not devices:
+        print(f"{run.BUILD}/ holds no executed lesson: `make run` first", file=sys.stderr)
+        return 1
+    PAGE.write_text(render(devices), encoding="utf-8")
+    print(f"{PAGE}: {', '.join(devices)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

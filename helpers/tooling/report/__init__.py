@@ -1,1 +1,0 @@
-"""Runs set side by side in one page."""
