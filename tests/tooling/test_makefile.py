@@ -142,6 +142,7 @@ def test_commands(checkout):
     ]
     assert commands("student", "LESSON=1 2") == ["-m helpers.tooling.student 1 2"]
     assert commands("html") == ["-m helpers.tooling.pages"]
+    assert commands("html", "REPO=ada/gradients") == ["-m helpers.tooling.pages"]
     assert commands("lab") == ["-m jupyter lab notebooks"]
 
 
