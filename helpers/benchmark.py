@@ -177,7 +177,7 @@ def multiples(
 
 
 def reason(error: Exception) -> str:
-    """Say in one line what was raised."""
+    """Return in one line what was raised."""
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {first_line}"
 

@@ -57,5 +57,5 @@ def normalise(notebook: NotebookNode) -> None:
 
 
 def has_figure(cell: NotebookNode) -> bool:
-    """Say whether a cell has saved a picture."""
+    """Return whether a cell has saved a picture."""
     return any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
