@@ -88,7 +88,7 @@ student: $(made)  ## make build/student/ anew: lessons with stubs in place of so
 html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an index
 	@exec $(python) -m helpers.tooling.pages
 
-report: $(made)  ## set what runs left in build/ side by side in build/report.html
+report: $(made)  ## set runs side by side in build/report.html: how they went, which outputs differ
 	@exec $(python) -m helpers.tooling.report
 
 lab: $(made)  ## open the lessons in JupyterLab

@@ -40,9 +40,6 @@ html_math_renderer = "mathml"
 html_use_index = False
 copybutton_selector = "div:not(.highlight-myst-ansi) > .highlight > pre"
 
-# What is in a fold has no size until it is opened; the theme looks again which code scrolls, and
-# can then be reached with the keyboard, when the window changes its size.
-REFOCUS = 'addEventListener("toggle", () => dispatchEvent(new Event("resize")), true);'
 LONG = r'(?<=<span class="pre">)[^<\s]{30,}'
 NAME = r"<mo>&ApplyFunction;</mo>(?!\s*<mo[^>]*>[(\[])"
 
@@ -77,6 +74,5 @@ def break_names(app, pagename, templatename, context, doctree):
 def setup(app):
     """Register what this file adds to Sphinx."""
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
-    app.add_js_file(None, body=REFOCUS)
     app.connect("source-read", list_lessons)
     app.connect("html-page-context", break_names)

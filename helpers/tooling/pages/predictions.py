@@ -34,7 +34,7 @@ def fold(notebook: NotebookNode) -> None:
 
 
 def _end(text: str) -> int:
-    """Say where a text that begins with an answer goes on to something else."""
+    """Return where a text that begins with an answer goes on to something else."""
     bare = re.sub(r"```.*?```", lambda code: "x" * len(code[0]), text, flags=re.DOTALL)
     place = 0
     for paragraph in bare.split("\n\n"):
