@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.func import grad, vjp
 from tqdm import tqdm
 
+from helpers import gradients
 from helpers.curvature import passes
 from helpers.curvature.parameter_vectors import Vector, check_dictionary, check_returned
 from helpers.transforms import checks, fallback
@@ -166,14 +167,9 @@ def empirical_fisher_product(
         >>> empirical_fisher_product(model, loss_fn, data, targets, vector)  # (4 + 324) / 2
         {'weight': tensor([[164.]])}
     """
-    compute_loss = _on_one(loss_fn)
-
-    def weigh(prediction: Tensor, pushed: Tensor, target: Tensor) -> Tensor:
-        slope = grad(compute_loss)(prediction, target)
-        return slope * (slope * pushed).sum()
-
     checks.check_batch(data=data, targets=targets)
-    return passes.mean(model, (data, targets), vector, chunk_size, weigh)
+    loss = gradients.sample_loss(loss_fn)
+    return passes.mean(model, (data, targets), vector, chunk_size, lambda *_: None, loss)
 
 
 @torch.inference_mode(False)

@@ -1,6 +1,6 @@
 """From the parameters to the outputs of a model, and back: what all products are made of."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers import jacobians
 from helpers.curvature.parameter_vectors import Vector, check_vector
-from helpers.transforms import checks, fallback, randomness, samples
+from helpers.transforms import checks, derivatives, fallback, randomness, samples
 from helpers.transforms.call import call
 
 Weigh = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -22,8 +22,13 @@ def mean(
     vector: Vector,
     chunk_size: int | None,
     weigh: Weigh,
+    loss: Callable[..., Tensor] | None = None,
 ) -> Vector:
-    """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, target_i)`."""
+    """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, target_i)`.
+
+    With a loss, a function of a sample, J_i is its gradient in place of the model's Jacobian, and
+    what was pushed forward goes back as it is.
+    """
     checks.check_model(model)
     checks.check_chunk_size(chunk_size)
     check_vector(vector, checks.select_parameters(model))
@@ -32,13 +37,19 @@ def mean(
     batch = tuple(tensor.detach() for tensor in batch)
     vector = {name: tensor.detach() for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
-    for product in _products(model, batch, vector, chunk_size or len(batch[0]), weigh):
-        total = {name: tensor + product[name] for name, tensor in total.items()}
+    with samples.slow_operations_named():
+        for product in _products(model, batch, vector, chunk_size or len(batch[0]), weigh, loss):
+            total = {name: tensor + product[name] for name, tensor in total.items()}
     return {name: tensor / len(batch[0]) for name, tensor in total.items()}
 
 
 def _products(
-    model: nn.Module, batch: tuple[Tensor, ...], vector: Vector, step: int, weigh: Weigh
+    model: nn.Module,
+    batch: tuple[Tensor, ...],
+    vector: Vector,
+    step: int,
+    weigh: Weigh,
+    loss: Callable[..., Tensor] | None,
 ) -> Iterator[Vector]:
     """Yield for each chunk the sum over its samples, by `vjp`, or else by Jacobians."""
     transformable = True
@@ -46,22 +57,30 @@ def _products(
         chunk = tuple(tensor[start : start + step] for tensor in batch)
         if transformable:
             try:
-                product = _transformed(model, chunk, vector, weigh)
+                product = _transformed(model, chunk, vector, weigh, loss)
             except Exception as error:  # whatever a model can raise; below it is raised again
                 if fallback.is_no_memory(error):
                     raise
                 transformable = False
         if not transformable:
-            product = _by_jacobians(model, chunk, vector, weigh)
+            product = (
+                _by_gradients(model, chunk, vector, loss)
+                if loss
+                else _by_jacobians(model, chunk, vector, weigh)
+            )
         yield product
 
 
 def _transformed(
-    model: nn.Module, chunk: tuple[Tensor, ...], vector: Vector, weigh: Weigh
+    model: nn.Module,
+    chunk: tuple[Tensor, ...],
+    vector: Vector,
+    weigh: Weigh,
+    loss: Callable[..., Tensor] | None,
 ) -> Vector:
     """Go from the parameters to the outputs of all samples, and back."""
-    data, *targets = chunk
-    run = samples.reaching(_outputs, model, vector)
+    inputs, targets = (chunk, ()) if loss else (chunk[:1], chunk[1:])
+    run = samples.reaching(loss or _outputs, model, vector)
     # Fused attention has one derivative only.
     with (
         samples.running(model, vector) as (snapshot, params, buffers),
@@ -69,15 +88,27 @@ def _transformed(
     ):
 
         def outputs_of(params: dict[str, Tensor]) -> Tensor:
-            return samples.map_samples(run, params, buffers, (data,), snapshot.restore)
+            return samples.map_samples(run, params, buffers, inputs, snapshot.restore)
 
         outputs, pull = vjp(outputs_of, params)
         # What a `vjp` returns is linear in what it is given, so a `vjp` of it is the product with
         # the Jacobian: a `jvp` made of backwards. The `jvp` of torch is not always the transpose of
         # its backward: it moves the padding of an embedding.
         (pushed,) = vjp(pull, torch.zeros_like(outputs))[1]((vector,))
-        (product,) = pull(_weighed(weigh, outputs, pushed, targets))
+        (product,) = pull(pushed if loss else _weighed(weigh, outputs, pushed, targets))
     return {name: tensor.detach() for name, tensor in product.items()}
+
+
+def _by_gradients(
+    model: nn.Module, chunk: tuple[Tensor, ...], vector: Vector, loss: Callable[..., Tensor]
+) -> Vector:
+    """Do the same with the gradients of the chunk, `{name: (B, *shape)}`."""
+    params = checks.select_parameters(model, vector)
+    grads = derivatives.by_loop(loss, model, params, chunk)
+    pushed = sum(
+        torch.einsum("bp,p->b", g.flatten(1), vector[n].flatten()) for n, g in grads.items()
+    )
+    return {name: torch.einsum("b...,b->...", g, pushed) for name, g in grads.items()}
 
 
 def _by_jacobians(
@@ -97,7 +128,7 @@ def _by_jacobians(
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
 
 
-def _weighed(weigh: Weigh, outputs: Tensor, pushed: Tensor, targets: list[Tensor]) -> Tensor:
+def _weighed(weigh: Weigh, outputs: Tensor, pushed: Tensor, targets: Sequence[Tensor]) -> Tensor:
     """Weigh what was pushed forward, each sample by itself."""
     if not targets:
         return each(lambda one, tangent: weigh(one, tangent, None), outputs, pushed)

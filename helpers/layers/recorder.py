@@ -139,7 +139,8 @@ def _run(
     size, own = len(batch[0]), dict(model.named_parameters())
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
     in_place = {name for name in own if not is_plain(own[name])}
-    with samples.running(model, params) as (snapshot, params, buffers):
+    named = samples.slow_operations_named()
+    with samples.running(model, params) as (snapshot, params, buffers), named:
         leaves = {
             name: tensor.expand(size, *tensor.shape).requires_grad_()
             for name, tensor in params.items()

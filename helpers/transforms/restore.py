@@ -39,10 +39,18 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
 
     Yields:
         The state of the model, to be restored within the block as well.
+
+    Raises:
+        ValueError: A parameter was made in inference mode.
     """
     snapshot = Snapshot([model, *model.parameters(), *model.buffers()])
     before = []
     for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise ValueError(
+                f"{name} was made in inference mode, so it cannot require a gradient: make the "
+                "model outside of torch.inference_mode()"
+            )
         if parameter.is_leaf:
             before.append((parameter, parameter.requires_grad, parameter.grad))
             parameter.requires_grad_(name in names)

@@ -135,7 +135,7 @@ def vmapped(
     step = size if chunk_size is None else chunk_size
     state = None if randomness == "error" else streams.random_state(device)
     failed = None
-    with running(model, names) as (snapshot, params, buffers):
+    with running(model, names) as (snapshot, params, buffers), slow_operations_named():
         per_sample = transform(reaching(function, model, names))
         # Each chunk is written where it belongs: to concatenate them takes the memory of all
         # results a second time. So `torch.vmap` is not told the chunk size.
@@ -281,10 +281,8 @@ def map_samples(
             size = len(batch[0])
             buffers = {name: each.expand(size, *each.shape) for name, each in buffers.items()}
         try:
-            with slow_operations_named():
-                return vmap(per_sample, in_dims=dims, randomness=randomness)(
-                    params, buffers, *batch
-                )
+            compute = vmap(per_sample, in_dims=dims, randomness=randomness)
+            return compute(params, buffers, *batch)
         except RuntimeError as error:
             if "randomness error mode" in str(error):
                 raise streams.Drawn(streams.RANDOMNESS) from error

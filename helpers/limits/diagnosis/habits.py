@@ -4,6 +4,7 @@ Reaching its parameters by other ways than as registered, writing into them, kee
 `self`, and normalising what is then read in another order.
 """
 
+import copy
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
     aliases = ParameterAliases(ids, swapped | copies)
     try:
         with streams_kept(sample.device), aliases:
-            call(model, swapped | copies, sample)
+            call(model, swapped | copies, sample.clone())
     except Exception:  # it runs by itself, and what refuses to be swapped is named elsewhere
         return [], False
     after = _kept(model)
@@ -90,18 +91,31 @@ def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
     changed += [place for place in after if place not in kept and not after[place].is_tensor]
     inside = {id(value) for each in kept.values() for value in walk([each.value])}
     held = [name for number, name in ids.items() if name in aliases.met and number in inside]
+    closed = aliases.met.difference(held) | _met_by_a_copy(model, ids, sample)
     written = [
         name
         for name, tensor in swapped.items()
         if tensor._version != versions[name] or not torch.equal(tensor, own[name])
     ]
     places = {
-        "wrapped-forward": sorted(aliases.met.difference(held)),
+        "wrapped-forward": sorted(closed),
         "parameter-in-a-list": sorted(held),
         "state-on-self": changed,
         "written-weights": written,
     }
     return [(entry, listed(each)) for entry, each in places.items() if each], aliases.met_norm
+
+
+def _met_by_a_copy(model: nn.Module, ids: dict[int, str], sample: Tensor) -> set[str]:
+    """Return the names of tensors of the model itself that a deep copy of it uses."""
+    aliases = ParameterAliases(ids, dict(model.named_parameters()))
+    try:
+        duplicate = copy.deepcopy(model)
+        with streams_kept(sample.device), aliases:
+            duplicate(sample.clone())
+    except Exception:  # whatever a model holds may refuse to be copied
+        return set()
+    return aliases.met
 
 
 def _transposed(case: Case, sample: Tensor, target: Tensor) -> Iterator[Found]:
