@@ -237,7 +237,7 @@ def train(
             model = copy.deepcopy(ensemble.model)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
-                with _explained(), batchable_recurrence(_recurrent(model)):
+                with _explained(), batchable_recurrence(model):
                     params, buffers, state = advance_all(params, buffers, state, *batch, *own_rates)
                 progress.update()
             done.append((params, buffers))
@@ -268,8 +268,8 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
     def run(params: Tensors, buffers: Tensors) -> Tensor:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
         model = copy.deepcopy(ensemble.model)  # a new one for each chunk
-        recurrent = _recurrent(model)
-        with batchable_recurrence(recurrent):
+        recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
+        with batchable_recurrence(model):
             # For recurrent layers vmap has a rule only where they are differentiated.
             if recurrent:
                 return vjp(lambda p: _call(ensemble, model, p | own, inputs), params)[0]
@@ -288,10 +288,6 @@ def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tensor
     }
     with ParameterAliases(ids, tensors):
         return functional_call(model, tensors, (inputs,))
-
-
-def _recurrent(model: nn.Module) -> list[nn.Module]:
-    return [part for part in model.modules() if isinstance(part, RECURRENT)]
 
 
 def _check_order(order: Tensor, size: int, samples: int) -> None:

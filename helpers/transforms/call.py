@@ -1,7 +1,7 @@
 """A model called with other tensors in place of its own, as transforms need it."""
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -222,20 +222,19 @@ def graph(value: Tensor) -> Iterator[Any]:
 
 
 @contextmanager
-def batchable_recurrence(layers: Collection[nn.Module]) -> Iterator[None]:
-    """Let recurrent layers run on kernels that `vmap` can batch.
+def batchable_recurrence(model: nn.Module) -> Iterator[None]:
+    """Let recurrent layers, where there are any, run on kernels that `vmap` can batch.
 
     Those of oneDNN and cuDNN are one operation for all steps, without a rule for `vmap`. And the
     states that a layer makes for itself have no batch dimension, into which it then adds.
-
-    Args:
-        layers: Modules of the classes `RECURRENT`; there may be none.
     """
-    backends = (torch.backends.mkldnn, torch.backends.cudnn) if layers else ()
-    before = [(backend, backend.enabled) for backend in backends]
-    hooks = [layer.register_forward_pre_hook(add_zero_state, with_kwargs=True) for layer in layers]
+    hooks, before = [], []
+    for part in model.modules():
+        if isinstance(part, RECURRENT):
+            hooks.append(part.register_forward_pre_hook(add_zero_state, with_kwargs=True))
     try:
-        for backend in backends:
+        for backend in (torch.backends.mkldnn, torch.backends.cudnn) if hooks else ():
+            before.append((backend, backend.enabled))
             backend.enabled = False
         yield
     finally:

@@ -316,11 +316,11 @@ def select_parameters(
             )
     if isinstance(wrt, str):
         raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
-    names = parameters if wrt is None else [*wrt]
-    if unknown := [*filter(lambda name: name not in parameters, names)]:
+    names = [*(parameters if wrt is None else wrt)]
+    if unknown := set(names).difference(parameters):
         raise ValueError(
-            f"{argument} names {', '.join(map(repr, unknown))}, which is no parameter of this "
-            f"model: it has {', '.join(parameters)}"
+            f"{argument} names {', '.join(map(repr, sorted(unknown)))}, which is no parameter of "
+            f"this model: it has {', '.join(parameters)}"
         )
     chosen = {}
     for name in names:

@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torch.func import vmap
 from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.call import (
-    RECURRENT,
     CuredNorms,
     OutOfReach,
     ParameterAliases,
@@ -142,16 +142,18 @@ def vmapped(
         for start in range(0, size, step):
             if randomness == "same":  # what `torch.vmap` does for its chunks
                 streams.restore_random_state(state, device)
-            chunk = [tensor[start : start + step] for tensor in batch]
+            chunk = [*map(itemgetter(slice(start, start + step)), batch)]
             try:
                 results = map_samples(
                     per_sample, params, buffers, chunk, snapshot.restore, randomness=randomness
                 )
                 rows = results if isinstance(results, dict) else {"": results}
-                if start == 0:
-                    unreached = [name for name, each in rows.items() if not any(each.stride()[:1])]
-                    if unreached and names:
-                        check_unreached(function, model, unreached, batch)
+                unreached = []
+                for name, each in rows.items():
+                    if start == 0 and name in params and not any(each.stride()[:1]):
+                        unreached.append(name)  # no sample has a gradient of its own
+                if unreached:
+                    check_unreached(function, model, unreached, batch)
             except streams.Drawn as error:
                 raise ValueError(streams.RANDOMNESS) from error
             except Exception as error:  # whatever a model can raise; the loop tells
@@ -192,8 +194,7 @@ def running(
     Yields:
         The state of the model; its parameters of these names and its buffers, detached.
     """
-    recurrent = [part for part in model.modules() if isinstance(part, RECURRENT)]
-    with preserved(model, names) as snapshot, batchable_recurrence(recurrent), eager():
+    with preserved(model, names) as snapshot, batchable_recurrence(model), eager():
         own, params, buffers = dict(model.named_parameters()), {}, {}
         for name in names:
             params[name] = own[name].detach()
@@ -209,13 +210,20 @@ def reaching(function: Function, model: nn.Module, names: Collection[str]) -> Fu
     Wherever the model meets its own parameters, the tensors in their place are used, or it is
     refused. And it writes neither into the buffers of other samples nor into the caller's data.
     """
+    ids, in_place = {}, set()
+    for name, parameter in model.named_parameters():
+        ids[id(parameter)] = name
+        if not is_plain(parameter):
+            in_place.add(name)
+    for name, buffer in model.named_buffers():
+        ids[id(buffer)] = name
     own = dict(model.named_parameters())
-    ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
-    in_place = {name for name in own if not is_plain(own[name])}
 
     def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
         buffers = dict(zip(buffers, map(torch.clone, buffers.values()), strict=True))
-        swapped = {name: each for name, each in params.items() if name not in in_place}
+        swapped = params
+        if in_place:
+            swapped = {name: each for name, each in params.items() if name not in in_place}
         with ParameterAliases(ids, params | buffers):
             value = function(model, swapped, buffers, *map(torch.clone, sample))
         check_within_reach(value, map(own.get, names))
