@@ -20,7 +20,7 @@ from helpers.layers import convolution, embedding, linear
 from helpers.layers.layer_call import LayerCall, Matcher
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.transforms import derivatives, fallback, samples
-from helpers.transforms.call import ParameterAliases, is_plain
+from helpers.transforms.call import ParameterAliases, is_plain, parameter_hooks
 from helpers.transforms.randomness import (
     RANDOMNESS,
     Drawn,
@@ -139,6 +139,8 @@ def _run(
     size, own = len(batch[0]), dict(model.named_parameters())
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
     in_place = {name for name in own if not is_plain(own[name])}
+    if any(parameter_hooks(own[name]) for name in params):
+        raise NotRecorded("a parameter has hooks, which are run on gradients")
     named = samples.slow_operations_named()
     with samples.running(model, params) as (snapshot, params, buffers), named:
         leaves = {

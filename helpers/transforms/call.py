@@ -41,6 +41,11 @@ def is_plain(parameter: nn.Parameter) -> bool:
     return type(parameter) is nn.Parameter and not vars(parameter)
 
 
+def parameter_hooks(parameter: nn.Parameter) -> list[Callable[[Tensor], Any]]:
+    """Return what `register_hook` has put on a parameter, to be run on its gradient."""
+    return [*(getattr(parameter, "_backward_hooks", None) or {}).values()]
+
+
 def on_meta(model: nn.Module) -> nn.Module:
     """Copy a model around tensors that have shapes and no numbers, to be called with others.
 

@@ -99,8 +99,8 @@ class Snapshot:
         """Bring the state back.
 
         Args:
-            compare: Whether to compare the numbers of tensors: a write into `tensor.data` leaves
-                no other trace.
+            compare: Whether to compare the numbers of dense tensors: a write into `tensor.data`
+                leaves no other trace.
 
         Returns:
             Whether there was such a write.
@@ -127,7 +127,8 @@ class Snapshot:
         hidden = False
         for index, (tensor, values, version) in enumerate(self._tensors):
             written = tensor._version != version or tensor.grad_fn is not None
-            if written or (compare and not _equal(tensor, values)):
+            dense = tensor.layout is torch.strided
+            if written or (compare and dense and not torch.equal(tensor, values)):
                 hidden = hidden or not written
                 _rewrite(tensor, values)
                 self._tensors[index] = (tensor, values, tensor._version)
@@ -190,12 +191,6 @@ def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
         now = now if type(now) in _PLAIN else _stored(now)
         return all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
     return all(map(is_, now, then))
-
-
-def _equal(tensor: Tensor, values: Tensor) -> bool:
-    if tensor.layout is not torch.strided:
-        tensor, values = tensor.to_dense(), values.to_dense()
-    return torch.equal(tensor, values)
 
 
 def _rewrite(tensor: Tensor, values: Tensor) -> None:

@@ -27,6 +27,7 @@ from helpers.transforms.call import (
     batchable_recurrence,
     check_within_reach,
     is_plain,
+    parameter_hooks,
 )
 from helpers.transforms.restore import Snapshot, preserved
 
@@ -210,9 +211,11 @@ def reaching(function: Function, model: nn.Module, names: Collection[str]) -> Fu
     Wherever the model meets its own parameters, the tensors in their place are used, or it is
     refused. And it writes neither into the buffers of other samples nor into the caller's data.
     """
-    ids, in_place = {}, set()
+    ids, in_place, hooks = {}, set(), []
     for name, parameter in model.named_parameters():
         ids[id(parameter)] = name
+        if name in names and parameter_hooks(parameter):
+            hooks.append((name, parameter_hooks(parameter)))
         if not is_plain(parameter):
             in_place.add(name)
     for name, buffer in model.named_buffers():
@@ -221,6 +224,9 @@ def reaching(function: Function, model: nn.Module, names: Collection[str]) -> Fu
 
     def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
         buffers = dict(zip(buffers, map(torch.clone, buffers.values()), strict=True))
+        for name, own_hooks in hooks:
+            for hook in own_hooks:
+                params[name].register_hook(hook)
         swapped = params
         if in_place:
             swapped = {name: each for name, each in params.items() if name not in in_place}
