@@ -1,6 +1,5 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from inspect import Parameter
 from typing import Any
@@ -8,31 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_COPY = "copy {} into a plain module in each process, which is exact"
-_LOOP = "call .backward() for one sample after the other, the same in all processes at a time"
-# By the place and the name of a type: what it does to a module, and the ways out. Nobody has an
-# object of such a type who has not imported its place, and to import all of them takes seconds.
-_SPREAD = {
-    ("torch.distributed.fsdp", "FSDPModule"): (
-        "is sharded over processes by fully_shard",
-        f"{_COPY.format('the full_tensor() of each parameter')}, or {_LOOP}",
-    ),
-    ("torch.distributed.fsdp", "FullyShardedDataParallel"): (
-        "is sharded over processes by FullyShardedDataParallel",
-        f"{_COPY.format('the weights that summon_full_params shows')}, or {_LOOP}",
-    ),
-    ("torch.nn.parallel", "DistributedDataParallel"): (
-        "is wrapped in DistributedDataParallel, whose backward takes the mean over processes",
-        "take its .module",
-    ),
-    ("torch.distributed._composable.replicate", "DDP"): (
-        "went through replicate(), so that its backward takes the mean over processes",
-        "take a module that did not",
-    ),
-}
-_DTENSOR = ("torch.distributed.tensor", "DTensor")
-
-
+_SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
+"""Where the classes of modules and tensors come from that lie in several processes."""
+_WHOLE = "take its .module, or copy its full_tensor() into a plain module in each process"
 BATCH_NORM = nn.BatchNorm1d.__base__
 """The class of all layers that normalise over the batch."""
 INSTANCE_NORM = nn.InstanceNorm1d.__base__
@@ -61,25 +38,16 @@ def check_model(model: nn.Module) -> None:
 def check_one_process(model: nn.Module) -> None:
     """Check that a model lies in one process, and that its backward reduces over no others.
 
-    Nothing can stand in for such weights: a deep copy of them is refused, or ends the process, and
-    they have no memory of their own to look at. Bare `vmap(grad)` takes DTensors where data and
-    targets are DTensors too. An ordinary backward works, and takes the mean over processes: that is
-    the gradient of one sample where all of them were given the same.
-
     Raises:
-        ValueError: With what was met, and the ways out.
+        ValueError: With what was met, and the way out.
     """
-    for (place, kind), (what, ways) in _SPREAD.items():
-        spread = getattr(sys.modules.get(place), kind, None)
-        for name, module in model.named_modules() if spread else ():
-            if isinstance(module, spread):
-                raise ValueError(f"{name or 'the model'} {what}: {ways}")
-    distributed = getattr(sys.modules.get(_DTENSOR[0]), _DTENSOR[1], None)
-    if distributed:
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if isinstance(tensor, distributed):
-                ways = f"{_COPY.format('the full_tensor() of each')}, or {_LOOP}"
-                raise ValueError(f"{name} is a DTensor, spread over processes: {ways}")
+    parts = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+    for name, part in parts:
+        for kind in type(part).__mro__:
+            if kind.__module__.startswith(_SPREAD):
+                raise ValueError(
+                    f"{name or 'the model'} is a {kind.__name__}, spread over processes: {_WHOLE}"
+                )
 
 
 def check_callable(model: nn.Module) -> None:
@@ -110,16 +78,15 @@ def check_batch(**batches: Tensor) -> None:
         TypeError: One of them is not a tensor.
         ValueError: One has no batch dimension or lies in several processes, or their sizes differ.
     """
-    distributed = getattr(sys.modules.get(_DTENSOR[0]), _DTENSOR[1], None)
     for name, batch in batches.items():
         if not isinstance(batch, Tensor):
             raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
         if batch.dim() == 0:
             raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
-        if distributed and isinstance(batch, distributed):
+        if type(batch).__module__.startswith(_SPREAD):
             raise ValueError(
-                f"{name} is a DTensor, spread over processes: give its full_tensor(), or what "
-                "this process has of it, to_local()"
+                f"{name} is a {type(batch).__name__}, spread over processes: give its "
+                "full_tensor(), or what this process has of it, to_local()"
             )
     sizes = [*map(len, batches.values())]
     if len(set(sizes)) > 1:
