@@ -1,4 +1,4 @@
-"""README.md tells the truth: its example runs, its links lead somewhere, its commands exist."""
+"""The pages for newcomers tell the truth: README's code runs, links and commands lead somewhere."""
 
 import re
 import warnings
@@ -9,19 +9,25 @@ import torch
 
 from helpers import compare, data, gradients, jacobians
 from helpers.models import SimpleCNN
-from helpers.study import records
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
+PAGES = ("README.md", "helpers/README.md", "notebooks/README.md", ".github/CONTRIBUTING.md")
+HISTORY = ".github/CHANGELOG.md"  # it names what is gone, too
+TEXTS = {name: (ROOT / name).read_text() for name in (*PAGES, HISTORY)}
+
+
+def test_readme_is_short():
+    assert len(README.split()) <= 1500
 
 
 def test_example_prints_what_it_says(capsys):
     example = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-    said = re.findall(r"^print\(.*?\)  # (.*)$", example, re.MULTILINE)
+    said = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)
     assert said, "the example prints nothing"
     exec(example, {})
-    assert capsys.readouterr().out.splitlines()[: len(said)] == said
+    assert capsys.readouterr().out.splitlines() == said
 
 
 SHEET = README.split("\n## Cheat sheet\n")[1].split("\n## ")[0]
@@ -56,48 +62,62 @@ def test_row_of_the_cheat_sheet_is_right(way):
     compare.check(named, expected, batch_dims=2 if way == "Jacobian" else 1)
 
 
-def test_links_lead_to_files():
-    targets = re.findall(r"\]\(((?!http)[^)#]+)\)", README)
+def anchors(text: str) -> set[str]:
+    """List the anchors that GitHub makes of headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(((?!http)[^)]+)\)", TEXTS[page])
     assert targets
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        there = (ROOT / page).parent / path
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there.read_text()), target
 
 
-def test_every_lesson_has_its_row_and_its_title():
-    rows = dict(re.findall(r"^\| \[(.+?)\]\(notebooks/(.+?)\)", README, re.MULTILINE))
-    lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert sorted(rows.values()) == [lesson.name for lesson in lessons]
-    for title, name in rows.items():
-        assert f'"# {title}\\n"' in (ROOT / "notebooks" / name).read_text()
+def test_every_picture_is_shown():
+    shown = set(re.findall(r"[\w-]+\.png", "".join(TEXTS.values())))
+    assert {path.name for path in (ROOT / ".github").glob("*.png")} == shown
+
+
+def test_every_lesson_has_its_row_with_its_title_and_minutes():
+    row = r"^\| \[(.+?)\]\(notebooks/(.+?)\) \| .+ \| (\d+) \|$"
+    rows = {
+        name: (title, minutes) for title, name, minutes in re.findall(row, README, re.MULTILINE)
+    }
+    assert sorted(rows) == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    for name, (title, minutes) in rows.items():
+        lesson = (ROOT / "notebooks" / name).read_text()
+        assert f'"# {title}\\n"' in lesson
+        assert f'"*Reading: {minutes} minutes' in lesson
 
 
 def test_every_helper_is_listed():
     folders = {path.parent.stem for path in (ROOT / "helpers").glob("*/__init__.py")}
     modules = {path.stem for path in (ROOT / "helpers").glob("*.py")} | folders
-    listed = set(re.findall(r"`helpers\.(\w+)`", README))
-    assert modules - {"__init__", "tooling"} == listed - {"tooling"}
+    listed = re.findall(r"`helpers\.(\w+)`", TEXTS["helpers/README.md"].split("## The modules")[1])
+    assert sorted(modules - {"__init__"}) == sorted(listed)
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"make ([a-z-]+)\b", README))))
-def test_make_targets_exist(command):
-    assert re.search(rf"^{command}:", MAKEFILE, re.MULTILINE)
+@pytest.mark.parametrize("page", PAGES)
+def test_make_targets_and_variables_exist(page):
+    calls = re.findall(r"(?:`|^)make ([^`\n]*)", TEXTS[page], re.MULTILINE)
+    for call in calls:
+        target, *given = re.sub(r"\s+#.*|\"[^\"]*\"", "", call).split()
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), call
+        read = re.search(rf"^read_by_{target} := (.*)$", MAKEFILE, re.MULTILINE)
+        names = {each.partition("=")[0] for each in given}
+        assert names <= set(read[1].split() if read else ()), call
 
 
-def test_make_variables_exist():
-    known = re.search(r"^variables := (.*)$", MAKEFILE, re.MULTILINE).group(1).split()
-    given = re.findall(r"`make [^`]*`", README)
-    assert {name for call in given for name in re.findall(r"\b([A-Z]+)=", call)} <= set(known)
-
-
-def test_measured_times_are_those_of_the_record():
-    section = README.split("\n## Measured\n")[1].split("\n## ")[0]
-    record = records.read(ROOT / re.search(r"`(notebooks/measurements/\S+)`", section)[1])
-    study = record.find("gradients", "SimpleCNN", 64)
-    measured = {str(row.candidate): row.median for row in study.rows}
-    unit = study.row("batch gradient").median
-    rows = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]*) ?\|$", section, re.MULTILINE)
-    assert len(rows) > 5
-    for way, plain, kept in rows:
-        name = way.replace("`", "")
-        for each, said in ((name, plain), (f"{name}, freed memory kept", kept)):
-            if said:
-                assert said == f"{measured[each] / unit:.1f}", each
+def test_named_places_exist():
+    """What looks like a file or a folder of the collection is one."""
+    named = re.findall(
+        r"`((?:helpers|tests|notebooks|\.ci)/[\w./-]*)`", TEXTS[".github/CONTRIBUTING.md"]
+    )
+    assert len(named) > 10
+    assert [path for path in named if "NN_name" not in path and not (ROOT / path).exists()] == []

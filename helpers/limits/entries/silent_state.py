@@ -216,8 +216,8 @@ ENTRIES = [
                 "Cannot access storage", lambda: copy.deepcopy(_used_twice(*few))
             ),
         },
-        fix="Give transforms a copy of the model. `func_gradients` works on one, with tensors of "
-        "its own.",
+        fix="Give transforms a copy of the model, or put its parameters back, as `func_gradients` "
+        "does.",
         broken=shared_layer,
         fixed=shared_layer_fixed,
         truth=lambda images, labels: True,
