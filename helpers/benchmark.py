@@ -5,7 +5,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -20,13 +20,6 @@ logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 from torch.utils.benchmark import Measurement, Timer  # noqa: E402
 
 
-class Timed(Protocol):
-    """What can time itself, such as a `helpers.study.processes.Process` or torch's `Timer`."""
-
-    def timeit(self, number: int) -> Measurement:
-        """Run `number` times, warmed up, and say how long it took."""
-
-
 class Times(dict[str, Measurement]):
     """`{name: measurement}` of what was measured, and what was not.
 
@@ -35,16 +28,12 @@ class Times(dict[str, Measurement]):
         cut_short: A sentence if fewer rounds were run than asked for, else None.
     """
 
-    def __init__(
-        self, measured: Mapping[str, Measurement], failed: dict[str, str], cut_short: str | None
-    ) -> None:
-        super().__init__(measured)
-        self.failed = failed
-        self.cut_short = cut_short
+    failed: dict[str, str]
+    cut_short: str | None
 
 
 def measure(
-    candidates: Mapping[str, Callable[[], Any] | Timed],
+    candidates: Mapping[str, Any],
     *,
     rounds: int = 5,
     min_run_time: float = 0.05,
@@ -58,7 +47,8 @@ def measure(
     left out from there on, and its reason kept.
 
     Args:
-        candidates: `{name: function without arguments}`, or what has a `timeit` of its own.
+        candidates: `{name: function without arguments}`, or what has a `timeit(number)` of its
+            own, as torch's `Timer`.
         rounds: How often each candidate is timed, at least 1.
         min_run_time: Seconds that each candidate runs for, at least, in each round.
         budget: Seconds after which no further round begins; `None` means that all of them do.
@@ -72,9 +62,8 @@ def measure(
         Exception: No candidate is left: what the last one raised.
     """
     if not candidates or rounds < 1:
-        raise ValueError(
-            f"needs a candidate and a round at least, got {len(candidates)} and {rounds}"
-        )
+        got = f"{len(candidates)} and {rounds}"
+        raise ValueError(f"needs a candidate and a round at least, got {got}")
     timers = {
         name: candidate if hasattr(candidate, "timeit") else timer(candidate)
         for name, candidate in candidates.items()
@@ -98,7 +87,8 @@ def measure(
                     # The timer runs twice before it counts: memory is allocated, kernels picked.
                     fresh[name] = timers[name].timeit(numbers.get(name, 1))
                 except Exception as error:
-                    failed[name] = reason(error)
+                    first_line = (str(error).strip() or "no message").splitlines()[0]
+                    failed[name] = f"{type(error).__name__}: {first_line}"
                     if len(failed) == len(timers):
                         raise
                 progress.update()
@@ -118,9 +108,9 @@ def measure(
         cut_short = f"{done} of {rounds} rounds: {cut_short}"
         print(cut_short, file=sys.stderr)
     good = {name: runs for name, runs in finished.items() if runs and name not in failed}
-    return Times(
-        {name: Measurement.merge(runs)[0] for name, runs in good.items()}, failed, cut_short
-    )
+    times = Times({name: Measurement.merge(runs)[0] for name, runs in good.items()})
+    times.failed, times.cut_short = failed, cut_short
+    return times
 
 
 def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
@@ -156,7 +146,7 @@ def multiples(
         reference: The name of the one that the others are multiples of.
 
     Returns:
-        A row for each name, as in `table`; if something is missing, one more column says why.
+        As `table`; if something is missing, one more column says why.
 
     Raises:
         ValueError: No time has the reference's name.
@@ -176,12 +166,6 @@ def multiples(
     return frame.rename_axis("method")
 
 
-def reason(error: Exception) -> str:
-    """Write what was raised in one line."""
-    first_line = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {first_line}"
-
-
 def timer(candidate: Callable[[], Any]) -> Timer:
     """Make torch's timer of a function, with the threads that torch uses: it has one by itself."""
     threads = torch.get_num_threads()
@@ -196,11 +180,9 @@ class Memory(NamedTuple):
 
 
 def memory(run: Callable[[], Any]) -> Memory:
-    """Count the bytes of the tensors that a function makes.
+    """Count the bytes of the tensors that a function makes, intermediate ones too, on any device.
 
-    Counted are the tensors that PyTorch makes while the function runs, intermediate values and
-    results alike, on any device. Not counted are what existed before and the scratch space inside
-    single operations.
+    Not counted are what existed before and the scratch space inside single operations.
 
     Args:
         run: A function without arguments. It is called once.
@@ -226,26 +208,24 @@ class _LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        before = {
-            tensor.untyped_storage()._cdata
-            for tensor in tree_iter((args, kwargs))
-            if isinstance(tensor, Tensor)
-        }
+        before = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                key = storage._cdata
-                # A view of an argument is no new memory, and a storage counts once.
-                if key not in before and key not in self.sizes:
-                    self.sizes[key] = storage.nbytes()
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._free, key)
+        for storage in _storages(result):
+            key = storage._cdata
+            # A view of an argument is no new memory, and a storage counts once.
+            if key not in before and key not in self.sizes:
+                self.sizes[key] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, key)
         return result
 
     def _free(self, key: int) -> None:
         self.now -= self.sizes.pop(key, 0)
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [each.untyped_storage() for each in tree_iter(tree) if isinstance(each, Tensor)]
 
 
 def flops(run: Callable[[], Any]) -> int:
