@@ -108,7 +108,7 @@ def test_half_precision_estimates_what_double_does(chunk_size):
     ("change", "kind", "words"),
     [
         (lambda c: (c.data[:1], c.targets[:1]), ValueError, "data must hold 2 samples at least"),
-        (lambda c: (c.data[:0], c.targets[:0]), ValueError, "to differ from each other, got 0"),
+        (lambda c: (c.data[:0], c.targets[:0]), ValueError, "to differ, got 0"),
         (
             lambda c: (c.data, c.targets[:3]),
             ValueError,

@@ -98,11 +98,6 @@ def test_no_saved_timing_of_the_lesson_was_disturbed():
 RUN = {"batch gradient": (0.01, 0.001), "loop": (0.05, 0.001)}
 
 
-def test_a_picture_without_its_reference_is_refused():
-    with pytest.raises(ValueError, match=r"^other has no 'batch gradient', of which the others"):
-        plots.multiples({"one": RUN, "other": {"loop": (0.1, 0.0)}}, reference="batch gradient")
-
-
 def test_a_large_spread_stands_beside_its_bar():
     disturbed = {**RUN, "loop": (0.05, 0.04)}
     texts = plots.multiples({"one": disturbed}, reference="batch gradient").axes[0].texts
