@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import vmap
 
 from helpers import benchmark, compare, ensembles, optimizers
 
@@ -515,12 +514,3 @@ def test_refusals_of_training(options, sentence):
     ensemble = ensembles.initialise(build, SEEDS)
     with pytest.raises(ValueError, match=re.escape(sentence)):
         ensembles.train(ensemble, step=optimizers.sgd_step, **given)
-
-
-def test_steps_run_under_vmap_with_a_rate_each():
-    params = {"w": torch.ones(3, 2)}
-    rates = torch.tensor([0.0, 0.1, 1.0])
-    for step, _, _ in STEPS.values():
-        new, _ = vmap(lambda p, r, step=step: step(p, p, {}, lr=r))(params, rates)
-        assert torch.equal(new["w"][0], params["w"][0])
-        assert new["w"][2, 0] < new["w"][1, 0] < 1
