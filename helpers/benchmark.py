@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -32,26 +31,18 @@ class Times(dict[str, Measurement]):
     cut_short: str | None
 
 
-def measure(
-    candidates: Mapping[str, Any],
-    *,
-    rounds: int = 5,
-    min_run_time: float = 0.05,
-    budget: float | None = None,
-) -> Times:
+def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: float = 0.05) -> Times:
     """Time functions against each other, in rounds.
 
     In each round every candidate runs for a while, so that a machine that slows down slows all of
-    them. `torch.utils.benchmark` warms up, waits for the GPU, and times. Ctrl-C (in a notebook:
-    interrupt the kernel) ends it with the rounds that are finished. A candidate that raises is
-    left out from there on, and its reason kept.
+    them. `torch.utils.benchmark` warms up, waits for the GPU, and times. An interrupt ends it with
+    the rounds that are finished. A candidate that raises is left out, and its reason kept.
 
     Args:
         candidates: `{name: function without arguments}`, or what has a `timeit(number)` of its
             own, as torch's `Timer`.
         rounds: How often each candidate is timed, at least 1.
         min_run_time: Seconds that each candidate runs for, at least, in each round.
-        budget: Seconds after which no further round begins; `None` means that all of them do.
 
     Returns:
         `{name: measurement}`, with `median` and `iqr` in seconds, and what failed or was left out.
@@ -68,24 +59,19 @@ def measure(
         name: candidate if hasattr(candidate, "timeit") else timer(candidate)
         for name, candidate in candidates.items()
     }
-    numbers: dict[str, int] = {}
+    numbers = dict.fromkeys(timers, 1)
     finished: dict[str, list[Measurement]] = {name: [] for name in timers}
     failed: dict[str, str] = {}
     cut_short = None
-    start = time.monotonic()
-    progress = tqdm(total=len(timers) * (1 + rounds), desc="warm-up", leave=False)
+    progress = tqdm(total=len(timers) * (1 + rounds), leave=False)
     try:
         for round_number in range(1 + rounds):  # round 0 warms up, and finds how often to run
-            if round_number > 1 and budget is not None and time.monotonic() - start > budget:
-                cut_short = f"the budget of {budget:g} seconds was spent"
-                break
             fresh: dict[str, Measurement] = {}
             for name in [name for name in timers if name not in failed]:
-                when = f"round {round_number} of {rounds}" if round_number else "warm-up"
-                progress.set_description(f"{when}: {name}")
+                progress.set_description(f"round {round_number} of {rounds}: {name}")
                 try:
                     # The timer runs twice before it counts: memory is allocated, kernels picked.
-                    fresh[name] = timers[name].timeit(numbers.get(name, 1))
+                    fresh[name] = timers[name].timeit(numbers[name])
                 except Exception as error:
                     first_line = (str(error).strip() or "no message").splitlines()[0]
                     failed[name] = f"{type(error).__name__}: {first_line}"
@@ -100,13 +86,11 @@ def measure(
     except KeyboardInterrupt:
         if not any(finished.values()):
             raise
-        cut_short = "it was interrupted"
+        done = max(map(len, finished.values()))
+        cut_short = f"{done} of {rounds} rounds: it was interrupted"
+        print(cut_short, file=sys.stderr)
     finally:
         progress.close()
-    if cut_short:
-        done = max(map(len, finished.values()))
-        cut_short = f"{done} of {rounds} rounds: {cut_short}"
-        print(cut_short, file=sys.stderr)
     good = {name: runs for name, runs in finished.items() if runs and name not in failed}
     times = Times({name: Measurement.merge(runs)[0] for name, runs in good.items()})
     times.failed, times.cut_short = failed, cut_short
@@ -200,10 +184,11 @@ def memory(run: Callable[[], Any]) -> Memory:
 class _LiveBytes(TorchDispatchMode):
     """Count the bytes of tensor storage that come into being and go while this mode is on."""
 
+    now = peak = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
-        self.now = self.peak = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -248,9 +233,7 @@ def flops(run: Callable[[], Any]) -> int:
 class _Flops(TorchDispatchMode):
     """Add up what torch's formulas say of each operation that has one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
+    total = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -106,16 +106,13 @@ def _jacobian_memory(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return {"jacobian": images.new_ones(len(images), 10, count)}
 
 
-def _fill_fresh(make: Callable[[nn.Module, Tensor], dict[str, Tensor]]) -> Method:
-    return lambda model, images, labels: lambda: make(model, images)
+def _fills(make: Callable[[nn.Module, Tensor], dict[str, Tensor]]) -> dict[str, Method]:
+    def owned(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+        memory = make(model, images)
+        return lambda: [each.fill_(1.0) for each in memory.values()]
 
-
-def _fill_owned(make: Callable[[nn.Module, Tensor], dict[str, Tensor]]) -> Method:
-    def build(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-        owned = make(model, images)
-        return lambda: [each.fill_(1.0) for each in owned.values()]
-
-    return build
+    fresh = lambda model, images, labels: lambda: make(model, images)  # noqa: E731
+    return {"fill fresh memory": fresh, "fill owned memory": owned}
 
 
 def _with_buffers(model: nn.Module, images: Tensor, labels: Tensor, **options: Any) -> Run:
@@ -141,8 +138,7 @@ def _jacobian_with_buffer(model: nn.Module, images: Tensor, labels: Tensor) -> R
 METHODS: dict[str, dict[str, Method | None]] = {
     "gradients": {
         REFERENCE: batch_gradient,
-        "fill fresh memory": _fill_fresh(_memory),
-        "fill owned memory": _fill_owned(_memory),
+        **_fills(_memory),
         "loop": _helper(gradients.loop_gradients),
         "legacy functorch": _helper(gradients.functorch_gradients),
         "vmap(grad)": composition,
@@ -154,8 +150,7 @@ METHODS: dict[str, dict[str, Method | None]] = {
     },
     "jacobians": {
         REFERENCE: batch_gradient,
-        "fill fresh memory": _fill_fresh(_jacobian_memory),
-        "fill owned memory": _fill_owned(_jacobian_memory),
+        **_fills(_jacobian_memory),
         "double loop": lambda model, x, _: lambda: jacobians.loop_jacobians(model, x),
         "vmap(jacrev)": jacobian_composition,
         "func_jacobians": lambda model, x, _: lambda: jacobians.func_jacobians(model, x),

@@ -68,7 +68,7 @@ class Study:
     task: Task
     rows: tuple[Row, ...]
     missing: tuple[Missing, ...] = ()
-    cut_short: str | None = None  # a sentence if there were fewer rounds than asked for
+    cut_short: str | None = None  # a sentence if it was interrupted
 
     def row(self, method: str, *, compiled: bool = False, allocator: str = DEFAULT) -> Row:
         """Return what was measured of a candidate.

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for group, model, size, known in PLAN:
         chosen = on(device, known or candidates.of_group(group))
         try:
-            study = processes.run(group, Task(model, size, device=str(device)), chosen, budget=60)
+            study = processes.run(group, Task(model, size, device=str(device)), chosen)
         except KeyboardInterrupt:  # before a round of this comparison was finished
             return 130
         done.append(study)
