@@ -461,6 +461,7 @@ def norm_of_its_own() -> nn.Module:
 
 
 REFUSED = {
+    "no seed": (lambda: ensembles.initialise(build, []), "seeds must hold a seed"),
     "no model": (lambda: ensembles.stack([]), "models must hold a model"),
     "nothing to stack": (lambda: ensembles.stack([nn.Tanh()]), "a parameter or a buffer at least"),
     "nothing to train": (

@@ -68,13 +68,15 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
         The networks, stacked.
 
     Raises:
-        ValueError: The networks cannot be stacked; see `stack`.
+        ValueError: There is no seed, or the networks cannot be stacked; see `stack`.
     """
     models = []
     with torch.random.fork_rng(devices=[]):
         for seed in seeds:
             torch.manual_seed(seed)
             models.append(build())
+    if not models:
+        raise ValueError("seeds must hold a seed at least, got none")
     return stack(models)
 
 

@@ -100,8 +100,7 @@ def project_batches(
         k: As in `project`, like all that follows.
         kind: `"rademacher"`, `"normal"`, `"sparse"`, or `"factored"`, which keeps of a parameter's
             gradient a matrix of at most `helpers.projection.factors.LARGEST` entries, and then
-            does as `"sparse"`. Which computer, and whether it could see the factors, changes its
-            features by rounding alone.
+            does as `"sparse"`; the computer changes its features by rounding alone.
         seed: A whole number, at least 0.
         model_id: Which model of an ensemble this is.
 
@@ -126,7 +125,7 @@ def project_batches(
         features = [_factored(computer, batch, k, (seed, model_id)) for batch in batches]
     else:
         options = {"kind": kind, "seed": seed, "model_id": model_id}
-        features = [
+        features = [  # no name for the gradients, which would keep them beside the next ones
             project(computer.compute_per_sample_grad(batch), k, **options) for batch in batches
         ]
     if not features:
