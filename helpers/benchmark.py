@@ -2,10 +2,9 @@
 
 import logging
 import sys
-import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -20,13 +19,6 @@ logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 from torch.utils.benchmark import Measurement, Timer  # noqa: E402
 
 
-class Timed(Protocol):
-    """What can time itself, such as a `helpers.study.processes.Process` or torch's `Timer`."""
-
-    def timeit(self, number: int) -> Measurement:
-        """Run `number` times, warmed up, and say how long it took."""
-
-
 class Times(dict[str, Measurement]):
     """`{name: measurement}` of what was measured, and what was not.
 
@@ -35,33 +27,22 @@ class Times(dict[str, Measurement]):
         cut_short: A sentence if fewer rounds were run than asked for, else None.
     """
 
-    def __init__(
-        self, measured: Mapping[str, Measurement], failed: dict[str, str], cut_short: str | None
-    ) -> None:
-        super().__init__(measured)
-        self.failed = failed
-        self.cut_short = cut_short
+    failed: dict[str, str]
+    cut_short: str | None
 
 
-def measure(
-    candidates: Mapping[str, Callable[[], Any] | Timed],
-    *,
-    rounds: int = 5,
-    min_run_time: float = 0.05,
-    budget: float | None = None,
-) -> Times:
+def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: float = 0.05) -> Times:
     """Time functions against each other, in rounds.
 
     In each round every candidate runs for a while, so that a machine that slows down slows all of
-    them. `torch.utils.benchmark` warms up, waits for the GPU, and times. Ctrl-C (in a notebook:
-    interrupt the kernel) ends it with the rounds that are finished. A candidate that raises is
-    left out from there on, and its reason kept.
+    them. `torch.utils.benchmark` warms up, waits for the GPU, and times. An interrupt ends it with
+    the rounds that are finished. A candidate that raises is left out, and its reason kept.
 
     Args:
-        candidates: `{name: function without arguments}`, or what has a `timeit` of its own.
+        candidates: `{name: function without arguments}`, or what has a `timeit(number)` of its
+            own, as torch's `Timer`.
         rounds: How often each candidate is timed, at least 1.
         min_run_time: Seconds that each candidate runs for, at least, in each round.
-        budget: Seconds after which no further round begins; `None` means that all of them do.
 
     Returns:
         `{name: measurement}`, with `median` and `iqr` in seconds, and what failed or was left out.
@@ -72,33 +53,28 @@ def measure(
         Exception: No candidate is left: what the last one raised.
     """
     if not candidates or rounds < 1:
-        raise ValueError(
-            f"needs a candidate and a round at least, got {len(candidates)} and {rounds}"
-        )
+        got = f"{len(candidates)} and {rounds}"
+        raise ValueError(f"needs a candidate and a round at least, got {got}")
     timers = {
         name: candidate if hasattr(candidate, "timeit") else timer(candidate)
         for name, candidate in candidates.items()
     }
-    numbers: dict[str, int] = {}
+    numbers = dict.fromkeys(timers, 1)
     finished: dict[str, list[Measurement]] = {name: [] for name in timers}
     failed: dict[str, str] = {}
     cut_short = None
-    start = time.monotonic()
-    progress = tqdm(total=len(timers) * (1 + rounds), desc="warm-up", leave=False)
+    progress = tqdm(total=len(timers) * (1 + rounds), leave=False)
     try:
         for round_number in range(1 + rounds):  # round 0 warms up, and finds how often to run
-            if round_number > 1 and budget is not None and time.monotonic() - start > budget:
-                cut_short = f"the budget of {budget:g} seconds was spent"
-                break
             fresh: dict[str, Measurement] = {}
             for name in [name for name in timers if name not in failed]:
-                when = f"round {round_number} of {rounds}" if round_number else "warm-up"
-                progress.set_description(f"{when}: {name}")
+                progress.set_description(f"round {round_number} of {rounds}: {name}")
                 try:
                     # The timer runs twice before it counts: memory is allocated, kernels picked.
-                    fresh[name] = timers[name].timeit(numbers.get(name, 1))
+                    fresh[name] = timers[name].timeit(numbers[name])
                 except Exception as error:
-                    failed[name] = reason(error)
+                    first_line = (str(error).strip() or "no message").splitlines()[0]
+                    failed[name] = f"{type(error).__name__}: {first_line}"
                     if len(failed) == len(timers):
                         raise
                 progress.update()
@@ -110,17 +86,15 @@ def measure(
     except KeyboardInterrupt:
         if not any(finished.values()):
             raise
-        cut_short = "it was interrupted"
+        done = max(map(len, finished.values()))
+        cut_short = f"{done} of {rounds} rounds: it was interrupted"
+        print(cut_short, file=sys.stderr)
     finally:
         progress.close()
-    if cut_short:
-        done = max(map(len, finished.values()))
-        cut_short = f"{done} of {rounds} rounds: {cut_short}"
-        print(cut_short, file=sys.stderr)
     good = {name: runs for name, runs in finished.items() if runs and name not in failed}
-    return Times(
-        {name: Measurement.merge(runs)[0] for name, runs in good.items()}, failed, cut_short
-    )
+    times = Times({name: Measurement.merge(runs)[0] for name, runs in good.items()})
+    times.failed, times.cut_short = failed, cut_short
+    return times
 
 
 def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
@@ -156,7 +130,7 @@ def multiples(
         reference: The name of the one that the others are multiples of.
 
     Returns:
-        A row for each name, as in `table`; if something is missing, one more column says why.
+        As `table`; if something is missing, one more column says why.
 
     Raises:
         ValueError: No time has the reference's name.
@@ -176,12 +150,6 @@ def multiples(
     return frame.rename_axis("method")
 
 
-def reason(error: Exception) -> str:
-    """Write what was raised in one line."""
-    first_line = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {first_line}"
-
-
 def timer(candidate: Callable[[], Any]) -> Timer:
     """Make torch's timer of a function, with the threads that torch uses: it has one by itself."""
     threads = torch.get_num_threads()
@@ -196,11 +164,9 @@ class Memory(NamedTuple):
 
 
 def memory(run: Callable[[], Any]) -> Memory:
-    """Count the bytes of the tensors that a function makes.
+    """Count the bytes of the tensors that a function makes, intermediate ones too, on any device.
 
-    Counted are the tensors that PyTorch makes while the function runs, intermediate values and
-    results alike, on any device. Not counted are what existed before and the scratch space inside
-    single operations.
+    Not counted are what existed before and the scratch space inside single operations.
 
     Args:
         run: A function without arguments. It is called once.
@@ -218,34 +184,33 @@ def memory(run: Callable[[], Any]) -> Memory:
 class _LiveBytes(TorchDispatchMode):
     """Count the bytes of tensor storage that come into being and go while this mode is on."""
 
+    now = peak = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
-        self.now = self.peak = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        before = {
-            tensor.untyped_storage()._cdata
-            for tensor in tree_iter((args, kwargs))
-            if isinstance(tensor, Tensor)
-        }
+        before = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                key = storage._cdata
-                # A view of an argument is no new memory, and a storage counts once.
-                if key not in before and key not in self.sizes:
-                    self.sizes[key] = storage.nbytes()
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._free, key)
+        for storage in _storages(result):
+            key = storage._cdata
+            # A view of an argument is no new memory, and a storage counts once.
+            if key not in before and key not in self.sizes:
+                self.sizes[key] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, key)
         return result
 
     def _free(self, key: int) -> None:
         self.now -= self.sizes.pop(key, 0)
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [each.untyped_storage() for each in tree_iter(tree) if isinstance(each, Tensor)]
 
 
 def flops(run: Callable[[], Any]) -> int:
@@ -268,9 +233,7 @@ def flops(run: Callable[[], Any]) -> int:
 class _Flops(TorchDispatchMode):
     """Add up what torch's formulas say of each operation that has one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
+    total = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -36,9 +36,8 @@ def table(
             `(B, *shape)`, 2 for Jacobians `(B, Y, *shape)`.
 
     Returns:
-        A row for each name of either: the parameter's shape, the per-sample shape, the largest
-        error (as a bound where it is within the tolerance, so that it reads the same on every
-        machine), and whether the two are equal.
+        A row for each name of either: both shapes, the largest error (a bound where it is within
+        the tolerance, so that it reads the same on every machine), and whether the two are equal.
     """
     # A reference that overflowed in one parameter says nothing of the others.
     scale = max(filter(isfinite, map(_largest, expected.values())), default=0.0)
@@ -53,7 +52,8 @@ def table(
             shown = f"expected {tuple(expected[name].shape)}"
         else:
             error = largest_error(got[name], expected[name], scale=scale)
-            shown = f"below {_short(limit)}" if error < limit else f"{error:.1e}"
+            bound = np.format_float_scientific(limit, trim="-", exp_digits=2)  # 1e-05, 2.5e-06
+            shown = f"below {bound}" if error < limit else f"{error:.1e}"
         shape = tuple(tensor.shape)
         rows[name] = (shape[batch_dims:], shape, shown, isfinite(error) and error <= limit)
     columns = ["shape", "per-sample shape", "largest error", "equal"]
@@ -70,18 +70,17 @@ def check(
     """Compare like `table`, and raise where the two are not equal.
 
     Args:
-        got: `{name: (B, *shape)}`, what is to be checked.
+        got: As in `table`, and so is all that follows.
         expected: `{name: (B, *shape)}`, the reference.
-        tolerance: As in `table`.
-        batch_dims: As in `table`.
+        tolerance: The largest error that counts as equal.
+        batch_dims: How many dimensions stand in front of a parameter's own.
 
     Returns:
         The table, in which every verdict is then `True`.
 
     Raises:
         AssertionError: There is nothing to compare; or a name is missing or not expected; else a
-            shape differs; else a value does. The message names the parameter, what was expected
-            and what was got.
+            shape differs; else a value does. The message names the parameter.
     """
     if not expected and not got:
         raise AssertionError("there is nothing to compare")
@@ -91,10 +90,8 @@ def check(
             raise AssertionError(f"{problem}: {', '.join(names)}")
     for name in expected:
         if got[name].shape != expected[name].shape:
-            raise AssertionError(
-                f"{name} has the wrong shape: "
-                f"expected {tuple(expected[name].shape)}, got {tuple(got[name].shape)}"
-            )
+            right, wrong = tuple(expected[name].shape), tuple(got[name].shape)
+            raise AssertionError(f"{name} has the wrong shape: expected {right}, got {wrong}")
     result = table(got, expected, tolerance=tolerance, batch_dims=batch_dims)
     wrong = result[~result["equal"]]
     if len(wrong):
@@ -106,9 +103,9 @@ def check(
 def largest_error(got: Tensor, expected: Tensor, *, scale: float | None = None) -> float:
     """Return the largest difference of two tensors of one shape, relative to their size.
 
-    Relative to the largest entry of `expected`, since a gradient of 1e-6 has no use for an absolute
-    tolerance of 1e-5. A parameter whose gradient vanishes (the bias of attention keys) holds
-    nothing but rounding of larger numbers; so the divisor is at least a tenth of `scale`.
+    Relative to the largest entry of `expected`. A parameter whose gradient vanishes (the bias of
+    attention keys) holds nothing but rounding of larger numbers; so the divisor is at least a
+    tenth of `scale`.
 
     Args:
         got: A tensor.
@@ -131,8 +128,3 @@ def largest_error(got: Tensor, expected: Tensor, *, scale: float | None = None) 
 def _largest(tensor: Tensor) -> float:
     """Return the largest absolute entry, 0.0 if there is none."""
     return tensor.detach().abs().max().item() if tensor.numel() else 0.0
-
-
-def _short(number: float) -> str:
-    """Write a tolerance with the digits that it has: 1e-05, 2.5e-06."""
-    return np.format_float_scientific(number, trim="-", exp_digits=2)

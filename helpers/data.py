@@ -27,7 +27,12 @@ def load_batch(
         ValueError: The dataset is unknown or holds fewer samples, or `batch_size` is no count.
     """
     check(dataset, batch_size)
-    images, labels = _digits() if dataset == "digits" else _noise(batch_size)
+    if dataset == "digits":
+        images, labels = _digits()
+    else:
+        stream = torch.Generator().manual_seed(0)  # of its own
+        images = torch.rand(batch_size, 1, 28, 28, generator=stream)
+        labels = torch.randint(10, (batch_size,), generator=stream)
     return images[:batch_size].to(device), labels[:batch_size].to(device)
 
 
@@ -38,19 +43,13 @@ def load_digits(device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
 
 
 def check(dataset: str, batch_size: int) -> None:
-    """Check that `load_batch` could serve a dataset and a batch size.
-
-    Raises:
-        ValueError: With a sentence that names what was wrong and what would be right.
-    """
+    """Raise ValueError unless `load_batch` could serve a dataset and a batch size."""
     if dataset not in DATASETS:
         raise ValueError(f"dataset must be 'digits' or 'random', got {dataset!r}")
     check_count("batch_size", batch_size)
     if dataset == "digits" and batch_size > 1797:
-        raise ValueError(
-            f"the digits are 1797 samples, and {batch_size} were asked for: "
-            "choose at most 1797, or dataset 'random'"
-        )
+        got = f"the digits are 1797 samples, and {batch_size} were asked for"
+        raise ValueError(f"{got}: choose at most 1797, or dataset 'random'")
 
 
 def _digits() -> tuple[Tensor, Tensor]:
@@ -64,10 +63,3 @@ def _digits() -> tuple[Tensor, Tensor]:
     images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
     images = F.interpolate(images, size=(28, 28), mode="bicubic", align_corners=False)
     return images.clamp(0, 1), torch.tensor(digits.target, dtype=torch.int64)
-
-
-def _noise(batch_size: int) -> tuple[Tensor, Tensor]:
-    """Draw uniform noise and labels from a random stream of their own."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(batch_size, 1, 28, 28, generator=generator)
-    return images, torch.randint(10, (batch_size,), generator=generator)

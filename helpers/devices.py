@@ -69,10 +69,6 @@ def make_repeatable(seed: int = 0) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that one of the random streams would not take.
-
-    Raises:
-        ValueError: It is no whole number from 0 to 2**32 - 1.
-    """
+    """Raise ValueError unless every random stream takes a seed: from 0 to 2**32 - 1."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")

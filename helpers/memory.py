@@ -13,6 +13,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 # From glibc's malloc.h; see mallopt(3).
 _MXFAST, _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = 1, -1, -3, -4
 _KEEP = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _MXFAST: 0}
@@ -30,17 +35,12 @@ def keep_freed() -> Iterator[bool]:
 
     Inside, no tensor gets a mapping of its own (`M_MMAP_MAX`), and the heap is not shortened when
     its end is freed (`M_TRIM_THRESHOLD`). So the resident memory stays at its highest point, and
-    can grow beyond what is in use: where a small block comes to lie behind a free piece, what is
-    asked for next does not fit it. PyTorch asks for aligned memory, and what glibc cuts off for
-    that is such a block, kept aside for small requests. So these stores are filled first (those of
-    this thread, 7 blocks of each size), or closed (`M_MXFAST`): a loop that makes one tensor of 64
-    MB and frees it then takes one or two times 64 MB, where it took ten times as much without.
+    can grow beyond what is in use where a small block comes to lie behind a free piece. PyTorch
+    asks for aligned memory, and what glibc cuts off for that is such a block, kept for small
+    requests. So these stores are filled first (those of this thread), or closed (`M_MXFAST`).
 
-    Afterwards all free pages are given back, and large tensors have mappings of their own again,
-    except where one fits an empty stretch of the heap between blocks that are in use.
-    glibc raises by itself the size from which on a block gets its own mapping, from 128 KiB up to
-    32 MiB as blocks are freed, and stops doing so for good once it is set. So it is set to where
-    that ends, 32 MiB: what a process comes to that frees tensors of all sizes.
+    Afterwards all free pages are given back, and tensors from 32 MiB on have mappings of their own
+    again: what glibc comes to by itself, from 128 KiB up, until the size is set.
 
     The setting holds for the whole process, all its threads, and ends with the outermost block.
 
@@ -68,20 +68,14 @@ _blocks: list[bool] = []  # those that are open
 
 def resident() -> int | None:
     """Return how many bytes of this process are in memory now; `None` where no `/proc` says it."""
-    try:
-        with open("/proc/self/statm") as file:
-            pages = int(file.read().split()[1])
-    except OSError:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
         return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def high_water() -> int | None:
-    """Read the high-water mark of resident memory.
-
-    Returns:
-        Bytes; `None` where the system does not tell (Windows).
-    """
+    """Return the most bytes that were resident; `None` where the system does not tell (Windows)."""
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its figure includes the process that started this one.
@@ -89,25 +83,15 @@ def high_water() -> int | None:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None
-    try:
-        import resource
-    except ImportError:  # Windows
+    if resource is None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def page_faults() -> int | None:
-    """Count the pages of memory that the system has had to hand this process, without a disk.
-
-    Returns:
-        The minor faults so far; `None` where the system does not tell (Windows).
-    """
-    try:
-        import resource
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    """Return the page faults without a disk so far; `None` where the system does not tell."""
+    return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _glibc() -> ctypes.CDLL | None:

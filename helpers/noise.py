@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from helpers import norms
 
-LossFn = Callable[[Tensor, Tensor], Tensor]
-
 
 @dataclass(frozen=True)
 class NoiseScale:
@@ -44,7 +42,12 @@ class NoiseScale:
 
 
 def noise_scale(
-    model: nn.Module, loss_fn: LossFn, data: Tensor, targets: Tensor, *, chunk_size: int = 64
+    model: nn.Module,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    data: Tensor,
+    targets: Tensor,
+    *,
+    chunk_size: int = 64,
 ) -> NoiseScale:
     """Estimate the gradient noise scale from the norms of the samples' gradients.
 
@@ -81,12 +84,10 @@ def noise_scale(
     own = norms.gradient_norms(model, loss_fn, data, targets, **options).double()
     size = len(own)
     if size < 2:
-        raise ValueError(
-            f"data must hold 2 samples at least, to differ from each other, got {size}"
-        )
+        raise ValueError(f"data must hold 2 samples at least, to differ, got {size}")
     # A limit that clips none of them.
     total = norms.clipped_sum(model, loss_fn, data, targets, sys.float_info.max, **options)
-    measured = sum(_square(tensor / size) for tensor in total.values())
+    measured = sum((t / size).abs().double().square().sum().item() for t in total.values())
     if not (own.isfinite().all() and math.isfinite(measured)):
         bad = size - int(own.isfinite().sum())
         got = f"those of {bad} of the {size} samples are not" if bad else "their sum is not"
@@ -96,8 +97,3 @@ def noise_scale(
     # Rounding may bring the variance of equal gradients below 0.
     noise = max(0.0, (own.square().sum().item() - size * measured) / (size - 1))
     return NoiseScale(noise, measured - noise / size)
-
-
-def _square(tensor: Tensor) -> float:
-    """Compute the squared norm of a tensor, complex ones too, in float64."""
-    return tensor.abs().double().square().sum().item()

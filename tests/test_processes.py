@@ -6,34 +6,40 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import benchmark, compare, gradients, jacobians, memory
-from helpers.study import candidates, comparison, peers, processes, tables
+from helpers import benchmark, compare, data, gradients, jacobians, memory
+from helpers.study import candidates, peers, processes, tables
 from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Task
 
 CNN, SMALL = Task("SimpleCNN", 3, "random"), Task("MLP", 5, "random")
 TASKS = [CNN, SMALL, Task("transformer", 3, "random")]
 METHODS = [
-    name for name in candidates.GRADIENTS.methods if not name.startswith(("batch", "fill", "JAX"))
+    name
+    for name in candidates.METHODS["gradients"]
+    if not name.startswith(("batch", "fill", "JAX"))
 ]
+
+
+def load(task):
+    return candidates.make_model(task), *data.load_batch(task.dataset, task.batch_size)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=str)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_way_is_equal_to_the_loop_by_name(name, task):
     candidate = Candidate(name)
-    if why := candidates.GRADIENTS.absent(candidate):
+    if why := candidates.absent(candidate):
         pytest.skip(why)
     if task.model == "transformer" and name == "BackPACK":
         pytest.skip("BackPACK has no BatchGrad for LayerNorm")
-    model, images, labels = candidates.load(task)
+    model, images, labels = load(task)
     expected = gradients.loop_gradients(model, F.cross_entropy, images, labels)
-    compare.check(candidates.GRADIENTS.build(candidate, model, images, labels)(), expected)
+    compare.check(candidates.build("gradients", candidate, model, images, labels)(), expected)
 
 
 @pytest.mark.parametrize("name", ["vmap(jacrev)", "func_jacobians, buffer reused"])
 def test_jacobians_are_equal_to_the_double_loop(name):
-    model, images, labels = candidates.load(SMALL)
-    got = candidates.JACOBIANS.build(Candidate(name), model, images, labels)()
+    model, images, labels = load(SMALL)
+    got = candidates.build("jacobians", Candidate(name), model, images, labels)()
     if isinstance(got, torch.Tensor):
         got = jacobians.unflatten_jacobians(got, model)
     loop = jacobians.unflatten_jacobians(jacobians.loop_jacobians(model, images), model)
@@ -44,26 +50,26 @@ def test_jax_computes_the_same_gradients_in_its_process(tmp_path):
     import numpy as np
 
     jax = Candidate("JAX jit(vmap(grad))")
-    if why := candidates.GRADIENTS.absent(jax):
+    if why := candidates.absent(jax):
         pytest.skip(why)
     for task in TASKS:
         with processes.started("gradients", task, [jax]) as (running, missing):
             assert missing == []
             running[jax].ask("save", path=str(tmp_path / "result.npz"))
         result = np.load(tmp_path / "result.npz")
-        model, images, labels = candidates.load(task)
+        model, images, labels = load(task)
         expected = gradients.loop_gradients(model, F.cross_entropy, images, labels)
         compare.check({name: torch.from_numpy(result[name]) for name in expected}, expected)
 
 
 def test_a_study_has_numbers_reasons_and_the_failed(monkeypatch):
     for name in ("missing", "unknown there"):
-        monkeypatch.setitem(candidates.GRADIENTS.methods, name, candidates.composition)
+        monkeypatch.setitem(candidates.METHODS["gradients"], name, candidates.composition)
     said = {"missing": "it is not installed"}
     monkeypatch.setattr(peers, "absent", said.get)
     names = ["batch gradient", "vmap(grad)", "missing", "unknown there"]
     chosen = list(map(Candidate, names))
-    done = comparison.run("gradients", SMALL, chosen, rounds=2, min_run_time=0.0)
+    done = processes.run("gradients", SMALL, chosen, rounds=2, min_run_time=0.0)
     assert [row.candidate for row in done.rows] == chosen[:2]
     # The process does not know what this one was told.
     assert [(each.candidate.method, each.absent, each.why) for each in done.missing] == [
@@ -111,7 +117,7 @@ def test_settings_of_a_candidate_reach_its_process(monkeypatch):
 
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     monkeypatch.setattr(processes.subprocess, "Popen", popen)
-    monkeypatch.setattr(candidates, "huge_pages_absent", lambda: None)
+    monkeypatch.setattr(candidates, "absent", lambda candidate: None)
     for allocator in (HUGE_PAGES, KEEP_FREED):
         chosen = [Candidate("vmap(grad)", allocator=allocator)]
         with pytest.raises(InterruptedError), processes.started("gradients", SMALL, chosen):
@@ -121,9 +127,7 @@ def test_settings_of_a_candidate_reach_its_process(monkeypatch):
 
 def test_a_compiled_candidate_is_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda run, dynamic: ("compiled", run()))
-    built = candidates.GRADIENTS.build(
-        Candidate("vmap(grad)", compiled=True), *candidates.load(SMALL)
-    )
+    built = candidates.build("gradients", Candidate("vmap(grad)", compiled=True), *load(SMALL))
     assert built[0] == "compiled"
 
 
@@ -151,8 +155,3 @@ def test_after_an_interrupt_no_answer_is_taken_for_the_next(monkeypatch):
         monkeypatch.setattr(process._process.stdout, "readline", read)
         with pytest.raises(RuntimeError, match="the process of batch gradient ended"):
             process.ask("faults")
-
-
-def test_an_unknown_model_is_refused():
-    with pytest.raises(ValueError, match=r"model must be one of SimpleCNN, MLP, transformer, got"):
-        candidates.load(Task("CNN"))

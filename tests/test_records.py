@@ -40,37 +40,6 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
     assert record.find("gradients", "MLP", 5) is None
 
 
-def first(record):
-    return record["studies"][0]
-
-
-@pytest.mark.parametrize(
-    ("damage", "what"),
-    [
-        (lambda r: r.pop("date"), "date"),
-        (lambda r: r["machine"].pop("device"), "device"),
-        (lambda r: first(r).pop("task"), "task"),
-        (lambda r: first(r)["rows"][1].pop("iqr"), "iqr"),
-        (lambda r: first(r)["missing"][0].update(more=1), "more"),
-        (lambda r: r.update(more=1), "more"),
-    ],
-)
-def test_a_record_that_lacks_something_is_refused(damage, what, tmp_path):
-    path = tmp_path / "a.json"
-    records.write(records.make(torch.device("cpu"), [STUDY]), path)
-    content = json.loads(path.read_text())
-    damage(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"^a\.json is no record: .*{what}"):
-        records.read(path)
-
-
-def test_what_is_no_json_is_refused(tmp_path):
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ValueError, match=r"^a\.json is no record: "):
-        records.read(tmp_path / "a.json")
-
-
 def test_a_row_is_found_by_its_facts():
     assert STUDY.row("loop", allocator=KEEP_FREED) == KEPT
     assert STUDY.row("loop").median == 0.05
@@ -87,16 +56,8 @@ def test_tables():
     assert table.loc["loop"].tolist() == pytest.approx([50.0, 1.0, 5.0, ""])
     assert table.loc["JAX", "not measured"] == "absent"
     assert tables.memory(STUDY).loc["loop"].tolist() == ["1", "", "7,000"]
-    with pytest.raises(ValueError, match=r"reference must be one of .*, got 'x'"):
-        tables.times(STUDY, reference="x")
-
-
-def test_one_round_has_no_spread_and_what_is_missing_is_said():
-    rows = (STUDY.rows[0], replace(STUDY.rows[1], rounds=1))
-    cut = replace(STUDY, rows=rows, cut_short="1 of 5 rounds: the budget was spent")
-    assert tables.times(cut)["spread (ms)"].isna().tolist() == [False, True, True]
-    assert tables.remarks(STUDY) == ["JAX: JAX is not installed: make bench"]
-    assert tables.remarks(cut)[1:] == ["1 of 5 rounds: the budget was spent"]
+    cut = replace(STUDY, rows=(STUDY.rows[0], replace(STUDY.rows[1], rounds=1)))
+    assert tables.times(cut)["spread (ms)"].isna().tolist() == [False, True, True], "one round"
 
 
 def test_a_disturbed_row_is_named_unless_nothing_is_said_of_its_time():
@@ -109,9 +70,7 @@ def test_a_disturbed_row_is_named_unless_nothing_is_said_of_its_time():
 def test_no_record_that_is_kept_was_disturbed():
     kept = records.read_all(ROOT / "notebooks" / "measurements")
     assert kept
-    assert {
-        name: found for name, r in kept.items() if (found := records.disturbed(r.studies))
-    } == {}
+    assert [records.disturbed(record.studies) for record in kept.values()] == [[]] * len(kept)
 
 
 def test_no_saved_timing_of_the_lesson_was_disturbed():
@@ -125,9 +84,8 @@ def test_no_saved_timing_of_the_lesson_was_disturbed():
         if "spread (ms)" not in columns:
             continue
         for line in table.tbody.find_all("tr"):
-            cells = dict(
-                zip(columns, [each.text for each in line.find_all(["th", "td"])], strict=True)
-            )
+            texts = [each.text for each in line.find_all(["th", "td"])]
+            cells = dict(zip(columns, texts, strict=True))
             median = float(cells["median (ms)"])
             shares[cells[""], median] = float(cells["spread (ms)"]) / median
     assert len(shares) > 10
@@ -135,11 +93,6 @@ def test_no_saved_timing_of_the_lesson_was_disturbed():
 
 
 RUN = {"batch gradient": (0.01, 0.001), "loop": (0.05, 0.001)}
-
-
-def test_a_picture_without_its_reference_is_refused():
-    with pytest.raises(ValueError, match=r"^other has no 'batch gradient', of which the others"):
-        plots.multiples({"one": RUN, "other": {"loop": (0.1, 0.0)}}, reference="batch gradient")
 
 
 def test_a_large_spread_stands_beside_its_bar():

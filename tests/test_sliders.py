@@ -8,6 +8,8 @@ import pytest
 from helpers.plots import Slider
 from helpers.plots.figures import finish
 
+FRAMES = {"step 0": 1, "step <2>": 2, "step 4": 3}
+
 
 def draw(number):
     figure, axis = plt.subplots(figsize=(1, 1))
@@ -17,7 +19,7 @@ def draw(number):
 
 @pytest.fixture(scope="module")
 def bundle():
-    return Slider(draw, {"step 0": 1, "step <2>": 2, "step 4": 3}, "Step:")._repr_mimebundle_()
+    return Slider(draw, FRAMES, "Step:")._repr_mimebundle_()
 
 
 def test_last_frame_is_seen_without_script(bundle):
@@ -25,6 +27,8 @@ def test_last_frame_is_seen_without_script(bundle):
     assert len(images) == 3
     assert ["hidden" in image for image in images] == [True, True, False]
     assert bundle["image/png"] in images[-1]
+    assert "http" not in bundle["text/html"], "no server is asked"
+    assert Slider(draw, FRAMES, "Step:")._repr_mimebundle_() == bundle, "the same each time"
 
 
 def test_each_frame_has_a_place_and_a_title(bundle):
@@ -33,13 +37,3 @@ def test_each_frame_has_a_place_and_a_title(bundle):
     assert re.findall(r'alt="(.*?)"', page) == ["step 0", "step &lt;2&gt;", "step 4"]
     assert "<output>step 4</output>" in page
     assert bundle["text/plain"] == "<3 frames: step 0 to step 4>"
-
-
-def test_no_server_is_asked(bundle):
-    assert "http" not in bundle["text/html"]
-    assert set(re.findall(r'src="(.{21})', bundle["text/html"])) == {"data:image/png;base64"}
-
-
-def test_it_is_the_same_each_time(bundle):
-    frames = {"step 0": 1, "step <2>": 2, "step 4": 3}
-    assert Slider(draw, frames, "Step:")._repr_mimebundle_() == bundle

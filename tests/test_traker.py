@@ -21,8 +21,6 @@ from trak.modelout_functions import (  # noqa: E402
 from trak.projectors import BasicProjector  # noqa: E402
 
 TRAINING, TARGETS = 400, 15
-KINDS = {"functional": FunctionalGradientComputer, "iterative": IterativeGradientComputer}
-both = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +98,21 @@ def theirs(tmp_path_factory, digits, checkpoints) -> Tensor:
     return scores(folder, digits, checkpoints, TheirComputer, "image_classification")
 
 
-@both
-def test_the_package_gives_its_own_scores(kind, tmp_path, digits, checkpoints, theirs):
-    own_task = ImageClassificationModelOutput()
-    assert_same(scores(tmp_path, digits, checkpoints, kind, own_task), theirs)
+@pytest.mark.parametrize(
+    ("computer", "task"),
+    [
+        (FunctionalGradientComputer, ImageClassificationModelOutput),
+        (IterativeGradientComputer, ImageClassificationModelOutput),
+        (FunctionalGradientComputer, TheirTask),
+        (IterativeGradientComputer, TheirTask),
+        (TheirComputer, ImageClassificationModelOutput),
+    ],
+)
+def test_the_package_gives_its_own_scores(computer, task, tmp_path, digits, checkpoints, theirs):
+    assert_same(scores(tmp_path, digits, checkpoints, computer, task()), theirs)
 
 
-@both
-def test_with_the_package_task_as_well(kind, tmp_path, digits, checkpoints, theirs):
-    assert_same(scores(tmp_path, digits, checkpoints, kind, TheirTask()), theirs)
-
-
-def test_the_package_computer_takes_this_task(tmp_path, digits, checkpoints, theirs):
-    own_task = ImageClassificationModelOutput()
-    assert_same(scores(tmp_path, digits, checkpoints, TheirComputer, own_task), theirs)
-
-
-@both
+@pytest.mark.parametrize("kind", [FunctionalGradientComputer, IterativeGradientComputer])
 def test_a_subset_of_the_parameters(kind, tmp_path, digits, checkpoints, theirs):
     names = ["4.weight", "1.bias"]
     expected = scores(

@@ -83,10 +83,10 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
 def stack(models: Sequence[nn.Module]) -> Ensemble:
     """Stack networks that are there already.
 
-    Unlike `torch.func.stack_module_state`, it compares the layers themselves and not their tensors
-    alone: with the same shapes, a Tanh would silently become the first network's ReLU. Compared
-    are classes, modes, tensors, and attributes that are numbers, texts, tensors or functions, of
-    which only the names count. What differs must be a parameter or a buffer.
+    Unlike `torch.func.stack_module_state`, it compares the layers and not their tensors alone: a
+    Tanh would silently become the first network's ReLU. Compared are classes, modes, tensors, and
+    attributes that are numbers, texts, tensors or functions, of which only the names count. What
+    differs must be a parameter or a buffer.
 
     Args:
         models: M networks of one architecture and one mode. They are not changed.
@@ -95,7 +95,6 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         Their tensors, copied and stacked.
 
     Raises:
-        TypeError: One is no module.
         ValueError: There is no model, or no tensor in it; one lies in several processes; two differ
             in what is compared, or share a tensor, of which each would get a copy of its own.
     """
@@ -132,7 +131,7 @@ def draw_orders(
         in a new order; what is left at its end and fills no batch is left out.
 
     Raises:
-        ValueError: There is no seed, or no whole batch.
+        ValueError: There is no whole batch.
     """
     if not 1 <= batch_size <= size:
         raise ValueError(f"batch_size must be from 1 to the {size} samples, got {batch_size}")
@@ -149,8 +148,6 @@ def draw_orders(
         ]
         batches = torch.cat([torch.empty(0, dtype=torch.int64), *epochs]).view(-1, batch_size)
         orders.append(batches[:steps])
-    if not orders:
-        raise ValueError("seeds must hold a seed at least, got none")
     return torch.stack(orders)
 
 

@@ -18,20 +18,12 @@ _OF_EVERY_MODULE = {*vars(nn.Module()), "_torchdynamo_wrapper_id"}
 def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
     """Collect the parameters and buffers of networks that one structure can stand for.
 
-    Args:
-        models: M networks.
-
-    Returns:
-        `{name: tensor}` for each: the same names and shapes.
-
     Raises:
-        TypeError, ValueError: As in `helpers.ensembles.stack`.
+        ValueError: As in `helpers.ensembles.stack`.
     """
     owners: dict[int, tuple[int, str]] = {}
     tensors = []
     for index, model in enumerate(models):
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"models must be modules, got {type(model).__name__}")
         checks.check_one_process(model)
         ours, theirs = facts_of(models[0]), facts_of(model)
         for place in ours | theirs:
@@ -56,9 +48,6 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
 
 def facts_of(model: nn.Module) -> dict[str, str]:
     """Describe what a model is besides the numbers in its parameters and buffers.
-
-    Args:
-        model: Any module.
 
     Returns:
         By place, a text that is the same in every process: classes, modes, shapes and ties; of

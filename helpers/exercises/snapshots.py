@@ -43,7 +43,7 @@ class Snapshot:
         """
         changed = []
         for name, (value, entries) in self._dicts.items():
-            if _identities(value) != _identities(entries):
+            if [(k, id(v)) for k, v in value.items()] != [(k, id(v)) for k, v in entries.items()]:
                 changed.append(name)
                 value.clear()
                 value.update(entries)
@@ -56,11 +56,6 @@ class Snapshot:
                 (value if value.is_leaf else value.detach_()).requires_grad_(required)
             value.data = data.copy_(before)
         return changed
-
-
-def _identities(entries: dict) -> list[tuple[Any, int]]:
-    """List the keys of a dictionary, each with the identity of its value."""
-    return [(key, id(value)) for key, value in entries.items()]
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

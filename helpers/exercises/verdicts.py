@@ -24,12 +24,9 @@ class Refused(AssertionError):
 def check(exercise: str, **given: Any) -> Iterator[None]:
     """Print a verdict on the answer that is called in this block.
 
-    A block that ends is correct; `expect` and `require` end it early. So does an error in the
-    answer: it becomes a verdict too, after the lines of the lesson that led to it, and the cells
-    below run on.
-
-    What the answer changes in place is put back, since later exercises use it, and the answer is
-    not correct then.
+    A block that ends is correct; `expect` and `require` end it early. So does an error: it becomes
+    a verdict, after the lines of the lesson that led to it. What the answer changes in place is
+    put back, since later exercises use it, and the answer is not correct then.
 
     Args:
         exercise: The name of the exercise, for example `"Exercise 1"`.
@@ -91,11 +88,9 @@ def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[i
     Raises:
         Refused: It is no tensor or dictionary of these, or has another shape.
     """
-    if isinstance(shape, dict):
-        expected = {name: torch.empty(each, device="meta") for name, each in shape.items()}
-    else:
-        expected = torch.empty(shape, device="meta")
-    _pairs_of_one_shape(what, got, expected)
+    shapes = shape if isinstance(shape, dict) else {"": shape}
+    expected = {name: torch.empty(each, device="meta") for name, each in shapes.items()}
+    _pairs_of_one_shape(what, got, expected if isinstance(shape, dict) else expected[""])
 
 
 def require(what: str, holds: bool, *, measured: str = "") -> None:
@@ -119,9 +114,8 @@ def _pairs_of_one_shape(what: str, got: Any, expected: Any) -> list[tuple[str, T
     pairs = list(_pairs(what, got, expected))
     for name, mine, right in pairs:
         if mine.shape != right.shape:
-            raise Refused(
-                f"wrong shape: {name}: expected {tuple(right.shape)}, got {tuple(mine.shape)}"
-            )
+            shapes = f"expected {tuple(right.shape)}, got {tuple(mine.shape)}"
+            raise Refused(f"wrong shape: {name}: {shapes}")
     return pairs
 
 
@@ -133,9 +127,8 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
             raise _wrong_type(what, got, kind.__name__)
         if isinstance(expected, tuple):
             if len(got) != len(expected):
-                raise Refused(
-                    f"wrong length: {what}: expected {len(expected)} items, got {len(got)}"
-                )
+                lengths = f"expected {len(expected)} items, got {len(got)}"
+                raise Refused(f"wrong length: {what}: {lengths}")
             got, expected = (dict(enumerate(each)) for each in (got, expected))
         for problem, first, second in (("missing", expected, got), ("not expected", got, expected)):
             names = [str(name) for name in first if name not in second]
@@ -152,7 +145,6 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
 
 
 def _wrong_type(what: str, got: Any, expected: str) -> Refused:
-    """Make the verdict on a result of another type, with a hint where the cause is plain."""
     # Python's name of it says little to those who forgot to return.
     hint = ": the function returned nothing (does it end in `return`?)" if got is None else ""
     return Refused(f"wrong type: {what}: expected a {expected}, got {type(got).__name__}{hint}")
@@ -174,5 +166,4 @@ def _raised(error: Exception) -> str:
 
 
 def _some(names: list[str]) -> str:
-    """Join the first names of a list, and show that there are more."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,13 +32,6 @@ def main() -> None:
             done = work.compute(job, chosen.out, made, workers)
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"features: {error}")
-    except (RuntimeError, MemoryError) as error:
-        if "memory" not in str(error):
-            raise
-        sys.exit(
-            f"features: there is not enough memory for --k {chosen.k}, whose kernel has k x k "
-            f"numbers, and --batch {chosen.batch}: choose smaller ones ({error})"
-        )
     if workers.rank == 0:
         print(done)
 
@@ -67,7 +61,7 @@ def _model(text: str) -> str:
     return next((name for name in MODELS if name.lower().endswith(text.lower())), text)
 
 
-def _at_least(least: int):
+def _at_least(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"must be a whole number, at least {least}")

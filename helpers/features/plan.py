@@ -20,37 +20,19 @@ _LOOKED_AT = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the numbers of the features depend on.
+    """All that the numbers of the features depend on."""
 
-    Attributes:
-        weights: Hash of the computer and its task, of its model's layers, parameters and buffers.
-        data: Hash of the samples: of all, or of 4,096 spread evenly over more.
-        samples: N.
-        k: How many numbers a sample keeps.
-        kind: As in `helpers.projection.project_batches`.
-        seed: Of the projection.
-        shard: Rows of a file.
-        batch: Samples of a batch: other batches give other last bits.
-        threads: Of a process: so do other threads.
-        device: `"cpu"` or `"cuda"`.
-        versions: Of torch and NumPy.
-    """
-
-    weights: str
-    data: str
+    weights: str  # hash of the computer and its task, of its model's layers and tensors
+    data: str  # hash of the samples: of all, or of 4,096 spread evenly over more
     samples: int
     k: int
     kind: str
     seed: int
-    shard: int
-    batch: int
-    threads: int
+    shard: int  # rows of a file
+    batch: int  # samples of a batch: other batches give other last bits
+    threads: int  # of a process: so do other threads
     device: str
-    versions: str
-
-    def as_json(self) -> bytes:
-        """Return what `plan.json` holds."""
-        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+    versions: str  # of torch and NumPy
 
     def compare(self, folder: Path) -> None:
         """Raise ValueError if a folder has another plan, with what differs."""
@@ -72,16 +54,8 @@ def read(folder: Path) -> Plan:
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: It is damaged.
     """
-    if not (folder / NAME).exists():
-        raise FileNotFoundError(f"{folder} holds no {NAME}: it is no folder of features")
-    try:
-        return Plan(**json.loads((folder / NAME).read_text()))
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{folder / NAME} is no plan of features, or a damaged one: choose another folder"
-        ) from error
+    return Plan(**json.loads((folder / NAME).read_text()))
 
 
 def make(job: Job, **options: object) -> Plan:
@@ -112,7 +86,7 @@ def _of_weights(job: Job) -> Iterator[bytes]:
     kinds = type(computer).__qualname__, type(task).__qualname__
     yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
     yield repr(facts_of(computer.model)).encode()
-    for _, tensor in chain(computer.model.named_parameters(), computer.model.named_buffers()):
+    for tensor in chain(computer.model.parameters(), computer.model.buffers()):
         yield content(tensor)
 
 

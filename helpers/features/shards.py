@@ -3,7 +3,8 @@
 import io
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -69,17 +70,15 @@ def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndar
     Raises:
         ValueError: It is damaged, or has another shape.
     """
-    try:
+    rows = None
+    with suppress(ValueError, EOFError):
         rows = np.load(file, mmap_mode="r" if mapped else None)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{file} is damaged ({error}): {_AGAIN}") from error
-    if rows.shape != shape or rows.dtype not in (np.float32, np.float64):
-        got = f"{rows.dtype} {rows.shape}"
-        raise ValueError(f"{file} holds {got}, and the plan says floating point {shape}: {_AGAIN}")
+    if rows is None or rows.shape != shape or rows.dtype not in (np.float32, np.float64):
+        raise ValueError(
+            f"{file} is damaged, or holds no {shape} floating point numbers, as the plan says: "
+            "remove it, and run the command that wrote it again"
+        )
     return rows
-
-
-_AGAIN = "remove it, and run the command that wrote it again"
 
 
 def remove_drafts(folder: Path) -> None:
@@ -106,10 +105,6 @@ class Features:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        for shard in self.shards:
-            yield from shard
 
     def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray) -> np.ndarray:
         """Read rows: `features[7]`, `(k,)`; `features[10:20]` or `features[[3, 1]]`, `(n, k)`."""
@@ -140,7 +135,7 @@ def open_features(folder: str | os.PathLike[str]) -> Features:
 
     Raises:
         FileNotFoundError: It is no such folder, or shards are missing.
-        ValueError: The plan or a shard is damaged, or a shard has not the shape of the plan.
+        ValueError: A shard is damaged, or has not the shape of the plan.
     """
     folder = Path(folder)
     made = plan.read(folder)
@@ -149,8 +144,8 @@ def open_features(folder: str | os.PathLike[str]) -> Features:
     missing = [file.name for file in files if not file.exists()]
     if missing:
         raise FileNotFoundError(
-            f"{folder} is not finished: {len(missing)} of {len(parts)} shards are missing, the "
-            f"first is {missing[0]}; run the command that wrote it again"
+            f"{folder}: {len(missing)} of {len(parts)} shards are missing, the first is "
+            f"{missing[0]}; run the command that wrote it again"
         )
     shapes = [(part.stop - part.start, made.k) for part in parts]
     return Features([read(*each, mapped=True) for each in zip(files, shapes, strict=True)])

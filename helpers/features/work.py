@@ -1,7 +1,9 @@
 """Compute the features of a job: claim a shard, compute it, write it; then the kernel of all."""
 
+import json
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +73,7 @@ def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
                     f"{folder} holds features without {NAME}, such as {there[0].name}: choose "
                     "another folder"
                 )
-            shards.write_whole(folder / NAME, plan.as_json())
+            shards.write_whole(folder / NAME, json.dumps(asdict(plan), indent=1).encode() + b"\n")
     workers.wait()
     plan.compare(folder)
 

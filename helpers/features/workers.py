@@ -26,19 +26,16 @@ class Workers:
         self.world = int(os.environ.get("WORLD_SIZE", 1))
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         self._grouped = "RANK" in os.environ
-        self._store: dist.Store = self._torchrun_store() if self._grouped else dist.HashStore()
-
-    def _torchrun_store(self) -> dist.Store:
-        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=not agent and self.rank == 0,
-            wait_for_workers=False,
-        )
-        # torchrun keeps its store when it starts processes again, with the addresses of those that
-        # died in it: each attempt reads and writes under a name of its own.
-        return dist.PrefixStore(f"attempt-{self.restarts}-of-{self.world}", store)
+        self._store: dist.Store = dist.HashStore()
+        if self._grouped:
+            agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            port, first = int(os.environ["MASTER_PORT"]), not agent and self.rank == 0
+            store = dist.TCPStore(
+                os.environ["MASTER_ADDR"], port, is_master=first, wait_for_workers=False
+            )
+            # torchrun keeps its store when it starts processes again, with the addresses of those
+            # that died in it: each attempt reads and writes under a name of its own.
+            self._store = dist.PrefixStore(f"attempt-{self.restarts}-of-{self.world}", store)
 
     @classmethod
     @contextmanager
@@ -66,16 +63,14 @@ class Workers:
         if self._grouped:
             dist.barrier()
 
-    def sum(self, numbers: Tensor) -> Tensor:
+    def sum(self, numbers: Tensor) -> None:
         """Add integers of all processes, exactly and in place."""
         if self._grouped:
             dist.all_reduce(numbers)
-        return numbers
 
     def largest(self, number: float) -> float:
         """Return the largest number that a process has."""
-        if not self._grouped:
-            return number
         held = torch.tensor(number, dtype=torch.float64)
-        dist.all_reduce(held, dist.ReduceOp.MAX)
+        if self._grouped:
+            dist.all_reduce(held, dist.ReduceOp.MAX)
         return held.item()

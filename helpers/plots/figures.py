@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-SIGNED = plt.get_cmap("RdBu_r").copy()  # blue below zero, white at zero, red above
-SIGNED.set_bad("lightgray")  # what holds no number
+# Blue below zero, white at zero, red above; gray is what holds no number.
+SIGNED = plt.get_cmap("RdBu_r").with_extremes(bad="lightgray")
 
 
 def draw_image(axis: plt.Axes, image: Tensor, **options: object) -> object:
@@ -16,7 +16,9 @@ def draw_image(axis: plt.Axes, image: Tensor, **options: object) -> object:
     return mappable
 
 
-def finish(figure: Figure) -> Figure:
-    """Close the figure: a notebook then shows it once, as its cell's result."""
+def finish(figure: Figure, legend: int = 0) -> Figure:
+    """Close the figure, which a notebook then shows once; `legend` columns stand above, if any."""
+    if legend:  # beside what is drawn, not on it
+        figure.legend(fontsize=9, loc="outside upper center", ncols=legend)
     plt.close(figure)
     return figure

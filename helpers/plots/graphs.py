@@ -64,8 +64,7 @@ def curves(
     axis.grid(alpha=0.3)
     if level is not None:
         axis.axhline(level, color="gray", linestyle="--")
-    figure.legend(fontsize=9, loc="outside upper center", ncols=2)  # beside the curves, not on them
-    return finish(figure)
+    return finish(figure, legend=2)
 
 
 def agreement(predicted: Tensor, exact: Tensor, *, xlabel: str, ylabel: str) -> Figure:

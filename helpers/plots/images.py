@@ -18,9 +18,8 @@ def digits(images: Tensor, titles: Sequence[object]) -> Figure:
     """Draw images `(N, 1, 28, 28)`, five in a row, each under its title."""
     columns = min(IN_A_ROW, len(images))
     rows = -(-len(images) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(1.1 * columns, 1.45 * rows), squeeze=False, layout="constrained"
-    )
+    figure = plt.figure(figsize=(1.1 * columns, 1.45 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat[len(images) :]:
         axis.axis("off")
     for axis, image, title in zip(axes.flat, images, titles, strict=False):
@@ -79,13 +78,12 @@ def norms(before: Tensor, after: Tensor, images: Tensor, labels: Tensor) -> Figu
     axis.legend()
     order = after.argsort()
     axes = lower.subplots(2, shown, squeeze=False)
-    for row, (indices, word) in enumerate(
-        [(order[:shown], "smallest"), (order[-shown:].flip(0), "largest")]
-    ):
-        for axis, index in zip(axes[row], indices.tolist(), strict=True):
+    ends = {"smallest": order[:shown], "largest": order[-shown:].flip(0)}
+    for row, (word, indices) in zip(axes, ends.items(), strict=True):
+        for axis, index in zip(row, indices.tolist(), strict=True):
             draw_image(axis, images[index, 0])
             axis.set_title(f"{labels[index].item()}: {after[index]:.2g}", fontsize=10)
-        axes[row, 0].set_ylabel(word, fontsize=10)
+        row[0].set_ylabel(word, fontsize=10)
     return finish(figure)
 
 
@@ -127,17 +125,13 @@ def attributions(
     count = raising.shape[1]
     figure = plt.figure(figsize=(0.85 * (2 * count + 1) + 0.6, 1.15 * len(targets)))
     widths = [1, 0.4, *[1] * count, 0.4, *[1] * count]  # two empty columns between the groups
-    axes = figure.subplots(
-        len(targets), len(widths), squeeze=False, gridspec_kw={"width_ratios": widths}
-    )
+    axes = figure.subplots(len(targets), len(widths), squeeze=False, width_ratios=widths)
     for axis in axes.flat:
         axis.axis("off")
-    for row, target, helping, hurting, title in zip(
-        axes, targets, raising, lowering, titles, strict=True
-    ):
-        for axis, image in zip(
-            [row[0], *row[2 : 2 + count], *row[-count:]], [target, *helping, *hurting], strict=True
-        ):
+    rows = zip(axes, targets, raising, lowering, titles, strict=True)
+    for row, target, helping, hurting, title in rows:
+        places = [row[0], *row[2 : 2 + count], *row[-count:]]
+        for axis, image in zip(places, [target, *helping, *hurting], strict=True):
             axis.axis("on")
             draw_image(axis, image[0])
         row[0].set_title(title, fontsize=8)

@@ -28,8 +28,7 @@ def releases(values: Tensor, without: Tensor, with_one: Tensor, *, allowed: floa
     axis.fill_between(values, bound, with_one, where=above, color="tab:red", label="delta")
     axis.set(xlabel="what is released", ylabel="density", ylim=(0, 1.25 * with_one.max()))
     axis.grid(alpha=0.3)
-    figure.legend(fontsize=9, loc="outside upper center", ncols=2)
-    return finish(figure)
+    return finish(figure, legend=2)
 
 
 def spreads(
@@ -62,8 +61,7 @@ def spreads(
     axis.set_xticks(range(len(places)), places)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.grid(alpha=0.3)
-    figure.legend(fontsize=9, loc="outside upper center", ncols=min(len(series), 4))
-    return finish(figure)
+    return finish(figure, legend=min(len(series), 4))
 
 
 def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], *, xlabel: str) -> Figure:
@@ -73,9 +71,8 @@ def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], *, xlabel: str) -> Fig
         scores: `{name of the training: (scores of those in, scores of those out)}`.
         xlabel: What the scores are, with their unit.
     """
-    figure, axes = plt.subplots(
-        len(scores), 1, figsize=(6, 1.5 * len(scores) + 0.8), layout="constrained", squeeze=False
-    )
+    figure = plt.figure(figsize=(6, 1.5 * len(scores) + 0.8), layout="constrained")
+    axes = figure.subplots(len(scores), squeeze=False)
     for axis, (name, (inside, outside)) in zip(axes.flat, scores.items(), strict=True):
         every = [*inside.tolist(), *outside.tolist()]
         options = {"bins": 40, "range": (min(every), max(every)), "alpha": 0.6}

@@ -8,17 +8,13 @@ from html import escape
 from matplotlib.figure import Figure
 from PIL import Image
 
-COLOURS = 256
-"""Colours of a frame: with as many it looks the same, and has fewer bytes."""
-
 
 class Slider:
     """Frames of which one is shown, chosen with a slider.
 
-    It works wherever a notebook is shown that may run a line of script: Jupyter, Colab, a saved
-    page. Elsewhere the last frame is seen. `matplotlib.animation.Animation.to_jshtml` does not
-    serve: its buttons are icons from a server, it has another random name each time it is made,
-    and without its script it shows an empty frame.
+    It works wherever a notebook may run a line of script: Jupyter, Colab, a saved page. Elsewhere
+    the last frame is seen. `matplotlib.animation.Animation.to_jshtml` asks a server for icons, has
+    a random name, and is empty without its script.
 
     Args:
         draw: Draws one frame.
@@ -33,7 +29,7 @@ class Slider:
     def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
         titles, last = list(self._frames), len(self._frames) - 1
         images = "\n".join(
-            f'<img src="data:image/png;base64,{_text(png)}" alt="{escape(title)}"'
+            f'<img src="data:image/png;base64,{png}" alt="{escape(title)}"'
             f' style="max-width: 100%"{"" if number == last else " hidden"}>'
             for number, (title, png) in enumerate(self._frames.items())
         )
@@ -50,17 +46,14 @@ class Slider:
         )
         return {
             "text/html": page,
-            "image/png": _text(self._frames[titles[-1]]),
+            "image/png": self._frames[titles[-1]],
             "text/plain": f"<{len(titles)} frames: {titles[0]} to {titles[-1]}>",
         }
 
 
-def _png(figure: Figure) -> bytes:
+def _png(figure: Figure) -> str:
+    """Draw a figure in 256 colours, with which it looks the same and has fewer bytes."""
     drawn, small = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=100)
-    Image.open(drawn).convert("RGB").quantize(COLOURS).save(small, format="png", optimize=True)
-    return small.getvalue()
-
-
-def _text(png: bytes) -> str:
-    return base64.b64encode(png).decode()
+    Image.open(drawn).convert("RGB").quantize().save(small, format="png", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()

@@ -46,8 +46,7 @@ def prices(
     scale = "log" if any(np.isfinite(own).any() for own in steps.values()) else "linear"
     axis.set(xscale=scale, yscale=scale, xlabel="steps S", ylabel="samples E = B S")
     axis.grid(alpha=0.3)
-    figure.legend(fontsize=9, loc="outside upper center", ncols=2)
-    return finish(figure)
+    return finish(figure, legend=2)
 
 
 def matrices(rows: Mapping[str, Mapping[str, Tensor]], blocks: Mapping[str, int]) -> Figure:
@@ -58,13 +57,9 @@ def matrices(rows: Mapping[str, Mapping[str, Tensor]], blocks: Mapping[str, int]
         blocks: `{name: how many of the P belong to it}`, in order.
     """
     columns = list(next(iter(rows.values())))
-    figure, axes = plt.subplots(
-        len(rows),
-        len(columns),
-        figsize=(2.3 * len(columns) + 0.7, 2.3 * len(rows) + 0.3),
-        squeeze=False,
-        layout="constrained",
-    )
+    size = (2.3 * len(columns) + 0.7, 2.3 * len(rows) + 0.3)
+    figure = plt.figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), len(columns), squeeze=False)
     ends = np.cumsum(list(blocks.values()))
     middles = ends - np.array(list(blocks.values())) / 2 - 0.5
     for axis, name in zip(axes[0], columns, strict=True):
@@ -91,14 +86,8 @@ def rankings(panels: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]]) -> Figur
         panels: `{title: (which to find, {name: scores})}`, boolean and floating point, `(N,)`;
             a high score means that a sample is to be found.
     """
-    figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(3.1 * len(panels), 3.5),
-        squeeze=False,
-        sharey=True,
-        layout="constrained",
-    )
+    figure = plt.figure(figsize=(3.1 * len(panels), 3.5), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)
     for axis, (title, (wanted, scores)) in zip(axes[0], panels.items(), strict=True):
         for name, own in scores.items():
             hits = wanted.cpu()[own.cpu().argsort(descending=True)].double()

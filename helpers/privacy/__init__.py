@@ -3,8 +3,7 @@
 One step of DP-SGD (Abadi et al. 2016, https://arxiv.org/abs/1607.00133) draws each sample with the
 same probability (`poisson_batches`), adds noise to the sum of the clipped gradients
 (`private_sum`), and divides by the *expected* size of a batch, `rate * n`. What all steps together
-guarantee say Opacus' accountants (`epsilon`); which noise a wanted guarantee needs, a search over
-them (`noise_multiplier_for`).
+guarantee say Opacus' accountants (`epsilon`); `noise_multiplier_for` searches over them.
 
 Several processes give what one gives if they draw the same batches, from generators of one seed,
 and each hands its share of a batch to `private_sum`, with the group of all:
@@ -13,8 +12,7 @@ and each hands its share of a batch to `private_sum`, with the group of all:
     total = private_sum(model, loss_fn, data[share], targets[share], ..., group=dist.group.WORLD)
 
 Neighbours are data sets of which one has a sample more. The noise comes from torch's generators:
-right for studies; against somebody who can predict a Mersenne Twister it takes a cryptographic
-source, and Opacus' secure mode.
+right for studies; against somebody who can predict them it takes a cryptographic source.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,13 +49,11 @@ def poisson_batches(
         process.
 
     Raises:
-        TypeError: `generator` is no `torch.Generator`.
         ValueError: `rate` is out of range, or `n` or `steps` is no whole number above 0.
     """
     check_count("n", n)
     accounting.check_rate(rate)
     check_count("steps", steps)
-    _check_generator(generator)
     # A float32 from torch.rand is a multiple of 2**-24: too coarse for a rate of 1e-6.
     dtype = torch.float32 if generator.device.type == "mps" else torch.float64
     options = {"generator": generator, "device": generator.device, "dtype": dtype}
@@ -107,8 +103,7 @@ def private_sum(
         `{name: parameter.shape}`, detached, for the parameters with `requires_grad`.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, `generator` no `torch.Generator`, or `group` no
-            group of this process.
+        TypeError: `data` or `targets` is no tensor, or `group` no group of this process.
         ValueError: One of the refusals of `helpers.norms.clipped_sum`, BatchNorm in training mode
             and a `limit` out of range among them; `noise_multiplier` is negative or not finite; a
             parameter is complex, or not on the generator's device; processes have other settings or
@@ -123,8 +118,16 @@ def private_sum(
     """
     accounting.check_noise(noise_multiplier)
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            _check_place(name, parameter, generator)
+        if parameter.requires_grad and parameter.is_complex():
+            raise ValueError(
+                f"{name} is complex, and torch's complex noise has half of its variance in each "
+                "part: give its real and imaginary parts as parameters"
+            )
+        if parameter.requires_grad and generator and generator.device != parameter.device:
+            raise ValueError(
+                f"generator is on {generator.device} and {name} on {parameter.device}: "
+                f"torch.Generator({str(parameter.device)!r}) makes one there"
+            )
     if group is not None:
         reduction.check_group(group)
     result = norms.clipped_sum(model, loss_fn, data, targets, limit, chunk_size=chunk_size)
@@ -137,24 +140,3 @@ def private_sum(
         settings = {"limit": limit, "noise_multiplier": noise_multiplier}
         reduction.add_up(group, model, [*result.values()], **settings)
     return result
-
-
-def _check_generator(generator: torch.Generator) -> None:
-    if not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
-
-
-def _check_place(name: str, parameter: Tensor, generator: torch.Generator | None) -> None:
-    if parameter.is_complex():
-        raise ValueError(
-            f"{name} is complex, and torch's complex noise has half of its variance in each part: "
-            "give its real and imaginary parts as parameters"
-        )
-    if generator is None:
-        return
-    _check_generator(generator)
-    if generator.device != parameter.device:
-        raise ValueError(
-            f"generator is on {generator.device} and {name} on {parameter.device}: "
-            f"torch.Generator({str(parameter.device)!r}) makes one there"
-        )

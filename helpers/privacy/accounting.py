@@ -51,10 +51,10 @@ def noise_multiplier_for(
 
     Args:
         epsilon: The wanted guarantee, above 0.
-        rate: As in `epsilon`.
-        steps: As in `epsilon`.
-        delta: As in `epsilon`.
-        accountant: As in `epsilon`.
+        rate: As in `epsilon`, like all that follows.
+        steps: How many steps there are.
+        delta: The probability that the guarantee may fail by more.
+        accountant: `"rdp"` or `"prv"`.
 
     Returns:
         A noise multiplier that guarantees `epsilon`, at most a ten-thousandth above the smallest.
@@ -113,7 +113,6 @@ def _search(epsilon: float, rate: float, steps: int, delta: float, accountant: s
 def _spent(
     noise_multiplier: float, rate: float, steps: int, delta: float, accountant: str
 ) -> float:
-    """Ask Opacus."""
     if noise_multiplier == 0:
         return math.inf
     from opacus.accountants import create_accountant  # brings all of Opacus, for seconds

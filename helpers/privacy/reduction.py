@@ -30,17 +30,11 @@ def add_up(
     """Replace tensors by their sums over the processes of a group, of the same bits in each.
 
     One reduction of a few numbers compares settings, sizes and weights; one more for each device
-    and dtype, so in most cases one, has the sums.
-
-    Args:
-        group: The processes, all of which call this.
-        model: It must have the same weights in each.
-        tensors: Of the same shapes in each, in the same order.
-        settings: Numbers that must be the same in each.
+    and dtype has the sums.
 
     Raises:
-        ValueError: A setting differs, or how many numbers there are to add, or the weights do. All
-            processes raise it.
+        ValueError: A setting differs, or how many numbers there are to add, or the weights of the
+            model do. All processes raise it.
     """
     if not tensors:
         return

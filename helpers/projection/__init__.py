@@ -56,7 +56,7 @@ def project(
         float64 gradients, else float32, since half precision would overflow in sums over P.
 
     Raises:
-        TypeError: `grads` is no dictionary of floating point tensors.
+        TypeError: A tensor is not floating point, or not dense.
         ValueError: It is empty or its batch sizes differ, k is below 1, `kind` is unknown or
             `"factored"`, or `seed` or `model_id` is no whole number, at least 0.
     """
@@ -100,8 +100,7 @@ def project_batches(
         k: As in `project`, like all that follows.
         kind: `"rademacher"`, `"normal"`, `"sparse"`, or `"factored"`, which keeps of a parameter's
             gradient a matrix of at most `helpers.projection.factors.LARGEST` entries, and then
-            does as `"sparse"`. Which computer, and whether it could see the factors, changes its
-            features by rounding alone.
+            does as `"sparse"`; the computer changes its features by rounding alone.
         seed: A whole number, at least 0.
         model_id: Which model of an ensemble this is.
 
@@ -109,7 +108,7 @@ def project_batches(
         `(N, k)`, in the order of the batches: what `project` gives for all gradients at once.
 
     Raises:
-        TypeError: As in `project` and `compute_per_sample_grad`, or `computer` is none.
+        TypeError: As in `project` and `compute_per_sample_grad`.
         ValueError: As there, or there is no batch.
 
     Example:
@@ -122,16 +121,11 @@ def project_batches(
         (8, 5)
     """
     _check(k, kind, seed=seed, model_id=model_id)
-    if not callable(getattr(computer, "compute_per_sample_grad", None)):
-        raise TypeError(
-            "computer must be a gradient computer of helpers.gradient_computers, got "
-            f"{type(computer).__name__}"
-        )
     if kind == "factored":
         features = [_factored(computer, batch, k, (seed, model_id)) for batch in batches]
     else:
         options = {"kind": kind, "seed": seed, "model_id": model_id}
-        features = [
+        features = [  # no name for the gradients, which would keep them beside the next ones
             project(computer.compute_per_sample_grad(batch), k, **options) for batch in batches
         ]
     if not features:
@@ -171,13 +165,9 @@ def _factored(
 
 def _check_grads(grads: dict[str, Tensor]) -> None:
     """Raise TypeError or ValueError unless gradients can be projected."""
-    if not isinstance(grads, dict):
-        raise TypeError(
-            f"grads must be a dictionary {{name: (B, *shape)}}, got {type(grads).__name__}"
-        )
     if not grads:
         raise ValueError("grads must hold a parameter at least, got none")
-    checks.check_batch(**{str(name): tensor for name, tensor in grads.items()})
+    checks.check_batch(**grads)
     for name, tensor in grads.items():
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {tensor.dtype}")

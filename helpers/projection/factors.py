@@ -7,7 +7,7 @@ products err like one over the square root of the *sides*, so the sides stay lon
 sketch takes the product to the places of the features (Hu et al., arXiv:2505.18976).
 
 The map of a parameter depends on its shape and its random stream alone. So a gradient that was
-formed, since nothing is known of how its parameter is used, gets the same features.
+formed gets the same features.
 """
 
 import math

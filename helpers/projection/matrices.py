@@ -15,14 +15,6 @@ def product(
 ) -> Tensor:
     """Multiply gradients by a random matrix.
 
-    Args:
-        grads: `{name: (B, *shape)}`.
-        k: How many columns the matrix has.
-        dtype: Of the result.
-        kind: One of `KINDS`.
-        seed: A whole number, at least 0.
-        model_id: Which model this is, at least 0.
-
     Returns:
         `(B, k)`, scaled by `1 / sqrt(k)`.
     """
@@ -47,11 +39,6 @@ def product(
 def entries(count: int, kind: str, stream: tuple[int, ...]) -> np.ndarray:
     """Draw entries of one block, from a random stream of its own.
 
-    Args:
-        count: How many.
-        kind: One of `KINDS`.
-        stream: As in `generator`: seed, model, block.
-
     Returns:
         `(count,)`: int8 for `"rademacher"`, float32 for `"normal"`.
     """
@@ -67,9 +54,6 @@ def generator(stream: tuple[int, ...]) -> np.random.Generator:
     Two streams are the same only if all their numbers are: NumPy's `SeedSequence` hashes them to
     128 bits. A sum such as `seed + 1000 * block + 100_000 * model` does not keep them apart, and a
     `torch.Generator` of the CPU would read no more than 32 bits of any seed.
-
-    Args:
-        stream: The seed, then what tells the stream from others of that seed.
     """
     seed, *key = stream
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

@@ -1,15 +1,13 @@
 """Sparse random projection: each coordinate goes to one place, with a random sign.
 
 A matrix with one entry, -1 or 1, in each row keeps inner products with the same expectation and
-the same second moment of the error as one full of random signs (Charikar, Chen and Farach-Colton
-2002; Weinberger et al., arXiv:0902.2206), at the cost of one addition for each coordinate. More
-entries in a row (Kane and Nelson, arXiv:1012.1577) make large errors rarer and leave that moment.
+second moment of the error as one full of random signs (Charikar, Chen and Farach-Colton 2002;
+Weinberger et al., arXiv:0902.2206), at the cost of one addition for each coordinate.
 
-Places that are drawn one by one would be gathered from all over the memory. Here neighbours stay
-neighbours: coordinates are taken in blocks as long as the result, and each block is added with
-signs of its own, shifted by a random amount, in a circle. Two coordinates then meet with
-probability 1 / k if they are of different blocks, and never if they are of one, which is all that
-the second moment asks for; and the gradients are read once, in their order.
+Places drawn one by one would be gathered from all over the memory. Here coordinates are taken in
+blocks as long as the result, and each block is added with signs of its own, shifted by a random
+amount, in a circle. Two coordinates then meet with probability 1 / k if they are of different
+blocks, and never if they are of one, which is all that the second moment asks for.
 """
 
 import torch
@@ -28,7 +26,7 @@ class Sketch:
     Args:
         size: How many numbers go in.
         width: How many come out, at least 1.
-        stream: As in `helpers.projection.matrices.generator`.
+        stream: As in `matrices.generator`.
         like: A tensor with the dtype and device of the signs.
     """
 

@@ -28,34 +28,22 @@ class Candidate:
     allocator: str = DEFAULT  # what becomes of freed memory in its process
 
     def __str__(self) -> str:
-        parts = [self.method, "compiled" * self.compiled]
-        parts.append("" if self.allocator == DEFAULT else self.allocator)
-        return ", ".join(filter(None, parts))
+        allocator = "" if self.allocator == DEFAULT else self.allocator
+        return ", ".join(filter(None, [self.method, "compiled" * self.compiled, allocator]))
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a candidate.
-
-    Attributes:
-        candidate: Of which.
-        median: Seconds of a run, the median of the rounds.
-        iqr: The distance of the quartiles, in seconds.
-        rounds: How many there were.
-        peak: Bytes at the worst moment above those before; `None` where the system does not tell.
-        held: Bytes that are still held when the result is gone.
-        faults: Page faults of one more run.
-        first: Seconds of the first run, compilation included.
-    """
+    """What was measured of a candidate; times are in seconds, `None` is what no system told."""
 
     candidate: Candidate
-    median: float
-    iqr: float
+    median: float  # of the rounds
+    iqr: float  # the distance of their quartiles
     rounds: int
-    peak: int | None
-    held: int | None
-    faults: int | None
-    first: float
+    peak: int | None  # bytes at the worst moment, above those before
+    held: int | None  # bytes that are still held when the result is gone
+    faults: int | None  # page faults of one more run
+    first: float  # the first run, compilation included
 
     @property
     def spread(self) -> float | None:
@@ -80,7 +68,7 @@ class Study:
     task: Task
     rows: tuple[Row, ...]
     missing: tuple[Missing, ...] = ()
-    cut_short: str | None = None  # a sentence if there were fewer rounds than asked for
+    cut_short: str | None = None  # a sentence if it was interrupted
 
     def row(self, method: str, *, compiled: bool = False, allocator: str = DEFAULT) -> Row:
         """Return what was measured of a candidate.
@@ -92,8 +80,8 @@ class Study:
         for row in self.rows:
             if row.candidate == wanted:
                 return row
-        reasons = [missing.why for missing in self.missing if missing.candidate == wanted]
-        raise KeyError(f"{wanted} was not measured" + "".join(f": {why}" for why in reasons))
+        reasons = [f": {missing.why}" for missing in self.missing if missing.candidate == wanted]
+        raise KeyError(f"{wanted} was not measured{''.join(reasons)}")
 
 
 @dataclass(frozen=True)
@@ -118,8 +106,6 @@ class Record:
 
     def find(self, group: str, model: str, batch_size: int) -> Study | None:
         """Find the first study of a group, model and batch size; `None` if there is none."""
-        for study in self.studies:
-            task = study.task
-            if (study.group, task.model, task.batch_size) == (group, model, batch_size):
-                return study
-        return None
+        wanted = group, model, batch_size
+        facts = ((s, (s.group, s.task.model, s.task.batch_size)) for s in self.studies)
+        return next((study for study, found in facts if found == wanted), None)

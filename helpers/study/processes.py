@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,41 @@ import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 from tqdm import tqdm
 
-from helpers import data
+from helpers import benchmark, data
 from helpers.study import candidates, peers
-from helpers.study.facts import HUGE_PAGES, Candidate, Missing, Task
+from helpers.study.facts import HUGE_PAGES, Candidate, Missing, Row, Study, Task
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {HUGE_PAGES: {"THP_MEM_ALLOC_ENABLE": "1"}}
-"""What an allocator wants to be set before a process starts."""
+
+
+def run(group: str, task: Task, chosen: Iterable[Candidate], **options: Any) -> Study:
+    """Measure candidates against each other, each in a process of its own.
+
+    Args:
+        group: One of `helpers.study.candidates.METHODS`.
+        task: What they compute.
+        chosen: Which candidates.
+        options: Of `benchmark.measure`.
+    """
+    with started(group, task, chosen) as (running, missing):
+        times = benchmark.measure(running, **options)
+        for candidate, why in times.failed.items():
+            missing.append(Missing(candidate, absent=False, why=why))
+        rows = []
+        for candidate, measured in times.items():
+            process, faults = running[candidate], None
+            with suppress(RuntimeError):  # its process ended when it was interrupted
+                faults = process.ask("faults")  # after the timed runs, so that it is like them
+            numbers = {"median": measured.median, "iqr": measured.iqr, "faults": faults}
+            rows.append(Row(candidate, rounds=len(measured.times), **numbers, **process.weight))
+    return Study(group, task, tuple(rows), tuple(missing), times.cut_short)
 
 
 class Process:
     """One candidate in a process of its own, which can be built, timed and asked.
 
     Attributes:
-        weight: What `weigh` of `helpers.study.requests` found: seconds of the `first` run; where
-            known, `peak` bytes above those at the start, and bytes that are still `held` when the
-            result is gone.
+        weight: What `weigh` of `helpers.study.requests` found.
     """
 
     def __init__(self, group: str, candidate: Candidate, folder: Path) -> None:
@@ -42,11 +61,13 @@ class Process:
             command = [peers.jax.python(), str(peers.jax.WORKER)]
         # A cache of its own, so that compiling costs what it costs the first time.
         settings = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "JAX_PLATFORMS": "cpu"}
+        if candidate.allocator == HUGE_PAGES:  # read when a process starts
+            settings["THP_MEM_ALLOC_ENABLE"] = "1"
         self._log = (folder / "log").open("w+")
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, **settings, **ENVIRONMENT.get(candidate.allocator, {})},
+            env=os.environ | settings,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -61,18 +82,17 @@ class Process:
             RuntimeError: It failed there, with the reason.
         """
         if self.is_jax:
-            model, images, labels = candidates.load(task)
-            inputs = self.folder / "inputs.npz"
+            inputs, model = self.folder / "inputs.npz", candidates.make_model(task)
+            images, labels = data.load_batch(task.dataset, task.batch_size)
             arrays = {**model.state_dict(), "images": images, "labels": labels}
             np.savez(inputs, **{name: array.cpu().numpy() for name, array in arrays.items()})
-            given = {"method": self.candidate.method, "model": task.model}
-            self.ask("build", inputs=str(inputs), **given)
+            given = {"method": self.candidate.method, "model": task.model, "inputs": str(inputs)}
         else:
-            threads = torch.get_num_threads()
             batch = self.folder / "batch.pt"
             torch.save(data.load_batch(task.dataset, task.batch_size), batch)
             given = {"candidate": asdict(self.candidate), "task": asdict(task)}
-            self.ask("build", group=self.group, batch=str(batch), threads=threads, **given)
+            given |= {"group": self.group, "batch": str(batch), "threads": torch.get_num_threads()}
+        self.ask("build", **given)
         self.weight = self.ask("weigh")
 
     def timeit(self, number: int) -> Measurement:
@@ -115,33 +135,25 @@ class Process:
 
 @contextmanager
 def started(
-    group: str, task: Task, chosen: Iterable[Candidate] | None = None
+    group: str, task: Task, chosen: Iterable[Candidate]
 ) -> Iterator[tuple[dict[Candidate, Process], list[Missing]]]:
     """Start a process for each candidate, build its task there, and end them all.
 
-    Args:
-        group: One of `helpers.study.candidates.GROUPS`.
-        task: What they compute.
-        chosen: Which candidates, of the methods of the group; `None` means those of the group.
-
-    Yields:
-        The processes that can be timed; and what is not installed here, or could not be built.
+    The arguments are those of `run`. Yields the processes that can be timed, and what is not
+    installed here or could not be built.
     """
-    known = candidates.GROUPS[group]
     running: dict[Candidate, Process] = {}
     missing = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        for number, candidate in enumerate(known.candidates if chosen is None else chosen):
-            if sentence := known.absent(candidate):
+        for number, candidate in enumerate(chosen):
+            if sentence := candidates.absent(candidate):
                 missing.append(Missing(candidate, absent=True, why=sentence))
                 continue
             own = Path(folder) / str(number)
             own.mkdir()
             running[candidate] = Process(group, candidate, own)
             stack.callback(running[candidate].end)
-        progress = tqdm(list(running.items()), leave=False)
-        for candidate, process in progress:
-            progress.set_description(f"first runs: {candidate}")
+        for candidate, process in tqdm(list(running.items()), desc="first runs", leave=False):
             try:
                 process.build(task)
             except RuntimeError as error:

@@ -43,10 +43,10 @@ def make(device: torch.device, studies: Iterable[Study]) -> Record:
 
 
 def disturbed(studies: Iterable[Study]) -> list[str]:
-    """Name what was disturbed while it was measured, as far as anything is said of its time.
+    """Name what was disturbed while it was measured.
 
-    Nothing is said of the time of huge pages: on a virtual machine whose host takes back what is
-    freed, they are slow in some rounds whatever else runs.
+    Of huge pages nothing is said: on a virtual machine whose host takes back what is freed, they
+    are slow in some rounds whatever else runs.
     """
     return [
         f"{study.group}, {study.task.model}, B = {study.task.batch_size}: {row.candidate}"
@@ -58,23 +58,15 @@ def disturbed(studies: Iterable[Study]) -> list[str]:
 
 def write(record: Record, path: Path) -> None:
     """Write a record."""
-    text = json.dumps(asdict(record), indent=1) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(json.dumps(asdict(record), indent=1) + "\n")
 
 
 def read(path: Path) -> Record:
-    """Read a record.
-
-    Raises:
-        ValueError: It is no JSON, or something is missing or not known.
-    """
-    try:
-        content = json.loads(path.read_text())
-        machine = Machine(**content.pop("machine"))
-        return Record(machine, studies=tuple(map(_study, content.pop("studies"))), **content)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path.name} is no record: {error}") from error
+    """Read a record."""
+    content = json.loads(path.read_text())
+    studies = tuple(map(_study, content.pop("studies")))
+    return Record(Machine(**content.pop("machine")), studies=studies, **content)
 
 
 def _study(content: dict[str, Any]) -> Study:

@@ -10,7 +10,7 @@ from helpers import memory
 
 
 class Worker:
-    """Builds one candidate and runs it; subclasses say how it is built, timed and saved."""
+    """Runs one candidate, `run`; subclasses say how it is built and timed."""
 
     run: Any = None
 
@@ -19,19 +19,17 @@ class Worker:
         return memory.high_water(), memory.resident()
 
     def weigh(self) -> dict[str, Any]:
-        """Run twice: how long the first takes, the peak of memory above what was there."""
-        peak, held = self.used()
+        """Run twice: how long the first takes, the memory at most and after, above that before."""
+        before = self.used()
         start = time.perf_counter()
         self.run()
         self.used()  # on a GPU, waits until it is done
         first = time.perf_counter() - start
         self.run()
-        peak_after, held_after = self.used()
-        return {
-            "first": first,
-            "peak": None if peak is None else peak_after - peak,
-            "held": None if held is None else held_after - held,
-        }
+        peak, held = (
+            None if was is None else now - was for was, now in zip(before, self.used(), strict=True)
+        )
+        return {"first": first, "peak": peak, "held": held}
 
     def faults(self) -> int | None:
         """Run once more, and count its page faults; the first runs of a process make others."""

@@ -3,9 +3,8 @@
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
-from helpers import devices, memory
+from helpers import benchmark, devices, memory
 from helpers.study import candidates
 from helpers.study.facts import KEEP_FREED, Candidate, Task
 from helpers.study.requests import Worker
@@ -14,15 +13,8 @@ from helpers.study.requests import Worker
 class TorchWorker(Worker):
     """Builds one candidate with torch and runs it."""
 
-    kept: Any = None
-
     def build(
-        self,
-        group: str,
-        candidate: dict[str, Any],
-        task: dict[str, Any],
-        batch: str,
-        threads: int,
+        self, group: str, candidate: dict[str, Any], task: dict[str, Any], batch: str, threads: int
     ) -> None:
         """Make the function that is timed."""
         torch.set_num_threads(threads)
@@ -33,8 +25,7 @@ class TorchWorker(Worker):
             self.kept.__enter__()  # until the process ends
         # Read from a file, since scikit-learn takes longer to import than a batch to compute.
         images, labels = torch.load(batch, map_location=self.device)
-        model = candidates.make_model(made)
-        self.run = candidates.GROUPS[group].build(chosen, model, images, labels)
+        self.run = candidates.build(group, chosen, candidates.make_model(made), images, labels)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # to what is in use now
 
@@ -48,9 +39,7 @@ class TorchWorker(Worker):
 
     def time(self, runs: int) -> list[float]:
         """Time `runs` runs with torch's timer."""
-        threads = torch.get_num_threads()
-        timer = Timer("run()", globals={"run": self.run}, num_threads=threads)
-        return timer.timeit(runs).raw_times
+        return benchmark.timer(self.run).timeit(runs).raw_times
 
 
 if __name__ == "__main__":

@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 
 from helpers import devices
-from helpers.study import candidates, comparison, peers, records, tables
+from helpers.study import candidates, peers, processes, records, tables
 from helpers.study.facts import DEFAULT, KEEP_FREED, REFERENCE, Candidate, Study, Task
 
-GROWING = (
+_GROWING = [
     Candidate(REFERENCE),
     Candidate(REFERENCE, allocator=KEEP_FREED),
     Candidate("loop"),
     Candidate("vmap(grad)"),
     Candidate("vmap(grad)", allocator=KEEP_FREED),
-)
+]
 PLAN = (
     ("gradients", "SimpleCNN", 64, None),
     ("jacobians", "MLP", 256, None),
@@ -28,7 +28,7 @@ PLAN = (
     ("reductions", "SimpleCNN", 1024, None),
     ("gradients", "MLP", 64, None),
     ("gradients", "transformer", 64, None),
-    *(("gradients", "SimpleCNN", size, GROWING) for size in (1, 4, 16, 256, 512)),
+    *(("gradients", "SimpleCNN", size, _GROWING) for size in (1, 4, 16, 256, 512)),
 )
 """Group, model, batch size; which candidates, `None` for those of the group."""
 
@@ -52,27 +52,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.bench", description=__doc__)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
-    asked = parser.parse_args(arguments)
     try:
-        device = devices.resolve(asked.device)
+        device = devices.resolve(parser.parse_args(arguments).device)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     path = Path("build") / str(device).replace(":", "-") / "bench.json"
     done: list[Study] = []
     for group, model, size, known in PLAN:
-        chosen = on(device, known or candidates.GROUPS[group].candidates)
-        task = Task(model, size, device=str(device))
+        chosen = on(device, known or candidates.of_group(group))
         try:
-            done.append(comparison.run(group, task, chosen, budget=60))
+            study = processes.run(group, Task(model, size, device=str(device)), chosen)
         except KeyboardInterrupt:  # before a round of this comparison was finished
             return 130
+        done.append(study)
         records.write(records.make(device, done), path)
-        table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
+        table = tables.times(study).join(tables.memory(study)).fillna("")
         print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")
-        for remark in tables.remarks(done[-1]):
-            print(f"  {remark}")
-        if "interrupted" in (done[-1].cut_short or ""):
+        for each in study.missing:
+            print(f"  {each.candidate}: {each.why}")
+        if "interrupted" in (study.cut_short or ""):
             return 130
     print(f"\nThe record is {path}: to keep it, copy it to notebooks/measurements/")
     if disturbed := records.disturbed(done):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.study import candidates, comparison, records
+from helpers.study import candidates, processes, records
 from helpers.study.facts import DEFAULT, Candidate, Row, Study
 from helpers.tooling import bench
 
@@ -21,7 +21,7 @@ def measured(monkeypatch, tmp_path):
     def run(group, task, *_, **__):
         return Study(group, task, tuple(rows))
 
-    monkeypatch.setattr(comparison, "run", run)
+    monkeypatch.setattr(processes, "run", run)
     return rows
 
 
@@ -41,16 +41,16 @@ def test_a_disturbed_measurement_is_refused(measured, capsys):
 
 
 def test_an_interrupt_keeps_what_was_finished(measured, monkeypatch, tmp_path):
-    run, cut_short = comparison.run, "2 of 5 rounds: it was interrupted"
-    monkeypatch.setattr(comparison, "run", lambda *a, **_: replace(run(*a), cut_short=cut_short))
+    run, cut_short = processes.run, "2 of 5 rounds: it was interrupted"
+    monkeypatch.setattr(processes, "run", lambda *a, **_: replace(run(*a), cut_short=cut_short))
     assert bench.main(["--device", "cpu"]) == 130
     (study,) = records.read(tmp_path / "build" / "cpu" / "bench.json").studies
     assert study.cut_short == cut_short
 
 
 def test_a_gpu_is_not_measured_with_allocators_of_the_cpu():
-    known = candidates.GRADIENTS.candidates
-    assert bench.on(torch.device("cpu"), known) == list(known)
+    known = candidates.of_group("gradients")
+    assert bench.on(torch.device("cpu"), known) == known
     left = bench.on(torch.device("cuda:0"), known)
     assert Candidate("vmap(grad)", compiled=True) in left
     assert {candidate.allocator for candidate in left} == {DEFAULT}
