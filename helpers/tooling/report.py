@@ -35,6 +35,7 @@ th, td { border-bottom: 1px solid var(--line); padding: .25rem .7rem; text-align
   vertical-align: top; max-width: 24rem; overflow-wrap: anywhere; }
 .bad { color: light-dark(#b00020, #ff8a80); font-weight: 600; }
 .good { color: light-dark(#1b6e2b, #8bd49a); }
+summary { margin-top: 1rem; }
 img { max-width: 100%; background: #fff; }
 </style>
 <h1>Devices side by side</h1>
