@@ -110,6 +110,25 @@ def test_choosing_lessons():
     assert files.choose(["02_bad", "notebooks/02_bad.ipynb"]) == [paths[1]]
 
 
+IN_A_TASK = """\
+import asyncio, os, signal
+from helpers.tooling.lesson import execution
+
+async def run():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+execution.end_cleanly_on_signals()
+loop = asyncio.new_event_loop()
+loop.run_until_complete(loop.create_task(run()))
+"""
+
+
+def test_signal_amid_a_task_is_not_told_as_a_fault(desk):
+    command = [sys.executable, "-c", IN_A_TASK]
+    done = subprocess.run(command, cwd=desk, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (143, "")
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
