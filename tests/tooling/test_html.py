@@ -288,9 +288,8 @@ PROBE = """<script>addEventListener("load", () => {
   const unreached = () => all("pre")
     .filter((each) => each.scrollWidth > each.clientWidth && each.tabIndex < 0);
   const squashed = (image) => {
-    const { width, height } = getComputedStyle(image);
-    const shown = parseFloat(width) / parseFloat(height);
-    return Math.abs(shown * image.naturalHeight / image.naturalWidth - 1) > 0.02;
+    const { width, height } = box(image);
+    return Math.abs((width / height) * (image.naturalHeight / image.naturalWidth) - 1) > 0.02;
   };
   const texts = (elements) => elements.map((each) => each.textContent);
   const found = {
@@ -301,7 +300,7 @@ PROBE = """<script>addEventListener("load", () => {
     undrawn: texts(all("math").filter((each) => !box(each).width)),
     tight: texts(all('math[display="block"] :is(munder, mover, munderover)').filter(tight)),
     broken: [...all("td"), ...all("th")].flatMap(broken),
-    squashed: all("img").filter((each) => box(each).width && squashed(each)).map((each) => each.alt),
+    squashed: all("img").filter(squashed).map((each) => each.alt),
     cut: texts(all("table").filter(cut)),
     stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
     pale: unread("light"),
