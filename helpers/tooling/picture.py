@@ -27,7 +27,7 @@ def compose(folder: Path = files.FOLDER) -> Image.Image:
     Args:
         folder: Where the lessons are.
     """
-    picture, top = Image.new("RGB", (WIDTH, 2 * WIDTH)), 0
+    picture, top = Image.new("RGB", (WIDTH, 2 * WIDTH), "white"), 0
     for row in ROWS:
         figures = [_figure(folder / f"{lesson}.ipynb", cell) for lesson, cell in row]
         height, left = round(WIDTH / sum(each.width / each.height for each in figures)), 0
