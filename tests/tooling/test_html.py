@@ -250,6 +250,10 @@ PROBE = """<script>addEventListener("load", () => {
         if (pieces(text, word.index, word.index + word[0].length).length > 1) words.push(word[0]);
     return words;
   };
+  const squashed = (image) => {
+    const { width, height } = box(image);
+    return Math.abs((width / height) * (image.naturalHeight / image.naturalWidth) - 1) > 0.02;
+  };
   const cut = (table) => {
     const around = table.closest(".pst-scrollable-table-container, .text_html");
     const { overflowX, backgroundAttachment } = getComputedStyle(around);
@@ -287,10 +291,6 @@ PROBE = """<script>addEventListener("load", () => {
   };
   const unreached = () => all("pre")
     .filter((each) => each.scrollWidth > each.clientWidth && each.tabIndex < 0);
-  const squashed = (image) => {
-    const { width, height } = box(image);
-    return Math.abs((width / height) * (image.naturalHeight / image.naturalWidth) - 1) > 0.02;
-  };
   const texts = (elements) => elements.map((each) => each.textContent);
   const found = {
     inner: innerWidth,
