@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
@@ -22,20 +23,20 @@ from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/colab")
 README = Path("README.md")
-LOWEST_TORCH = (2, 6)
+LINKS = r"(?s)(<!-- make colab REPO=owner/name writes the links -->\n).*?(<!-- end -->)"
+OPEN = "https://colab.research.google.com/github/{repo}/blob/colab/"
+"""Where Colab opens copies: `.ci/colab` publishes them on the branch `colab` of a repository."""
+BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 SECTION = "colab-helpers"
 METADATA = {
     "accelerator": "GPU",
     "colab": {"provenance": [], "gpuType": "T4", "collapsed_sections": [SECTION]},
 }
-COLLAPSED = "jp-MarkdownHeadingCollapsed"
-"""What says to JupyterLab, in a heading's metadata, what `collapsed_sections` says to Colab."""
-CHOICES = {"device": '["auto", "cpu", "cuda", "mps"]', "dataset": '["digits", "random"]'}
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
-BRANCH = "colab"
-"""The branch on which `.ci/colab` publishes the copies: Colab opens what is in a repository."""
-OPEN = "https://colab.research.google.com/github/{repo}/blob/{branch}/{name}"
-BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
+CHOICES = {
+    "device": '["auto", "cpu", "cuda", "mps"] {allow-input: true}',
+    "dataset": '["digits", "random"]',
+}
 HEADING = "Helpers (run, no need to read)"
 ABOUT = """\
 These cells write the modules that this lesson imports into the folder `helpers`, each as it is in \
@@ -54,28 +55,20 @@ READY = """\
 import torch
 
 version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-if version < {lowest}:
+if version < (2, 6):
     raise RuntimeError(
-        "this lesson needs torch {wanted} or newer, here is " + torch.__version__ + ": choose a "
-        "newer runtime (Runtime > Change runtime type), or run `%pip install -U torch` in a cell "
-        "of your own, restart the session, and run all cells"
+        "this lesson needs torch 2.6 or newer, here is " + torch.__version__ + ": choose a newer "
+        "runtime (Runtime > Change runtime type), or run `%pip install -U torch` in a cell of your "
+        "own, restart the session, and run all cells"
     )
 if torch.cuda.is_available():
-    print(
-        "The lesson runs on the GPU here. With its default sizes it takes less than 4 GB, as "
-        "measured on a CPU; a T4 has 15. "
-        "Saved times are a CPU's, and so is what the text says of page faults: on a GPU times "
-        "differ, and so do last digits."
-    )
+    print("The lesson runs on the GPU here. Saved times are a CPU's; last digits may differ, too.")
 elif not torch.backends.mps.is_available():
     print(
         "There is no GPU here, and the lesson runs without one, more slowly: "
         "for a GPU choose Runtime > Change runtime type > T4 GPU."
     )"""
 BESIDE = "run all cells from the top, those under the heading Helpers write it"
-LINKS = re.compile(
-    r"(<!-- make colab REPO=owner/name writes the links -->\n).*?(<!-- end -->)", re.S
-)
 
 
 def standalone(lesson: Path, repo: str | None) -> NotebookNode:
@@ -85,33 +78,23 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
         lesson: The notebook.
         repo: `owner/name` of the repository on GitHub that links lead to: to copies on its branch
             `colab`, to sources on main; None for no such links.
-
-    Raises:
-        ValueError: A cell is not Python; the parameters cell will not do.
     """
     notebook = copies.derive(lesson, BESIDE)
     copies.relink_headings(notebook, "#scrollTo=")
-    copies.relink(notebook, OPEN.format(repo=repo, branch=BRANCH, name="") if repo else None)
-    with copies.located(f"{lesson.name}, "):
-        needed = imports.reached(notebook)
+    copies.relink(notebook, OPEN.format(repo=repo) if repo else None)
+    needed = imports.reached(notebook)
     for cell in files.code_cells(notebook):
         if "parameters" in files.tags(cell):
             cell.source, cell.metadata["cellView"] = form(lesson), "form"
+            setup = notebook.cells.index(cell) + 1
         if "solution" in files.tags(cell):
-            cell.metadata["cellView"] = "form"
-            cell.source = f"# @title Solution\n{cell.source}"
-        cell.execution_count = None
+            cell.source, cell.metadata["cellView"] = f"# @title Solution\n{cell.source}", "form"
         cell.metadata.pop("output_of", None)
-        for output in cell.outputs:
-            if output.output_type == "execute_result":
-                output.execution_count = None
     if repo:
         source = f"https://github.com/{repo}/blob/main/notebooks/{lesson.name}"
-        badge = f"[![Open in Colab]({BADGE})]({address(lesson, repo)})"
+        badge = f"[![Open in Colab]({BADGE})]({OPEN.format(repo=repo)}{lesson.name})"
         notebook.cells[0].source += f"\n\n{badge} [Source on GitHub]({source})"
-    setup = next(n for n, cell in enumerate(notebook.cells) if "parameters" in files.tags(cell)) + 1
-    ready = READY.format(lowest=LOWEST_TORCH, wanted=".".join(map(str, LOWEST_TORCH)))
-    notebook.cells.insert(setup, _folded("colab-ready", ready))
+    notebook.cells.insert(setup, _folded("colab-ready", READY))
     notebook.cells[1:1] = _section(needed)
     for cell in notebook.cells:
         cell.metadata["id"] = cell.id  # by which Colab knows a cell
@@ -119,74 +102,52 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
     return notebook
 
 
-def address(lesson: Path, repo: str) -> str:
-    """Return where Colab opens the copy of a lesson that a repository has published."""
-    return OPEN.format(repo=repo, branch=BRANCH, name=lesson.name)
-
-
-def link_readme(readme: Path, repo: str) -> None:
-    """Write into README.md, where it has a place for them, the links that open lessons in Colab.
-
-    Raises:
-        ValueError: It cannot be written.
-    """
-    links = ", ".join(f"[{each.stem[:2]}]({address(each, repo)})" for each in files.find())
-    text = readme.read_text(encoding="utf-8")
-    with drafts.replaced_file(readme) as draft:
-        draft.write_text(LINKS.sub(rf"\1Open in Colab: {links}.\n\2", text), encoding="utf-8")
-
-
 def form(lesson: Path) -> str:
-    """Write the parameters of a lesson as a form: fields to fill in, with their meaning above.
-
-    Raises:
-        ValueError: As in `parameters.declared`.
-    """
+    """Write the parameters of a lesson as a form: fields to fill in, with their meaning above."""
     lines = ["# @title Parameters"]
     for name, (default, meaning) in parameters.declared(lesson).items():
-        kind = '{type: "integer"}' if isinstance(default, int) else '{type: "string"}'
-        kind = CHOICES.get(name, kind) + (" {allow-input: true}" if name == "device" else "")
-        value = json.dumps(default, ensure_ascii=False)  # a form wants double quotes
-        lines += [f"# @markdown `{name}`: {meaning}", f"{name} = {value}  # @param {kind}"]
+        kind = "integer" if isinstance(default, int) else "string"
+        field = CHOICES.get(name, f'{{type: "{kind}"}}')
+        lines += [
+            f"# @markdown `{name}`: {meaning}",
+            f"{name} = {json.dumps(default)}  # @param {field}",  # a form wants double quotes
+        ]
     return "\n".join(lines)
 
 
-def check_repo(repo: str) -> None:
-    """Raise ValueError unless a text is a repository's name, owner/name."""
-    if not re.fullmatch(
-        r"[A-Za-z0-9][A-Za-z0-9-]*/(?!\.{1,2}$)(?!.*\.git$)[\w.-]+", repo, re.ASCII
-    ):
-        raise ValueError(f"REPO must be owner/name, such as ada/gradients, got {repo!r}")
+def link_readme(readme: Path, repo: str) -> None:
+    """Write the links that open lessons in Colab into README.md, where it has a place for them."""
+    links = ", ".join(
+        f"[{each.stem[:2]}]({OPEN.format(repo=repo)}{each.name})" for each in files.find()
+    )
+    text = readme.read_text("utf-8")
+    readme.write_text(re.sub(LINKS, rf"\1Open in Colab: {links}.\n\2", text), "utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit status: 0, 1 when the folder cannot be written, or 2 when a lesson is unknown or
-        will not do, or the repository's name is none.
+        The exit status: 0, or 2 when a lesson is unknown or the repository's name is none.
     """
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.colab", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--repo", help="owner/name that links lead to; none means no such links")
     asked = parser.parse_args(arguments)
     try:
-        if asked.repo is not None:
-            check_repo(asked.repo)
-        derived = {each: standalone(each, asked.repo) for each in files.choose(asked.lessons)}
+        chosen = files.choose(asked.lessons)
+        if asked.repo is not None and not re.fullmatch(r"[\w-]+/[\w.-]+", asked.repo):
+            raise ValueError(f"REPO must be owner/name, such as ada/gradients, got {asked.repo!r}")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    try:
-        with drafts.replaced(FOLDER) as draft:
-            for lesson, notebook in derived.items():
-                copies.save(notebook, draft / lesson.name)
-        if asked.repo is not None and README.exists():
-            link_readme(README, asked.repo)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in derived)}")
+    with drafts.replaced(FOLDER) as draft:
+        draft.mkdir()
+        for lesson in chosen:
+            nbformat.write(standalone(lesson, asked.repo), draft / lesson.name)
+    if asked.repo and README.exists():
+        link_readme(README, asked.repo)
+    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
     return 0
 
 
@@ -194,7 +155,9 @@ def _section(needed: Sequence[Path]) -> list[NotebookNode]:
     """Make the folded section that writes the modules of `helpers`, up to the next heading."""
     folders = sorted({path.parent.as_posix() for path in needed})
     return [
-        new_markdown_cell(f"## {HEADING}", id=SECTION, metadata={COLLAPSED: True}),
+        new_markdown_cell(
+            f"## {HEADING}", id=SECTION, metadata={"jp-MarkdownHeadingCollapsed": True}
+        ),
         new_markdown_cell(ABOUT, id="colab-about"),  # folded, too
         _folded("colab-folders", FOLDERS.format(folders=json.dumps(folders))),
         *map(_module, needed),

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from nbformat import NotebookNode
 
 from helpers.tooling.lesson import drafts, files, form
-from helpers.tooling.lesson.execution import Execution, end_cleanly_on_signals
+from helpers.tooling.lesson.execution import end_cleanly_on_signals, execute
 
 
-def refresh(lesson: Path, *, timings: bool) -> None:
+def refresh(lesson: Path, *, timings: bool) -> str | None:
     """Execute a lesson in its own folder and save it with its new outputs.
 
     An output that nbval does not compare (a timing, a version) would be another each time, so
@@ -26,27 +25,20 @@ def refresh(lesson: Path, *, timings: bool) -> None:
         lesson: The notebook; it changes only when all of it has run, and then at once.
         timings: Renew those outputs too.
 
-    Raises:
-        ValueError: The lesson failed, with a sentence that says where and how; or its file cannot
-            be written.
+    Returns:
+        How the lesson failed, if it did, in a sentence.
     """
+    done = execute(lesson)
+    if done.failure:
+        return done.failure
     notebook = files.read(lesson)
-    kept = {} if timings else _still_valid(notebook)
-    execution = Execution(lesson)
-    # Progress bars are for somebody who watches; what they leave behind would be saved. And what a
-    # lesson says of its timings, it says of a CPU.
-    environment = {**os.environ, "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    try:
-        executed = execution.run(environment=environment)
-    except Exception as error:
-        raise ValueError(execution.failure(error)) from error
-    for cell, new in zip(notebook.cells, executed.cells, strict=True):
-        if cell.cell_type == "code":
-            cell.outputs = kept.get(cell.id, new.outputs)
+    for cell, new in zip(notebook.cells, done.notebook.cells, strict=True):
+        if cell.cell_type == "code" and (timings or not form.keeps_output(cell)):
+            cell.outputs = new.outputs
     form.normalise(notebook)
-    nbformat.validate(notebook)
-    with drafts.replaced_file(lesson) as draft:
+    with drafts.replaced(lesson) as draft:
         nbformat.write(notebook, draft)
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,24 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    failures = []
-    for lesson in chosen:
-        try:
-            refresh(lesson, timings=asked.timings)
-        except ValueError as error:
-            failures.append(str(error))
-    for failure in failures:
+    # Progress bars are for somebody who watches; what they leave behind would be saved. And what a
+    # lesson says of its timings, it says of a CPU.
+    os.environ.update(TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="")
+    failures = [refresh(lesson, timings=asked.timings) for lesson in chosen]
+    for failure in filter(None, failures):
         print(f"failed, and left as it was: {failure}", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def _still_valid(notebook: NotebookNode) -> dict[str, list[NotebookNode]]:
-    """Find the saved outputs, by cell id, that stay: not compared, and of the present source."""
-    return {
-        cell.id: cell.outputs
-        for cell in files.code_cells(notebook)
-        if not files.is_compared(cell) and cell.metadata.get("output_of") == form.source_mark(cell)
-    }
+    return int(any(failures))
 
 
 if __name__ == "__main__":

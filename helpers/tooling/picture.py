@@ -26,35 +26,25 @@ def compose(folder: Path = files.FOLDER) -> Image.Image:
 
     Args:
         folder: Where the lessons are.
-
-    Raises:
-        ValueError: A lesson or one of its figures is not there.
     """
-    rows = []
+    picture, top = Image.new("RGB", (WIDTH, 2 * WIDTH), "white"), 0
     for row in ROWS:
-        figures = [_figure(lesson, cell, folder) for lesson, cell in row]
-        height = round(WIDTH / sum(figure.width / figure.height for figure in figures))
-        widths = [round(figure.width * height / figure.height) for figure in figures]
-        rows.append([f.resize((w, height)) for f, w in zip(figures, widths, strict=True)])
-    picture = Image.new("RGB", (WIDTH, sum(row[0].height for row in rows)), "white")
-    top = 0
-    for row in rows:
-        left = 0
-        for figure in row:
-            picture.paste(figure, (left, top))
-            left += figure.width
-        top += row[0].height
-    return picture
+        figures = [_figure(folder / f"{lesson}.ipynb", cell) for lesson, cell in row]
+        height, left = round(WIDTH / sum(each.width / each.height for each in figures)), 0
+        for figure in figures:
+            width = round(figure.width * height / figure.height)
+            picture.paste(figure.resize((width, height)), (left, top))
+            left += width
+        top += height
+    return picture.crop((0, 0, WIDTH, top))
 
 
-def _figure(name: str, cell_id: str, folder: Path) -> Image.Image:
-    (lesson,) = files.choose([name], folder)
-    for cell in files.code_cells(files.read(lesson)):
-        for output in cell.outputs if cell.id == cell_id else []:
-            if "image/png" in output.get("data", {}):
-                png = base64.b64decode(output.data["image/png"])
-                return Image.open(io.BytesIO(png)).convert("RGB")
-    raise ValueError(f"{lesson.name} has no saved figure in a cell {cell_id!r}")
+def _figure(lesson: Path, identity: str) -> Image.Image:
+    (cell,) = (each for each in files.read(lesson).cells if each.id == identity)
+    (png,) = (
+        each.data["image/png"] for each in cell.outputs if "image/png" in each.get("data", {})
+    )
+    return Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
 
 
 if __name__ == "__main__":

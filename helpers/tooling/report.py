@@ -18,7 +18,6 @@ from helpers.tooling.lesson import files
 PAGE = run.BUILD / "report.html"
 DEVICE = re.compile(r"(cpu|mps|cuda(-\d+)?)(@[\w.-]+)?")
 """Folders of devices; those of another machine are named after it, such as `cuda-0@cluster`."""
-LESSON = re.compile(r"(\d\d_\w+?)(\.failed|\.running)?\.ipynb")
 HEAD = """\
 <!doctype html>
 <html lang="en">
@@ -36,26 +35,23 @@ th, td { border-bottom: 1px solid var(--line); padding: .25rem .7rem; text-align
   vertical-align: top; max-width: 24rem; overflow-wrap: anywhere; }
 .bad { color: light-dark(#b00020, #ff8a80); font-weight: 600; }
 .good { color: light-dark(#1b6e2b, #8bd49a); }
-.none { opacity: .7; }
+summary { margin-top: 1rem; }
 img { max-width: 100%; background: #fff; }
 </style>
+<h1>Devices side by side</h1>
 """
 
-Results = Mapping[str, NotebookNode | str]
-"""What a device has of the lessons, by name: the executed notebook, or why there is none."""
+Results = Mapping[str, NotebookNode]
+"""The lessons that a device has executed, by name."""
 
 
 def collect(build: Path = run.BUILD) -> dict[str, Results]:
     """Read the executed lessons of all devices, by the names of their folders."""
     devices = {}
     for folder in sorted(path for path in build.glob("*/") if DEVICE.fullmatch(path.name)):
-        # What an earlier run has finished counts more than what is running.
-        paths = sorted(folder.glob("*.ipynb"), key=lambda path: ".running." not in path.name)
-        named = [(path, LESSON.fullmatch(path.name)) for path in paths]
-        results = {match[1]: _read(path) for path, match in named if match}
-        if results:
-            devices[folder.name] = results
-    return devices
+        paths = folder.glob("[0-9][0-9]_*.ipynb")
+        devices[folder.name] = {path.name.partition(".")[0]: files.read(path) for path in paths}
+    return {name: results for name, results in devices.items() if results}
 
 
 def render(devices: Mapping[str, Results]) -> str:
@@ -68,51 +64,23 @@ def render(devices: Mapping[str, Results]) -> str:
         HTML that needs nothing beside it: the table of runs, on what they ran, and of each lesson
         the cells whose outputs differ.
     """
-    executed = {device: _executed(results) for device, results in devices.items()}
-    stems = {stem for results in devices.values() for stem in results}
-    stems |= {path.stem for path in files.FOLDER.glob("[0-9][0-9]_*.ipynb")}
     rows, sections = [], []
-    for stem in sorted(stems):
-        notebooks = {name: each[stem] for name, each in executed.items() if stem in each}
-        compared = len(notebooks) > 1
-        sections += [_lesson(stem, notebooks)] if compared else []
-        name = f'<a href="#{stem}">{stem}</a>' if compared else escape(stem)
-        rows.append((name, *(state(results, stem) for results in devices.values())))
-    facts = {device: _facts(each) for device, each in executed.items()}
+    for stem in sorted({stem for results in devices.values() for stem in results}):
+        notebooks = {name: each[stem] for name, each in devices.items() if stem in each}
+        name = stem
+        if len(notebooks) > 1:
+            sections.append(_lesson(stem, notebooks))
+            name = f'<a href="#{stem}">{stem}</a>'
+        went = (_state(notebooks[each]) if each in notebooks else "not run" for each in devices)
+        rows.append((name, *went))
+    facts = {device: _facts(each.values()) for device, each in devices.items()}
     said = [
         (escape(fact), *(escape(facts[name].get(fact, "")) for name in devices))
         for fact in dict.fromkeys(fact for each in facts.values() for fact in each)
     ]
-    return "\n".join(
-        [
-            f"{HEAD}<h1>Devices side by side</h1>",
-            _table(("lesson", *devices), rows),
-            '<p class="none">Left out: none of the runs that gave these results was asked for the '
-            "lesson. Never ran: one was, and was stopped before.</p>",
-            "<h2>Parameters, machines, versions</h2>",
-            _table(("", *devices), said),
-            *sections,
-        ]
-    )
-
-
-def state(results: Results, stem: str) -> str:
-    """Return how a lesson went on a device, as HTML: result, error, run time, peak memory."""
-    executed = _executed(results)
-    if stem not in executed:
-        asked = any(stem in each.metadata[run.METADATA].asked for each in executed.values())
-        said = results.get(stem, "never ran" if asked else "left out")
-        return f'<span class="none">{escape(said)}</span>'
-    about = executed[stem].metadata[run.METADATA]
-    lines = ['<span class="good">passed</span>']
-    if about.failure is not None:
-        lines = [f'<span class="bad">failed</span>: {escape(about.failure)}']
-    lines.append(f"{about.seconds:.1f} s")
-    lines += [
-        f"{size / 2**20:,.0f} MiB on the {'GPU' if kind == 'cuda' else 'host'}"
-        for kind, size in about.peak_memory.items()
-    ]
-    return "<br>".join(lines)
+    machines = "<h2>Parameters, machines, versions</h2>"
+    tables = _table(("lesson", *devices), rows), machines, _table(("", *devices), said)
+    return "\n".join([HEAD, *tables, *sections])
 
 
 def differing(notebooks: Mapping[str, NotebookNode]) -> list[dict[str, NotebookNode]]:
@@ -127,30 +95,33 @@ def differing(notebooks: Mapping[str, NotebookNode]) -> list[dict[str, NotebookN
     cells: dict[str, dict[str, NotebookNode]] = {}
     for device, notebook in notebooks.items():
         for cell in files.code_cells(notebook):
-            if cell.execution_count is not None:
+            if cell.execution_count is not None and "parameters" not in files.tags(cell):
                 cells.setdefault(cell.id, {})[device] = cell
-    return [each for each in cells.values() if len(set(map(_text, each.values()))) > 1]
+    return [
+        each
+        for each in cells.values()
+        if len({"\n".join(map(_plain, _said(cell))) for cell in each.values()}) > 1
+    ]
 
 
-def _read(path: Path) -> NotebookNode | str:
-    """Read an executed lesson, or return why it cannot be shown."""
-    if ".running." in path.name:
-        return "unfinished: it is running, or was stopped"
-    try:
-        notebook = files.read(path)
-    except ValueError as error:
-        return f"not usable: {error}"
-    return notebook if run.METADATA in notebook.metadata else "not usable: `make run` it anew"
+def _state(notebook: NotebookNode) -> str:
+    """Return how a lesson went, as HTML: result, error, run time, peak memory."""
+    about = notebook.metadata[run.METADATA]
+    lines = ['<span class="good">passed</span>']
+    if about.failure is not None:
+        lines = [f'<span class="bad">failed</span>: {escape(about.failure)}']
+    lines.append(f"{about.seconds:.1f} s")
+    lines += [
+        f"{size / 2**20:,.0f} MiB on the {'GPU' if kind == 'cuda' else 'host'}"
+        for kind, size in about.peak_memory.items()
+    ]
+    return "<br>".join(lines)
 
 
-def _executed(results: Results) -> dict[str, NotebookNode]:
-    return {stem: each for stem, each in results.items() if not isinstance(each, str)}
-
-
-def _facts(executed: Mapping[str, NotebookNode]) -> dict[str, str]:
+def _facts(executed: Iterable[NotebookNode]) -> dict[str, str]:
     """Return on what and with what lessons ran; where lessons differ, all values."""
     facts: dict[str, dict[str, None]] = {}
-    for notebook in executed.values():
+    for notebook in executed:
         about = notebook.metadata[run.METADATA]
         parts = {**about.parameters, "date": about.date, **about.machine, **about.versions}
         for name, value in parts.items():
@@ -182,10 +153,6 @@ def _plain(output: NotebookNode) -> str:
     return output.get("text", "") or output.get("data", {}).get("text/plain", "")
 
 
-def _text(cell: NotebookNode) -> str:
-    return "\n".join(map(_plain, _said(cell)))
-
-
 def _outputs(cell: NotebookNode) -> str:
     """Write the outputs of a cell as HTML."""
     shown = []
@@ -209,20 +176,9 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f'<div class="wide"><table>\n{text}\n</table></div>'
 
 
-def main() -> int:
-    """Run the command line.
-
-    Returns:
-        The exit status: 0, or 1 when there is nothing to report.
-    """
+if __name__ == "__main__":
     devices = collect()
     if not devices:
-        print(f"{run.BUILD}/ holds no executed lesson: `make run` first", file=sys.stderr)
-        return 1
+        sys.exit(f"{run.BUILD}/ holds no executed lesson: `make run` first")
     PAGE.write_text(render(devices), encoding="utf-8")
     print(f"{PAGE}: {', '.join(devices)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

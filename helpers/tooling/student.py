@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import nbformat
 from nbformat import NotebookNode
 
 from helpers.tooling.lesson import copies, drafts, files, imports
@@ -31,22 +32,15 @@ BESIDE = "keep the notebook beside the folder `helpers` that came with it"
 
 
 def student(lesson: Path) -> NotebookNode:
-    """Derive the student's notebook from a lesson: stubs for solutions, and no outputs.
-
-    Raises:
-        ValueError: A solution is not one function or class with docstrings.
-    """
+    """Derive the student's notebook from a lesson: stubs for solutions, and no outputs."""
     notebook = copies.derive(lesson, BESIDE)
     notebook.cells[0].source += f" *{EMPTY}*"
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
-            continue
+        cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
+    for cell in files.code_cells(notebook):
         if "solution" in files.tags(cell):
-            with copies.located(f"{lesson.name}, {files.place(notebook, cell)}: "):
-                cell.source = copies.stub(cell.source)
-            cell.metadata.pop("jupyter", None)
-            cell.metadata.pop("tags")
+            cell.source = copies.stub(cell.source)
+            cell.metadata = nbformat.from_dict({})
         cell.metadata.pop("output_of", None)
         cell.outputs, cell.execution_count = [], None
     return notebook
@@ -57,20 +51,16 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
 
     Args:
         chosen: The lessons; links to others become plain text.
-        folder: It is there in full or as it was before; what else was in it is gone.
-
-    Raises:
-        ValueError: As in `student`; the folder cannot be written.
+        folder: What else was in it is gone.
     """
-    notebooks = {lesson: student(lesson) for lesson in chosen}
     needed = {Path("requirements.txt")}
-    for lesson, notebook in notebooks.items():
-        copies.relink(notebook, None, there=[each.name for each in chosen])
-        with copies.located(f"{lesson.name}, "):
-            needed.update(imports.reached(notebook))
     with drafts.replaced(folder) as draft:
-        for lesson, notebook in notebooks.items():
-            copies.save(notebook, draft / lesson.name)
+        draft.mkdir()
+        for lesson in chosen:
+            notebook = student(lesson)
+            copies.relink(notebook, None, there=[each.name for each in chosen])
+            nbformat.write(notebook, draft / lesson.name)
+            needed.update(imports.reached(notebook))
         for path in needed:
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(imports.ROOT / path, draft / path)
@@ -80,8 +70,8 @@ if __name__ == "__main__":
     end_cleanly_on_signals()
     try:
         chosen = files.choose(sys.argv[1:])
-        build(chosen)
     except ValueError as error:
         sys.exit(str(error))
+    build(chosen)
     print(f"for students, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
     print("The folder works alone, and is made anew next time.")

@@ -1,25 +1,33 @@
-"""The anatomy of a lesson, checked on the file: its cells, tags, metadata, parameters, set-up."""
+"""The anatomy of a lesson, checked on the file: its cells, tags, exercises and saved outputs."""
 
-import difflib
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from nbformat import NotebookNode
 
-from helpers.tooling.lesson import copies, files, form, parameters
-from tests.support import saved
+from helpers.tooling.lesson import copies, files, form
 
-TAGS = ("parameters", "solution", "nbval-ignore-output", "nbval-check-output")
+TAGS = {"parameters", "solution", "nbval-ignore-output", "nbval-check-output"}
 LARGEST = 1_500_000
 """Bytes that a lesson may have, so that it opens in seconds."""
 LEVELS = ("warm-up", "standard", "challenge", "real problem")
-"""How hard an exercise is, as its task says."""
-FEWEST_EXERCISES = 4
-PARAMETER = r"\w+: (int = \d+|str = \"[^\"=#]*\")  # [^=#]+"
+"""How hard an exercise is, as its task says: the first is a warm-up, the last a real problem."""
+REQUIRED = ("device", "dataset", "batch_size", "seed")
+PARAMETER = r"(\w+): (int = \d+|str = \"[^\"=#]*\")  # [^=#]+"
 """A line of the parameters cell: what papermill can read, and a reader too."""
 HINT = r"<details><summary>Hint {}</summary>\n\n(?:(?!<details>).)+?\n\n</details>"
 HINTS = HINT.format(1) + r"\n\n" + HINT.format(2)
+VARYING = {
+    "a device": r"\b(?:cpu|cuda|mps)(?::\d+)?\b",
+    "an address": r"\b0x[0-9a-f]{6,}\b",
+    "a path": r"(?:(?<![\w.:/<])/(?:\w[\w.-]*/)+|\b[A-Z]:\\)\w[\w.-]*",
+    "a process or a temporary file": r"\b(?:ipykernel_|tmp)\d+\b",
+    "a time": r"\b\d+(?:\.\d+)?\s?(?:ns|us|µs|μs|ms|s|sec|secs|seconds?|min|minutes?)\b",
+    "a progress bar": r"\d+%\|",
+}
+"""What differs from one machine or run to the next."""
 
 Finding = tuple[NotebookNode | None, str]
 """The cell that is concerned, if it is one, and what is wrong with it."""
@@ -31,112 +39,90 @@ def findings(lesson: Path) -> list[str]:
     Returns:
         What is wrong with it: sentences that name the file and the cell. Empty for a good lesson.
     """
-    try:
-        notebook = files.read(lesson)
-    except ValueError as error:
-        return [str(error)]
-    checks = (_metadata, _title, _parameters, _setup, _cells, _exercises, _tasks, saved.findings)
-    found = [
-        f"{lesson.name}, {files.place(notebook, cell)}: {wrong}"
-        if cell
-        else f"{lesson.name}: {wrong}"
-        for check in checks
-        for cell, wrong in check(notebook)
-    ]
-    size = lesson.stat().st_size
-    if size > LARGEST:
-        found.append(f"{lesson.name}: it has {size:,} bytes, more than {LARGEST:,}")
+    notebook = files.read(lesson)
+    found = []
+    for check in (_form, _parameters, _cells, _exercises):
+        for cell, wrong in check(notebook):
+            place = f", {files.place(notebook, cell)}" if cell else ""
+            found.append(f"{lesson.name}{place}: {wrong}")
+    if lesson.stat().st_size > LARGEST:
+        found.append(f"{lesson.name}: it has more than {LARGEST:,} bytes")
     return found
 
 
-def _metadata(notebook: NotebookNode) -> Iterator[Finding]:
-    if notebook.metadata != form.METADATA:
-        yield None, f"its metadata is not {form.METADATA}: `make outputs` makes it so"
-
-
-def _title(notebook: NotebookNode) -> Iterator[Finding]:
-    first = notebook.cells[0] if notebook.cells else None
-    if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
-        yield first, "a lesson begins with its title, a markdown cell that starts with `# `"
+def _form(notebook: NotebookNode) -> Iterator[Finding]:
+    """Look for what `make outputs` would change, without running the lesson."""
+    saved = copy.deepcopy(notebook)
+    form.normalise(saved)
+    if notebook.metadata != saved.metadata or notebook.nbformat_minor != 5:
+        yield None, "its metadata or format is not what `make outputs` saves"
+    for cell, there in zip(saved.cells, notebook.cells, strict=True):
+        if there != cell:
+            yield there, "its count, metadata or timing is an old one: `make outputs` renews it"
 
 
 def _parameters(notebook: NotebookNode) -> Iterator[Finding]:
-    tagged = [cell for cell in notebook.cells if "parameters" in files.tags(cell)]
-    if tagged != files.code_cells(notebook)[:1] or len(tagged) != 1:
-        yield None, "the first code cell, and no other, is tagged 'parameters'"
-    for cell in tagged[:1]:
-        names = [line.partition(":")[0] for line in cell.source.splitlines()]
-        if missing := [name for name in parameters.REQUIRED if name not in names]:
-            yield cell, f"the parameters cell lacks {', '.join(missing)}"
-        for line in cell.source.splitlines():
-            if not re.fullmatch(PARAMETER, line):
-                yield cell, f"line {line!r} has not the form `name: type = value  # meaning`"
-
-
-def _setup(notebook: NotebookNode) -> Iterator[Finding]:
-    second = files.code_cells(notebook)[1:2]
-    if [cell.source for cell in second] != [form.SETUP]:
-        yield (*second, None)[0], "the second code cell is not the set-up cell that lessons share"
+    first, second = files.code_cells(notebook)[:2]
+    if [cell for cell in notebook.cells if "parameters" in files.tags(cell)] != [first]:
+        yield first, "the first code cell, and no other, is tagged 'parameters'"
+    lines = [(line, re.fullmatch(PARAMETER, line)) for line in first.source.splitlines()]
+    for line, match in lines:
+        if not match:
+            yield first, f"line {line!r} has not the form `name: type = value  # meaning`"
+    if missing := {*REQUIRED} - {match[1] for _, match in lines if match}:
+        yield first, f"the parameters cell lacks {', '.join(sorted(missing))}"
+    if second.source != form.SETUP:
+        yield second, "the second code cell is not the set-up cell that lessons share"
 
 
 def _cells(notebook: NotebookNode) -> Iterator[Finding]:
     for cell in notebook.cells:
         if re.fullmatch("[0-9a-f]{8}|[0-9a-f-]{36}", cell.id):
-            yield cell, "its id is missing, a duplicate or random: give it a readable one"
-        for name in cell.metadata.keys() - set(form.CELL_METADATA):
-            yield cell, f"its metadata {name!r} does not belong there: `make outputs` removes it"
-        for tag in files.tags(cell):
-            if tag not in TAGS:
-                near = difflib.get_close_matches(tag, TAGS, n=1, cutoff=0)[0]
-                yield cell, f"there is no tag {tag!r}: perhaps {near!r}"
-        if cell.cell_type == "code":
-            if not cell.source.strip():
-                yield cell, "it is empty"
-            if cell.source.rstrip().endswith(";"):
-                yield cell, "it ends in `;`, which hides an output here and not in nbval"
-            if "clear_output" in cell.source:
-                yield cell, "`clear_output` makes outputs that cannot be compared"
+            yield cell, "its id is random: give it a readable one"
+        for tag in {*files.tags(cell)} - TAGS:
+            yield cell, f"there is no tag {tag!r}"
+    for cell in files.code_cells(notebook):
+        data = [output.get("data", {}) for output in cell.outputs]
+        if any("image/png" in each for each in data) != bool(cell.metadata.get("alt")):
+            yield cell, "a figure has an alternative text, in cell metadata `alt`, and only that"
+        if files.is_compared(cell):
+            yield from _compared(cell)
+
+
+def _compared(cell: NotebookNode) -> Iterator[Finding]:
+    """Look into the outputs of a cell that nbval compares."""
+    for output in cell.outputs:
+        if output.get("name") == "stderr":
+            yield cell, "its output holds stderr, where warnings change: catch them"
+        texts = [content for kind, content in output.get("data", {}).items() if "text" in kind]
+        for text in (output.get("text", ""), *texts):
+            for what, pattern in VARYING.items():
+                if match := re.search(pattern, text):
+                    yield cell, f"its output is compared, and holds {what}: {match.group()!r}"
 
 
 def _exercises(notebook: NotebookNode) -> Iterator[Finding]:
     solutions = [n for n, cell in enumerate(notebook.cells) if "solution" in files.tags(cell)]
-    if solutions and not any(copies.EXERCISES in cell.source for cell in notebook.cells):
-        yield None, "it has solutions and does not explain exercises as every lesson does"
-    for number in solutions:
-        cell, following = notebook.cells[number], notebook.cells[number + 1 : number + 2]
+    if not any(copies.EXERCISES in cell.source for cell in notebook.cells):
+        yield None, "it does not explain exercises as every lesson does"
+    levels = []
+    for number, place in enumerate(solutions, 1):
+        before = [each for each in notebook.cells[:place] if "**Exercise" in each.source]
+        cell, check = notebook.cells[place : place + 2]
         try:
             copies.stub(cell.source)
         except (ValueError, SyntaxError) as error:
             yield cell, f"no stub can be made of it: {error}"
-        if not following or "with exercises.check(" not in following[0].source:
-            yield cell, "no check follows it: a cell with `with exercises.check(...)`"
-        elif "nbval-check-output" not in files.tags(following[0]):
-            yield following[0], "its verdict is the same everywhere: tag it 'nbval-check-output'"
-
-
-def _tasks(notebook: NotebookNode) -> Iterator[Finding]:
-    """Demand of the tasks what a reader chooses by: a level, minutes, two hints; and enough."""
-    levels, task = [], None
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and "**Exercise" in cell.source:
-            task = cell
-        if "solution" not in files.tags(cell):
-            continue
-        name = f"Exercise {len(levels) + 1}"
-        begins = rf"^\*\*{name}\*\* \(({'|'.join(LEVELS)}), [1-9]\d* minutes\)\. \S"
-        level = re.search(begins, task.source if task else "", re.MULTILINE)
-        levels.append(level and level[1])
-        if task is None:
-            yield cell, "no task stands before it: a markdown cell with `**Exercise`"
-        elif level is None:
-            told = ", ".join(LEVELS)
-            yield task, f"its task does not begin `**{name}** (level, N minutes). `, of {told}"
-        elif not re.fullmatch(HINTS, task.source[task.source.find("<details>") :], re.DOTALL):
-            yield task, f"{name} has not two hints at its end: `<details><summary>Hint 1</summary>`"
-        task = None
-    if levels and len(levels) < FEWEST_EXERCISES:
-        yield None, f"it has {len(levels)} exercises: {FEWEST_EXERCISES} are the fewest"
-    if levels and levels[0] not in (None, LEVELS[0]):
-        yield None, f"its first exercise is not a {LEVELS[0]}"
-    if levels and levels[-1] not in (None, LEVELS[-1]):
-        yield None, f"its last exercise is not a {LEVELS[-1]}"
+        checked = "with exercises.check(" in check.source
+        if not checked or "nbval-check-output" not in files.tags(check):
+            yield cell, "no check tagged 'nbval-check-output' follows it"
+        begins = rf"\*\*Exercise {number}\*\* \(({'|'.join(LEVELS)}), [1-9]\d* minutes\)\. \S"
+        tasks = before[-1].source if before else ""
+        task = re.search(rf"(?ms)^{begins}(?:(?!<details>).)*{HINTS}\Z", tasks)
+        levels.append(task and task[1])
+        if not task:
+            yield cell, f"no task before it: **Exercise {number}** (level, N minutes), two hints"
+    if len(levels) < 4 or (
+        None not in levels and (levels[0], levels[-1]) != (LEVELS[0], LEVELS[-1])
+    ):
+        yield None, "it has not four exercises or more, from warm-up to real problem"

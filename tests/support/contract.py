@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import gradients, jacobians, norms
-from tests.support.traces import difference, everything
+from tests.support.snapshot import Snapshot
 
 TOLERANCE = 1e-6
 """The largest difference over the largest entry that counts as equal.
@@ -70,7 +70,7 @@ def check(model: nn.Module, data: Tensor) -> Verdict:
     }
     verdict = Verdict([], [])
     for way, (compute, expected) in ways.items():
-        before = everything(model)
+        before = Snapshot(model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -79,7 +79,7 @@ def check(model: nn.Module, data: Tensor) -> Verdict:
                 ours = isinstance(error, ValueError) and _raised_in_helpers(error)
                 said = f"{way}: {type(error).__name__}: {error}"
                 (verdict.refused if ours else verdict.broken).append(said)
-        if places := difference(before, everything(model)):
+        if places := before.changes():
             verdict.broken.append(f"{way}: changes {', '.join(places[:3])}")
     return verdict
 

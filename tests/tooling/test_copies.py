@@ -1,11 +1,11 @@
-"""What editions of lessons share: their links, and what a copy says."""
+"""What editions of lessons share: their links, their stubs, and what a copy says."""
 
 import pytest
 from nbformat.v4 import new_markdown_cell, new_output
 
 from helpers.tooling import colab, student
-from helpers.tooling.lesson import copies, form
-from tests.tooling.samples import LESSONS, cell, code, good_lesson, lesson, save
+from helpers.tooling.lesson import copies
+from tests.tooling.samples import ANSWER, LESSONS, cell, code, lesson
 
 
 def test_links_to_headings_lead_to_cells():
@@ -31,29 +31,18 @@ def test_links_stay_where_the_lesson_is_there():
 
 
 @pytest.mark.parametrize("beside", [colab.BESIDE, student.BESIDE])
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_copy_says_what_it_is_and_how_to_find_its_helpers(path, beside):
-    copy = copies.derive(path, beside)
-    assert copy.cells[0].source.count(copies.COPY) == 1
-    text = "\n".join(each.source for each in copy.cells)
-    assert copies.LOST in form.SETUP
-    assert copies.LOST not in text
-    assert f'raise FileNotFoundError("no folder `helpers` here or above: {beside}")' in text
+def test_copy_says_what_it_is_and_how_to_find_its_helpers(beside):
+    for path in LESSONS:
+        copy = copies.derive(path, beside)
+        assert copy.cells[0].source.count(copies.COPY) == 1
+        text = "\n".join(each.source for each in copy.cells)
+        assert copies.LOST not in text
+        assert f'raise FileNotFoundError("no folder `helpers` here or above: {beside}")' in text
 
 
-@pytest.mark.usefixtures("desk")
-@pytest.mark.parametrize("command", ["colab", "student"])
-def test_lesson_that_will_not_do_is_named_in_one_sentence(command, capsys, tmp_path):
-    notebook = good_lesson()
-    notebook.cells.append(code("here", "x = = 1"))
-    path = save(notebook, "01_a")
-    if command == "colab":
-        assert colab.main([]) == 2
-        shown = capsys.readouterr().err
-    else:
-        with pytest.raises(ValueError, match="not") as raised:
-            student.build([path], tmp_path / "student")
-        shown = f"{raised.value}\n"
-    assert shown == "01_a.ipynb, cell 19 (here) is not Python: invalid syntax\n"
-    assert not (tmp_path / "build").exists()
-    assert not (tmp_path / "student").exists()
+def test_stub_says_what_to_write():
+    raising = 'raise NotImplementedError("still to do: write {}answer")'
+    assert copies.stub(ANSWER) == ANSWER.replace("return 2 * x", raising.format(""))
+    method = ANSWER.replace("\n", "\n    ")
+    held = f'class Double:\n    """It doubles."""\n\n    {method}'
+    assert copies.stub(held) == held.replace("return 2 * x", raising.format("Double."))

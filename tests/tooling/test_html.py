@@ -251,6 +251,10 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
         if (pieces(text, word.index, word.index + word[0].length).length > 1) words.push(word[0]);
     return words;
   };
+  const squashed = (image) => {
+    const { width, height } = box(image);
+    return Math.abs((width / height) * (image.naturalHeight / image.naturalWidth) - 1) > 0.02;
+  };
   const cut = (table) => {
     const around = table.closest(".pst-scrollable-table-container, .text_html");
     const { overflowX, backgroundAttachment } = getComputedStyle(around);
@@ -296,6 +300,7 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     undrawn: texts(all("math").filter((each) => !box(each).width)),
     tight: texts(all('math[display="block"] :is(munder, mover, munderover)').filter(tight)),
     broken: [...all("td"), ...all("th")].flatMap(broken),
+    squashed: all("img").filter(squashed).map((each) => each.alt),
     cut: texts(all("table").filter(cut)),
     stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
     pale: unread("light"),

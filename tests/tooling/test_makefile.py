@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 
-from tests.support import pins
 from tests.tooling.samples import ROOT
 
 # Stands in for Python: makes a .venv of itself, logs what else it is told to do, has no peers to
@@ -141,22 +140,6 @@ def test_bench_installs_its_peers_where_it_can(checkout):
     assert log(checkout) == [bench]
 
 
-def test_lock_is_what_pip_brings(checkout):
-    """From a stand-in's `pip freeze`: without builds, and without what torch for CUDA pins."""
-    freeze = "a==1.0\npip==1\nnvidia-cublas==13.1\ntorch==2.13.0+cpu\ntriton==3.7.1"
-    python = checkout / "fake"
-    python.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in *venv*) mkdir -p build/lock-env/bin; cp "$0" build/lock-env/bin/python;; '
-        f'*freeze*) echo "{freeze}";; *) echo "$*" >> log;; esac\n'
-    )
-    assert make(checkout, "lock", "PYTHON=./fake").returncode == 0
-    assert log(checkout) == [ANEW[1].partition(" -c")[0]]
-    lock = (checkout / ".ci" / "constraints.txt").read_text()
-    assert pins.read(lock) == {"a": "1.0", "torch": "2.13.0"}
-    assert lock.startswith((ROOT / ".ci" / "constraints.txt").read_text().partition("\n")[0])
-
-
 def test_clean_removes_what_was_generated(checkout):
     generated = ["build/cpu", "helpers/__pycache__", "notebooks/.ipynb_checkpoints", ".ruff_cache"]
     stays = ["tests/a test", ".venv/lib/__pycache__"]
@@ -194,9 +177,3 @@ def test_ci_calls_make_and_nothing_else(checkout):
         [checkout / ".ci" / "run"], cwd="/", env=environment, capture_output=True, text=True
     )
     assert (called.stdout, called.returncode) == (f"{checkout}: make test-all\n", 7)
-
-
-def test_signal_to_make_reaches_what_runs():
-    """Without `exec` there is a shell in between, which ends and leaves Python running."""
-    assert "exec .venv/bin/python -m helpers.tooling.run" in make(ROOT, "-n", "run").stdout
-    assert "exec .venv/bin/python -m pytest" in make(ROOT, "-n", "nbval").stdout

@@ -68,10 +68,3 @@ def test_failed_lesson_stays_as_it_was(capsys):
     errors = capsys.readouterr().err
     assert "01_raises.ipynb, cell 3 (divide) `1 / 0`: ZeroDivisionError: division" in errors
     assert "02_dies.ipynb, cell 3 (die) `import os`: the kernel died" in errors
-
-
-@pytest.mark.usefixtures("desk")
-def test_unknown_lesson(capsys):
-    save(lesson(), "01_a")
-    assert outputs.main(["02"]) == 2
-    assert capsys.readouterr().err == "there is no lesson '02', there are 01_a\n"

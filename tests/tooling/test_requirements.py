@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from helpers.tooling import student
-from helpers.tooling.lesson import files, imports
+from helpers.tooling.lesson import files
 from tests.support import pins
 from tests.tooling.samples import LESSONS, ROOT
 
@@ -71,7 +71,7 @@ def modules(folder: Path) -> list[str]:
 
 def cells(path: Path) -> list[str]:
     """Read the code cells of a notebook."""
-    return [imports.without_magics(each.source) for each in files.code_cells(files.read(path))]
+    return [each.source for each in files.code_cells(files.read(path))]
 
 
 def test_what_lessons_import_is_listed():

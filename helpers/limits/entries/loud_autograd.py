@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import checkpoint
 
 from helpers.gradients import loop_gradients
@@ -199,6 +198,12 @@ def autocast_fixed(images: Tensor, labels: Tensor) -> Case:
     return Case(model, F.cross_entropy, images.float(), labels)
 
 
+def _sets_up_no_context(*few: Tensor) -> bool:
+    from torch.nn.modules._functions import BackwardHookFunction
+
+    return BackwardHookFunction.setup_context is torch.autograd.Function.setup_context
+
+
 ENTRIES = [
     Loud(
         name="autograd-function",
@@ -228,11 +233,7 @@ ENTRIES = [
         symptom=_SETUP_CONTEXT,
         cause="`register_full_backward_hook` puts an `autograd.Function` of the older form around "
         "the module. No such function is in your code.",
-        also={
-            "torch's `BackwardHookFunction` sets up no context of its own": lambda *few: (
-                BackwardHookFunction.setup_context is torch.autograd.Function.setup_context
-            )
-        },
+        also={"torch's `BackwardHookFunction` sets up no context of its own": _sets_up_no_context},
         fix="Remove the hook for the time of the transform. What it did, do to the per-sample "
         "gradients.",
         broken=backward_hook,

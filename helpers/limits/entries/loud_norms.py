@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from helpers.limits.bare import Case, Classifier
 from helpers.limits.entry import Loud, raises
 
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _ONE = "Expected more than 1 value per channel when training"
 _NORM = "running_mean or running_var, which will be updated in place, were not batched"
 
@@ -92,7 +92,7 @@ ENTRIES = [
         fix="`model.eval()`, which uses the stored statistics, or GroupNorm.",
         broken=batch_norm,
         fixed=batch_norm_fixed,
-        at=lambda module: isinstance(module, _BatchNorm) and module.training,
+        at=lambda module: isinstance(module, BATCH_NORMS) and module.training,
     ),
     Loud(
         name="batchnorm-of-one-value",
@@ -116,7 +116,7 @@ ENTRIES = [
         "`func_gradients` makes.",
         broken=instance_norm,
         fixed=instance_norm_fixed,
-        at=lambda module: isinstance(module, _InstanceNorm) and module.training,
+        at=lambda module: isinstance(module, INSTANCE_NORMS) and module.training,
     ),
     Loud(
         name="captured-buffer",

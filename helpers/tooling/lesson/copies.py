@@ -2,11 +2,9 @@
 
 import ast
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 
-import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
@@ -45,21 +43,6 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
     return notebook
 
 
-@contextmanager
-def located(where: str) -> Iterator[None]:
-    """Put the place where it arose before the sentence of a `ValueError`."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{where}{error}") from error
-
-
-def save(notebook: NotebookNode, path: Path) -> None:
-    """Validate an edition and write it."""
-    nbformat.validate(notebook)
-    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
-
-
 def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
     """Let links between lessons lead somewhere else.
 
@@ -90,25 +73,21 @@ def relink_headings(notebook: NotebookNode, prefix: str) -> None:
         prefix: What to put before the id of a cell.
     """
     for number, cell in enumerate(notebook.cells):
-        shown = [
-            output.get("data", {}).get("text/markdown", "") for output in cell.get("outputs", [])
-        ]
+        shown = [each.get("data", {}).get("text/markdown", "") for each in cell.get("outputs", [])]
         if any("](#" in text for text in shown):
-            source = "\n\n".join(filter(None, shown))
-            notebook.cells[number] = new_markdown_cell(source, id=cell.id)
+            notebook.cells[number] = new_markdown_cell("\n\n".join(filter(None, shown)), id=cell.id)
+    texts = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
     places = {
-        re.sub(r"\s+", "-", heading.strip()): cell.id
-        for cell in notebook.cells
-        if cell.cell_type == "markdown"
+        heading.replace(" ", "-"): cell.id
+        for cell in texts
         for heading in re.findall(r"(?m)^#+ (.+)$", cell.source)
     }
-
-    def led(link: re.Match[str]) -> str:
-        return f"]({prefix}{places[link[1]]})" if link[1] in places else link[0]
-
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = re.sub(r"\]\(#([^)]+)\)", led, cell.source)
+    for cell in texts:
+        cell.source = re.sub(
+            r"\]\(#([^)]+)\)",
+            lambda link: f"]({prefix}{places[link[1]]})" if link[1] in places else link[0],
+            cell.source,
+        )
 
 
 def stub(solution: str) -> str:
@@ -123,10 +102,7 @@ def stub(solution: str) -> str:
     Raises:
         ValueError: It is something else.
     """
-    try:
-        body = ast.parse(solution).body
-    except SyntaxError as error:
-        raise ValueError(f"a solution is Python, this one is not: {error.msg}") from error
+    body = ast.parse(solution).body
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")
     lines = solution.splitlines()

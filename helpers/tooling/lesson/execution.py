@@ -1,145 +1,113 @@
-"""Execute a lesson: the one way in which lessons are run, with papermill, and how failure reads.
+"""Execute a lesson, as far as it goes: the one way in which lessons are run, and how failure reads.
 
 The comparison of saved outputs is nbval's, with a kernel of its own.
 """
 
 import ast
-import os
+import logging
 import signal
 import sys
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import papermill
-from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
+from tqdm import tqdm
 
 import helpers
 from helpers.tooling.lesson import files
 
 CELL_TIMEOUT = 600
 """Seconds that a cell may take."""
-ENGINE = "lesson"
 PEAK = f"""\
 import sys
 sys.path.append({str(Path(helpers.__file__).parents[1])!r})
-from helpers.tooling.lesson import memory"""
+from helpers.memory import high_water
+peak = {{"host": high_water()}} if high_water() else {{}}
+torch = sys.modules.get("torch")
+if torch and torch.cuda.is_initialized():
+    # Reserved, not allocated: a benchmark resets the peaks, after which PyTorch still counts what
+    # it holds in reserve, but not what was allocated before.
+    peak["cuda"] = sum(map(torch.cuda.max_memory_reserved, range(torch.cuda.device_count())))"""
 """What a kernel runs before it is asked for its peak memory."""
 
 
+@dataclass
 class Execution:
-    """One execution of a lesson: it remembers the cell under way, and the peak memory in the end.
+    """How the execution of a lesson went.
 
     Attributes:
-        lesson: The notebook.
-        executed: The notebook as far as it came, None before a kernel is there.
-        peak_memory: As `helpers.tooling.lesson.memory.peak` gives it, empty while unknown.
+        lesson: The notebook's file.
+        notebook: The executed notebook, as far as it came.
+        failure: Which cell of the lesson failed, and how, in a sentence; None if none did.
+        seconds: The run time, with the start of the kernel.
+        peak_memory: The most bytes that the kernel has held at once: under `"host"` of resident
+            memory, under `"cuda"` of what PyTorch reserved on GPUs; what is not known is absent.
     """
 
-    def __init__(self, lesson: Path) -> None:
-        self.lesson = lesson
-        self.executed: NotebookNode | None = None
-        self.peak_memory: dict[str, int] = {}
-        self._cell: NotebookNode | None = None
-
-    def run(
-        self,
-        values: Mapping[str, int | str] | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> NotebookNode:
-        """Execute the lesson in its own folder; its file stays as it is.
-
-        Args:
-            values: Its parameters, where others than its own.
-            environment: The environment of its kernel; None means that of this process.
-
-        Returns:
-            The executed notebook.
-
-        Raises:
-            Exception: Of papermill or nbclient; `failure` makes a sentence of it.
-        """
-        return papermill.execute_notebook(
-            str(self.lesson.absolute()),
-            None,
-            dict(values or {}),
-            engine_name=ENGINE,
-            kernel_name="python3",
-            language="python",
-            progress_bar={"desc": self.lesson.stem},
-            cwd=self.lesson.parent.absolute(),
-            execution=self,
-            environment=environment,
-        )
-
-    def failure(self, error: Exception) -> str:
-        """Name the cell of the lesson in which an error ended the execution, and the error."""
-        if self._cell is None:
-            where = "before its first cell"
-        else:
-            first_line = self._cell.source.strip().partition("\n")[0]
-            where = f"{files.place(files.read(self.lesson), self._cell)} `{first_line}`"
-        return f"{self.lesson.name}, {where}: {_message(error)}"
-
-    def remember(self, cell: NotebookNode, cell_index: int) -> None:
-        """Note which cell begins."""
-        self._cell = cell
+    lesson: Path
+    notebook: NotebookNode
+    failure: str | None = None
+    seconds: float = 0.0
+    peak_memory: dict[str, int] = field(default_factory=dict)
 
 
-class LessonClient(PapermillNotebookClient):
-    """papermill's client, which asks the kernel for its peak memory after the last cell."""
+def execute(lesson: Path, values: Mapping[str, int | str] | None = None) -> Execution:
+    """Execute a lesson in its own folder; its file stays as it is.
 
-    def papermill_execute_cells(self) -> None:
-        """Execute the cells, as far as they go, then ask."""
-        super().papermill_execute_cells()
-        reply = self.wait_for_reply(
-            self.kc.execute(
-                PEAK, silent=True, store_history=False, user_expressions={"peak": "memory.peak()"}
+    Args:
+        lesson: The notebook.
+        values: Its parameters, where others than its own: added to its parameters cell.
+
+    Returns:
+        How it went; a failure in the lesson does not raise.
+    """
+    notebook = files.read(lesson)
+    for cell in files.code_cells(notebook):
+        cell.outputs, cell.execution_count = [], None
+        if "parameters" in files.tags(cell):
+            cell.source += "".join(
+                f"\n{name} = {value!r}" for name, value in (values or {}).items()
             )
-        )
-        peak = reply["content"].get("user_expressions", {}).get("peak", {})
-        # A copy that runs away from the collection has helpers of its own, which cannot tell.
-        self.peak_memory = ast.literal_eval(peak["data"]["text/plain"]) if "data" in peak else {}
+    execution = Execution(lesson, notebook)
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT,
+        kernel_name="python3",
+        shutdown_kernel="immediate",  # a busy kernel would not listen to a polite request
+        coalesce_streams=True,
+        record_timing=False,
+        # Errors only: a kernel warns, each time, that its local sockets are not encrypted.
+        extra_arguments=["--IPKernelApp.log_level=40"],
+    )
+    start = time.perf_counter()
+    with client.setup_kernel(cwd=str(lesson.parent.absolute())):
+        try:
+            for number, cell in enumerate(tqdm(notebook.cells, desc=lesson.stem)):
+                client.execute_cell(cell, number)
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            first_line = cell.source.strip().partition("\n")[0]
+            where = f"{files.place(notebook, cell)} `{first_line}`"
+            execution.failure = f"{lesson.name}, {where}: {_message(error)}"
+            answers = isinstance(error, CellExecutionError)
+        else:
+            answers = True
+        execution.peak_memory = _peak(client) if answers else {}
+    execution.seconds = time.perf_counter() - start
+    return execution
 
 
-class LessonEngine(Engine):
-    """papermill's engine with a `LessonClient`."""
-
-    @classmethod
-    def execute_managed_notebook(
-        cls,
-        nb_man: NotebookExecutionManager,
-        kernel_name: str,
-        execution: Execution,
-        environment: Mapping[str, str] | None,
-        **_: object,
-    ) -> None:
-        """Execute the notebook that papermill manages, and note the peak memory."""
-        execution.executed = nb_man.nb
-        client = LessonClient(
-            nb_man,
-            kernel_name=kernel_name,
-            timeout=CELL_TIMEOUT,
-            shutdown_kernel="immediate",  # a busy kernel would not listen to a polite request
-            coalesce_streams=True,
-            on_cell_start=execution.remember,
-            # Errors only: a kernel warns, each time, that its local sockets are not encrypted.
-            extra_arguments=["--IPKernelApp.log_level=40"],
-        )
-        client.execute(env=dict(os.environ if environment is None else environment))
-        execution.peak_memory = client.peak_memory
-
-
-papermill_engines.register(ENGINE, LessonEngine)
-
-
-def end_cleanly_on_signals() -> None:
-    """Let Ctrl-C and SIGTERM end this process as `sys.exit` does: kernels and drafts go first."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda received, frame: sys.exit(128 + received))
+def _peak(client: NotebookClient) -> dict[str, int]:
+    """Ask a kernel for the most memory that it has held at once."""
+    asked = client.kc.execute(
+        PEAK, silent=True, store_history=False, user_expressions={"peak": "peak"}
+    )
+    answer = client.wait_for_reply(asked)["content"].get("user_expressions", {}).get("peak", {})
+    # A copy that runs away from the collection may have helpers of its own, which cannot tell.
+    return ast.literal_eval(answer["data"]["text/plain"]) if "data" in answer else {}
 
 
 def _message(error: Exception) -> str:
@@ -147,6 +115,15 @@ def _message(error: Exception) -> str:
         return "the kernel died (of too little memory, perhaps)"
     if isinstance(error, CellTimeoutError):
         return f"the cell took longer than {CELL_TIMEOUT} seconds"
-    # Errors raised inside a lesson arrive as their name and their message.
-    name = getattr(error, "ename", type(error).__name__)
-    return f"{name}: {getattr(error, 'evalue', error)}".strip()
+    return f"{error.ename}: {error.evalue}".strip()
+
+
+def end_cleanly_on_signals() -> None:
+    """Let Ctrl-C and SIGTERM end this process as `sys.exit` does: kernels and drafts go first."""
+
+    def end(received: int, frame: object) -> None:
+        logging.getLogger("asyncio").disabled = True  # it would tell of the task that this ends
+        sys.exit(128 + received)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)

@@ -37,34 +37,17 @@ def choose(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
         ValueError: A name fits no lesson.
     """
     lessons = find(folder)
-    chosen = set()
-    for name in names:
-        stem = name.zfill(2) if name.isdigit() else Path(name).stem
-        fitting = [each for each in lessons if stem in (each.stem, each.stem[:2])]
-        if not fitting:
+    stems = [name.zfill(2) if name.isdigit() else Path(name).stem for name in names]
+    for name, stem in zip(names, stems, strict=True):
+        if not any(stem in (each.stem, each.stem[:2]) for each in lessons):
             there = ", ".join(each.stem for each in lessons)
             raise ValueError(f"there is no lesson {name!r}, there are {there}")
-        chosen.update(fitting)
-    return [each for each in lessons if each in chosen or not names]
+    return [each for each in lessons if not names or {each.stem, each.stem[:2]} & {*stems}]
 
 
 def read(lesson: Path) -> NotebookNode:
-    """Read a lesson.
-
-    Raises:
-        ValueError: The file is no notebook.
-    """
-    problem: dict[str, Exception] = {}
-    try:
-        notebook = nbformat.read(lesson, nbformat.NO_CONVERT, capture_validation_error=problem)
-    except Exception as error:  # a file may be broken in any way
-        problem["unreadable"] = error
-    if not problem and (notebook.nbformat, notebook.nbformat_minor) != (4, 5):
-        problem["version"] = ValueError(f"it is {notebook.nbformat}.{notebook.nbformat_minor}")
-    for error in problem.values():
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{lesson.name} is not a notebook in nbformat 4.5: {reason}") from error
-    return notebook
+    """Read a lesson."""
+    return nbformat.read(lesson, nbformat.NO_CONVERT)
 
 
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
@@ -84,9 +67,7 @@ def is_compared(cell: NotebookNode) -> bool:
 
 def place(notebook: NotebookNode, cell: NotebookNode) -> str:
     """Name a cell by its position, from 1, and its id: `cell 5 (the-loop)`."""
-    identity = cell.get("id", "no id")
-    number = next(n for n, each in enumerate(notebook.cells, 1) if each.get("id") == cell.get("id"))
-    return f"cell {number} ({identity})"
+    return f"cell {[each.id for each in notebook.cells].index(cell.id) + 1} ({cell.id})"
 
 
 if __name__ == "__main__":

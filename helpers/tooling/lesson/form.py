@@ -1,4 +1,4 @@
-"""The form in which a lesson is saved: its set-up cell, its metadata, what its outputs hold."""
+"""The form in which a lesson is saved: its set-up cell, its metadata, its counts."""
 
 import hashlib
 
@@ -28,16 +28,16 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 """All metadata that a saved lesson has."""
-CELL_METADATA = ("tags", "jupyter", "cellView", "output_of", "alt")
-"""All metadata that a cell of a saved lesson may have.
+CELL_METADATA = ("tags", "jupyter", "cellView", "alt")
+"""All metadata that a cell of a saved lesson may have; `alt` says what its figure shows.
 
-`output_of` is `source_mark`'s; `alt` says in words what the cell's figure shows.
+Beside them `output_of`, a short hash of the source of which an output is that is not compared.
 """
 
 
-def source_mark(cell: NotebookNode) -> str:
-    """Return a short hash of a cell's source, to be saved with an output that is not compared."""
-    return hashlib.sha256(cell.source.encode()).hexdigest()[:12]
+def keeps_output(cell: NotebookNode) -> bool:
+    """Return whether a code cell's saved output stays: not compared, and of its present source."""
+    return not files.is_compared(cell) and cell.metadata.get("output_of") == _hash(cell)
 
 
 def normalise(notebook: NotebookNode) -> None:
@@ -46,16 +46,14 @@ def normalise(notebook: NotebookNode) -> None:
     for cell in notebook.cells:
         kept = {name: cell.metadata[name] for name in CELL_METADATA if name in cell.metadata}
         cell.metadata = nbformat.from_dict(kept)
-        cell.metadata.pop("output_of", None)
     for count, cell in enumerate(files.code_cells(notebook), 1):
         cell.execution_count = count
         if not files.is_compared(cell):
-            cell.metadata["output_of"] = source_mark(cell)
+            cell.metadata["output_of"] = _hash(cell)
         for output in cell.outputs:
             if output.output_type == "execute_result":
                 output.execution_count = count
 
 
-def has_figure(cell: NotebookNode) -> bool:
-    """Return whether a cell has saved a picture."""
-    return any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
+def _hash(cell: NotebookNode) -> str:
+    return hashlib.sha256(cell.source.encode()).hexdigest()[:12]
