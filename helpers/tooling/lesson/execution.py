@@ -15,6 +15,8 @@ from pathlib import Path
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
 from tqdm import tqdm
 
 import helpers
@@ -60,18 +62,17 @@ def execute(lesson: Path, values: Mapping[str, int | str] | None = None) -> Exec
 
     Args:
         lesson: The notebook.
-        values: Its parameters, where others than its own: added to its parameters cell.
+        values: Its parameters, where others than its own: papermill puts a cell with them behind
+            the parameters cell.
 
     Returns:
         How it went; a failure in the lesson does not raise.
     """
-    notebook = files.read(lesson)
+    notebook = load_notebook_node(str(lesson))
+    if values:
+        notebook = parameterize_notebook(notebook, dict(values))
     for cell in files.code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
-        if "parameters" in files.tags(cell):
-            cell.source += "".join(
-                f"\n{name} = {value!r}" for name, value in (values or {}).items()
-            )
     execution = Execution(lesson, notebook)
     client = NotebookClient(
         notebook,
@@ -90,7 +91,7 @@ def execute(lesson: Path, values: Mapping[str, int | str] | None = None) -> Exec
                 client.execute_cell(cell, number)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             first_line = cell.source.strip().partition("\n")[0]
-            where = f"{files.place(notebook, cell)} `{first_line}`"
+            where = f"{files.place(files.read(lesson), cell)} `{first_line}`"
             execution.failure = f"{lesson.name}, {where}: {_message(error)}"
             answers = isinstance(error, CellExecutionError)
         else:
