@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 from tqdm import tqdm
 
@@ -174,43 +172,55 @@ def memory(run: Callable[[], Any]) -> Memory:
     Returns:
         The peak while it ran, and what was still alive when it had returned its result.
     """
-    with _LiveBytes() as live:
-        result = run()
-        kept = live.now
-    del result
-    return Memory(live.peak, kept)
-
-
-class _LiveBytes(TorchDispatchMode):
-    """Count the bytes of tensor storage that come into being and go while this mode is on."""
-
+    sizes: dict[int, int] = {}
     now = peak = 0
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[int, int] = {}
+    def free(key: int) -> None:
+        nonlocal now
+        now -= sizes.pop(key, 0)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def count(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        nonlocal now, peak
         before = {storage._cdata for storage in _storages((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
             key = storage._cdata
             # A view of an argument is no new memory, and a storage counts once.
-            if key not in before and key not in self.sizes:
-                self.sizes[key] = storage.nbytes()
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._free, key)
-        return result
+            if key not in before and key not in sizes:
+                sizes[key] = storage.nbytes()
+                now += storage.nbytes()
+                peak = max(peak, now)
+                weakref.finalize(storage, free, key)
 
-    def _free(self, key: int) -> None:
-        self.now -= self.sizes.pop(key, 0)
+    with _each_operation(count):
+        result = run()
+        kept = now
+    del result
+    return Memory(peak, kept)
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    return [each.untyped_storage() for each in tree_iter(tree) if isinstance(each, Tensor)]
+    """List the memory of the tensors in arguments or results."""
+    if isinstance(tree, Tensor):
+        return [tree.untyped_storage()]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    if not isinstance(tree, dict | list | tuple):
+        return []
+    return [storage for part in parts for storage in _storages(part)]
+
+
+def _each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
+    """Return a context in which `note(func, args, kwargs, result)` is called for each operation."""
+    from torch.utils._python_dispatch import TorchDispatchMode  # as in torch's notes on extending
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            note(func, args, kwargs or {}, result)
+            return result
+
+    return Noted()
 
 
 def flops(run: Callable[[], Any]) -> int:
@@ -225,21 +235,14 @@ def flops(run: Callable[[], Any]) -> int:
     Returns:
         The operations: 2 for each multiplication with its addition.
     """
-    with _Flops() as counter:
-        run()
-    return counter.total
-
-
-class _Flops(TorchDispatchMode):
-    """Add up what torch's formulas say of each operation that has one."""
-
     total = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def add(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        nonlocal total
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=result)
-        return result
+            total += formula(*args, **kwargs, out_val=result)
+
+    with _each_operation(add):
+        run()
+    return total

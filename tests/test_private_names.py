@@ -13,10 +13,9 @@ from tests.support import zoo
 from tests.support.ways import empty_out
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-EXTENSION = ("torch.utils._python_dispatch.", "torch.utils._pytree.")
-"""What torch's notes on extending it name as the way to see each operation."""
 LATER = {
     ("layers/recorder.py", "_passed_on"): "test_without_them_the_record_is_the_same",
+    ("benchmark.py", "_each_operation"): "what torch's notes on extending name; measures alone",
     # These are about what they import.
     ("study/peers/expanded_weights.py", "build"): "absent",
     ("limits/entries/silent_losses.py", "loss_reduction"): "the lesson's own error",
@@ -30,7 +29,7 @@ LATER = {
 def is_private(name: str) -> bool:
     parts = name.split(".")
     hidden = any(part.startswith("_") and not part.endswith("__") for part in parts)
-    of_torch = parts[0] == "torch" and hidden and not name.startswith(EXTENSION)
+    of_torch = parts[0] == "torch" and hidden
     return of_torch or parts[-1] == "__code__"
 
 
