@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 _SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
 """Where the classes of modules and tensors come from that lie in several processes."""
-_WHOLE = "take its .module, or copy its full_tensor() into a plain module in each process"
+_WHOLE = (
+    "take the .module inside of DistributedDataParallel; of what is sharded, copy the whole "
+    "weights (full_tensor(), or summon_full_params) into a plain module in each process"
+)
 BATCH_NORM = nn.BatchNorm1d.__base__
 """The class of all layers that normalise over the batch."""
 INSTANCE_NORM = nn.InstanceNorm1d.__base__
