@@ -154,22 +154,15 @@ class AbstractGradientComputer(ABC):
         return loss_grads
 
     # What `helpers.transforms.samples` calls for each sample.
-    # A task gets all weights and buffers, those too that nothing stands in for.
-    def _output(
-        self, model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
-    ) -> Tensor:
-        every = dict(model.named_parameters()) | params
-        buffers = dict(model.named_buffers()) | buffers
-        output = self.task.get_output(model, every, buffers, *sample)
+    def _output(self, model: nn.Module, *sample: Tensor) -> Tensor:
+        weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        output = self.task.get_output(model, weights, buffers, *sample)
         return checks.check_scalar(output, "get_output", "one sample", ".squeeze(0) or .sum()")
 
-    def _loss_grad(
-        self, model: nn.Module, params: Tensors, buffers: Tensors, *sample: Tensor
-    ) -> Tensor:
-        every = dict(model.named_parameters()) | params
-        buffers = dict(model.named_buffers()) | buffers
+    def _loss_grad(self, model: nn.Module, *sample: Tensor) -> Tensor:
+        weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         batch = tuple(tensor.unsqueeze(0) for tensor in sample)
-        loss_grad = self.task.get_out_to_loss_grad(model, every, buffers, batch)
+        loss_grad = self.task.get_out_to_loss_grad(model, weights, buffers, batch)
         if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
             what = getattr(loss_grad, "shape", type(loss_grad).__name__)
             what = tuple(what) if isinstance(what, torch.Size) else what

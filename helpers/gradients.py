@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from helpers import legacy
 from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import checks, derivatives, fallback
-from helpers.transforms.call import call, is_plain
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -107,20 +106,13 @@ def functorch_gradients(
     # Functions that close over the model, such as a loss, would read what the copy never wrote.
     fmodel.stateless_model = model
 
-    def compute_loss(
-        model: nn.Module,
-        params: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        sample: Tensor,
-        target: Tensor,
-    ) -> Tensor:
-        # The functional model takes all parameters, by position.
-        own = dict(model.named_parameters())
-        tensors = [
-            params.get(name, own[name].detach()) if is_plain(own[name]) else own[name]
-            for name in fmodel.param_names
-        ]
-        prediction = fmodel(tensors, [*buffers.values()], sample.unsqueeze(0))
+    # The functional model takes all parameters, by position: these are led as everywhere.
+    own = dict(model.named_parameters())
+    every = [own[name] for name in fmodel.param_names]
+    buffers = [*model.buffers()]
+
+    def compute_loss(_: nn.Module, sample: Tensor, target: Tensor) -> Tensor:
+        prediction = fmodel(every, buffers, sample.unsqueeze(0))
         return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
 
     return derivatives.by_vmap(
@@ -140,7 +132,7 @@ def func_gradients(
     randomness: str = "error",
     out: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Compute per-sample gradients with `torch.func`: `vmap` over `grad` over `functional_call`.
+    """Compute per-sample gradients with `torch.func`: `vmap` over `grad`.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
@@ -236,14 +228,7 @@ def prepare(
 def sample_loss(loss_fn: LossFn) -> Callable[..., Tensor]:
     """Make the loss a function of one sample, as `helpers.transforms.samples` takes it."""
 
-    def compute_loss(
-        model: nn.Module,
-        params: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        sample: Tensor,
-        target: Tensor,
-    ) -> Tensor:
-        prediction = call(model, params | buffers, sample.unsqueeze(0))
-        return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
+    def compute_loss(model: nn.Module, sample: Tensor, target: Tensor) -> Tensor:
+        return checks.check_scalar(loss_fn(model(sample.unsqueeze(0)), target.unsqueeze(0)))
 
     return compute_loss

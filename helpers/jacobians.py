@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 from helpers.transforms import checks, derivatives, samples
-from helpers.transforms.call import call
 from helpers.transforms.restore import preserved
 
 
@@ -50,7 +49,7 @@ def func_jacobians(
     chunk_size: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute Jacobians with `torch.func`: `vmap` over `jacrev` over `functional_call`.
+    """Compute Jacobians with `torch.func`: `vmap` over `jacrev`.
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
@@ -177,11 +176,9 @@ def _allocated(
     return out
 
 
-def _outputs(
-    model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
-) -> Tensor:
+def _outputs(model: nn.Module, sample: Tensor) -> Tensor:
     """Run the model on one sample: outputs `(Y,)`."""
-    outputs = call(model, params | buffers, sample.unsqueeze(0))
+    outputs = model(sample.unsqueeze(0))
     _output_count(outputs)
     return outputs.squeeze(0)
 

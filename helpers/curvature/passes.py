@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from helpers import jacobians
 from helpers.curvature.parameter_vectors import Vector, check_vector
 from helpers.transforms import checks, derivatives, fallback, randomness, samples
-from helpers.transforms.call import call
 
 Weigh = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`weigh(outputs, pushed, targets)` of one sample: what goes back through its Jacobian."""
@@ -135,11 +134,9 @@ def _weighed(weigh: Weigh, outputs: Tensor, pushed: Tensor, targets: Sequence[Te
     return each(weigh, outputs, pushed, targets[0])
 
 
-def _outputs(
-    model: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor
-) -> Tensor:
+def _outputs(model: nn.Module, sample: Tensor) -> Tensor:
     """Run the model on one sample."""
-    return _of_one(call(model, params | buffers, sample.unsqueeze(0)))
+    return _of_one(model(sample.unsqueeze(0)))
 
 
 def _of_one(outputs: Tensor) -> Tensor:

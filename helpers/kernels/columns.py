@@ -9,7 +9,6 @@ from tqdm import tqdm
 
 from helpers.jacobians import loop_jacobians, unflatten_jacobians
 from helpers.transforms import checks, samples
-from helpers.transforms.call import call
 
 
 def fill(model: nn.Module, x1: Tensor, x2: Tensor, kernel: Tensor, chunk_size: int) -> Tensor:
@@ -17,8 +16,8 @@ def fill(model: nn.Module, x1: Tensor, x2: Tensor, kernel: Tensor, chunk_size: i
     params = checks.select_parameters(model)
     outputs = kernel.shape[2]
 
-    def run(model: nn.Module, params: dict, buffers: dict, sample: Tensor) -> Tensor:
-        return call(model, params | buffers, sample.unsqueeze(0)).squeeze(0)
+    def run(model: nn.Module, sample: Tensor) -> Tensor:
+        return model(sample.unsqueeze(0)).squeeze(0)
 
     def mapped(data: Tensor, differentiate: Callable, otherwise: Callable) -> dict | Tensor:
         def transform(function: Callable) -> Callable:

@@ -20,7 +20,7 @@ from helpers.layers import convolution, embedding, linear
 from helpers.layers.layer_call import LayerCall, Matcher
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.transforms import derivatives, fallback, samples
-from helpers.transforms.call import ParameterAliases, is_plain, parameter_hooks
+from helpers.transforms.call import ParameterAliases, parameter_hooks
 from helpers.transforms.randomness import (
     RANDOMNESS,
     Drawn,
@@ -30,6 +30,9 @@ from helpers.transforms.randomness import (
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
 """What is known of layers, by the function of torch that they call."""
+
+
+_IN_AUTOGRAD = (Tensor.requires_grad, Tensor.grad_fn, Tensor.is_leaf)
 
 
 class NotRecorded(Exception):
@@ -138,7 +141,6 @@ def _run(
     """Return the calls that a gradient has reached, and the gradients at the leaves."""
     size, own = len(batch[0]), dict(model.named_parameters())
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
-    in_place = {name for name in own if not is_plain(own[name])}
     if any(parameter_hooks(own[name]) for name in params):
         raise NotRecorded("a parameter has hooks, which are run on gradients")
     named = samples.slow_operations_named()
@@ -157,8 +159,7 @@ def _run(
             buffers = {name: buffer.clone() for name, buffer in buffers.items()}
             tensors = [tensor.clone() for tensor in tensors]
             with _RecordedLayers(ids, leaves, buffers, record, sample[0]):
-                swapped = {name: leaf for name, leaf in leaves.items() if name not in in_place}
-                loss = function(model, swapped, buffers, *tensors)
+                loss = function(model, *tensors)
             # Torch forbids most writes into a batch that shares its memory, but not all.
             if versions != [tensor._version for tensor in params.values()]:
                 raise NotRecorded("the model writes into its weights")
@@ -223,8 +224,8 @@ class _RecordedLayers(ParameterAliases):
         rule = LAYER_RULES.get(func)
         match = rule(self._is_weight, *args, **kwargs) if rule else None
         if match is None:
-            if getattr(func, "__self__", None) is Tensor.requires_grad:
-                return debug_unwrap(args[0]).requires_grad  # `vmap` itself answers no
+            if getattr(func, "__self__", None) in _IN_AUTOGRAD:
+                return func(debug_unwrap(args[0]))  # `vmap` itself knows nothing of the graph
             return func(*args, **kwargs)
         names = {
             role: self._leaves[id(tensor)]

@@ -1,4 +1,4 @@
-"""A model called with other tensors in place of its own, as transforms need it."""
+"""A model that runs with other tensors in place of its own, as transforms need it."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import debug_unwrap, functional_call
+from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
 
 _NORMS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
@@ -19,26 +19,6 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 class OutOfReach(RuntimeError):
     """A forward uses a parameter in a way that no transform follows."""
-
-
-def call(model: nn.Module, tensors: dict[str, Tensor], *args: Any) -> Any:
-    """Run a model with these tensors in place of its own, or as it is where there are none.
-
-    Args:
-        model: Any module.
-        tensors: By the names of parameters and buffers.
-        args: What the model is called with.
-    """
-    return functional_call(model, tensors, args) if tensors else model(*args)
-
-
-def is_plain(parameter: nn.Parameter) -> bool:
-    """Return whether another tensor can take the place of a parameter unnoticed.
-
-    One of a class of its own, or with attributes, stays in its place, since code may ask for them:
-    `ParameterAliases` leads calls of torch from it to the tensor that is meant.
-    """
-    return type(parameter) is nn.Parameter and not vars(parameter)
 
 
 def parameter_hooks(parameter: nn.Parameter) -> list[Callable[[Tensor], Any]]:
@@ -91,9 +71,8 @@ class CuredNorms(TorchFunctionMode):
 class ParameterAliases(CuredNorms):
     """Give calls of torch the tensors that are meant in place of parameters that are met.
 
-    `functional_call` swaps what is registered in a module. A parameter that also stands in a list,
-    or in what a function closes over, is not swapped: it would be used as it is, and its gradient
-    would be zero.
+    The parameters stay where they are, in their modules, in lists, in what functions close over,
+    and code that asks for their class or identity gets the answer of every other day.
 
     Args:
         names: By the `id` of each parameter and buffer, its name.
@@ -195,6 +174,26 @@ _MENDED = {
     torch.select_scatter: _select_scatter,
     Tensor.select_scatter: _select_scatter,
 }
+
+
+def swap_registered(
+    model: nn.Module, names: Mapping[int, str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Put other tensors where a model has its parameters and buffers, as `functional_call` does.
+
+    For calls that no mode sees, such as that of a `torch.autograd.Function`. It lasts until the
+    model is put back.
+
+    Args:
+        model: Any module.
+        names: By the `id` of each parameter and buffer, its name.
+        tensors: What is to stand there, by name.
+    """
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            for key, tensor in own.items():
+                if names.get(id(tensor)) in tensors:
+                    own[key] = tensors[names[id(tensor)]]
 
 
 def check_within_reach(value: Any, parameters: Iterable[Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Derivatives of a scalar function of each sample: by a loop of backwards, or by `vmap(grad)`.
 
 What `helpers.gradients` and `helpers.gradient_computers` have in common. The function is that of
-`helpers.transforms.samples`: `function(model, params, buffers, *sample)`.
+`helpers.transforms.samples`: `function(model, *sample)`.
 """
 
 from collections.abc import Callable

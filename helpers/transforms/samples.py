@@ -1,9 +1,9 @@
 """Samples of a batch, one function call for each: in a loop, or in one `vmap`.
 
-The function is `function(model, params, buffers, *sample)`. It gets the caller's own model, the
-tensors that are to take the place of the model's, and one sample without its dimension B, which is
-a copy. In the loop there are no such tensors: the model runs as it is. Between samples of a loop,
-and around each call of `vmap`, the model is put back as it was.
+The function is `function(model, *sample)`. It gets the caller's own model, and a copy of one sample
+without its dimension B. Under transforms, the tensors by which it is differentiated take the place
+of the model's. Between samples of a loop, and around each call of `vmap`, the model is put back as
+it was.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from helpers.transforms.call import (
     ParameterAliases,
     batchable_recurrence,
     check_within_reach,
-    is_plain,
     parameter_hooks,
+    swap_registered,
 )
 from helpers.transforms.restore import Snapshot, preserved
 
@@ -55,8 +55,7 @@ def loop(
     """Call a function for one sample after the other, in plain autograd.
 
     Args:
-        function: See the module. It is called as `function(model, {}, {}, *sample)`, and does its
-            backward too, if there is one.
+        function: See the module. It does its backward too, if there is one.
         model: Any module.
         names: The parameters that require a gradient.
         batch: Tensors `(B, ...)`, at least one.
@@ -82,7 +81,7 @@ def loop(
             sample = [tensor[index].detach().clone() for tensor in batch]
             try:
                 with cured if index == 0 or cured.met_norm else contextlib.nullcontext():
-                    take(index, function(model, {}, {}, *sample))
+                    take(index, function(model, *sample))
             except Exception as error:
                 fallback.add_place(error, model)
                 raise
@@ -140,7 +139,8 @@ def vmapped(
         per_sample = transform(reaching(function, model, names))
         # Each chunk is written where it belongs: to concatenate them takes the memory of all
         # results a second time. So `torch.vmap` is not told the chunk size.
-        for start in range(0, size, step):
+        start, swap = 0, False
+        while start < size:
             if randomness == "same":  # what `torch.vmap` does for its chunks
                 streams.restore_random_state(state, device)
             chunk = [*map(itemgetter(slice(start, start + step)), batch)]
@@ -160,6 +160,9 @@ def vmapped(
             except Exception as error:  # whatever a model can raise; the loop tells
                 if fallback.is_no_memory(error):
                     raise
+                if isinstance(error, OutOfReach) and not swap:
+                    swap, per_sample = True, transform(reaching(function, model, names, swap=True))
+                    continue
                 failed = error
                 break
             if start == 0:
@@ -174,7 +177,7 @@ def vmapped(
                 with torch.no_grad():
                     places[name][start : start + step].copy_(each)
             del results, rows  # or they would lie beside those of the next chunk
-            each = None
+            start, each = start + step, None
     if failed is None:
         return places.get("", places)
     if state is not None:
@@ -205,19 +208,25 @@ def running(
             yield snapshot, params, buffers
 
 
-def reaching(function: Function, model: nn.Module, names: Collection[str]) -> Function:
-    """Make `function(model, params, buffers, *sample)` one of `(params, buffers, *sample)`.
+def reaching(
+    function: Function, model: nn.Module, names: Collection[str], *, swap: bool = False
+) -> Function:
+    """Make `function(model, *sample)` one of `(params, buffers, *sample)`.
 
     Wherever the model meets its own parameters, the tensors in their place are used, or it is
     refused. And it writes neither into the buffers of other samples nor into the caller's data.
+
+    Args:
+        function: See the module.
+        model: Any module.
+        names: The parameters to differentiate.
+        swap: Whether the tensors stand in the modules, too.
     """
-    ids, in_place, hooks = {}, set(), []
+    ids, hooks = {}, []
     for name, parameter in model.named_parameters():
         ids[id(parameter)] = name
         if name in names and parameter_hooks(parameter):
             hooks.append((name, parameter_hooks(parameter)))
-        if not is_plain(parameter):
-            in_place.add(name)
     for name, buffer in model.named_buffers():
         ids[id(buffer)] = name
     own = dict(model.named_parameters())
@@ -227,11 +236,10 @@ def reaching(function: Function, model: nn.Module, names: Collection[str]) -> Fu
         for name, own_hooks in hooks:
             for hook in own_hooks:
                 params[name].register_hook(hook)
-        swapped = params
-        if in_place:
-            swapped = {name: each for name, each in params.items() if name not in in_place}
         with ParameterAliases(ids, params | buffers):
-            value = function(model, swapped, buffers, *map(torch.clone, sample))
+            if swap:
+                swap_registered(model, ids, params | buffers)
+            value = function(model, *map(torch.clone, sample))
         check_within_reach(value, map(own.get, names))
         return value
 
@@ -254,7 +262,7 @@ def check_unreached(
     with preserved(model, names) as snapshot:
         own = dict(model.named_parameters())
         leaves = [own[name] for name in names]
-        value = function(model, {}, {}, *(tensor[0].detach().clone() for tensor in batch))
+        value = function(model, *(tensor[0].detach().clone() for tensor in batch))
         grads = [None]
         if value.requires_grad:
             grads = torch.autograd.grad(value.sum(), leaves, allow_unused=True)

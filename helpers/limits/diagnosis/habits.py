@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.bare import Case
 from helpers.limits.diagnosis.inspection import Found, listed
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
-from helpers.transforms.call import CuredNorms, ParameterAliases, call
+from helpers.transforms.call import CuredNorms, ParameterAliases
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.randomness import streams_kept
 from helpers.transforms.restore import Snapshot, preserved, walk
@@ -83,7 +84,7 @@ def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
     aliases = ParameterAliases(ids, swapped | copies)
     try:
         with streams_kept(sample.device), aliases:
-            call(model, swapped | copies, sample.clone())
+            functional_call(model, swapped | copies, (sample.clone(),))
     except Exception:  # it runs by itself, and what refuses to be swapped is named elsewhere
         return [], False
     after = _kept(model)
