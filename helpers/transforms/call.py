@@ -190,6 +190,8 @@ def swap_registered(
         tensors: What is to stand there, by name.
     """
     for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):  # it has its tensors elsewhere
+            continue
         for own in (module._parameters, module._buffers):
             for key, tensor in own.items():
                 if names.get(id(tensor)) in tensors:
