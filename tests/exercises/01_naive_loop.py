@@ -1,5 +1,5 @@
-# Answers: the id of the solution that each stands for, and the verdict it gets. Each wrong one
-# breaks one demand of its task.
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
 
 
 # %% solution-1: correct
@@ -193,12 +193,11 @@ def gradient_noise(images, labels):  # over B - 1
 
 
 # %% solution-4: right shape, wrong values
-def gradient_noise(images, labels):  # the mean per entry, not the squared distance
-    total, squares = 0, 0
-    for pair in zip(images, labels):
-        flat = torch.cat([grad.flatten() for grad in compute_grad(*pair)])
-        total, squares = total + flat, squares + flat @ flat
-    return (squares / len(images) - (total / len(images)) @ (total / len(images))) / len(flat)
+# the mean per entry, not the squared distance
+# - def gradient_noise(images, labels):  # over B - 1
+# + def gradient_noise(images, labels):
+# -     return (squares - total @ total / len(images)) / (len(images) - 1)
+# +     return (squares / len(images) - (total / len(images)) @ (total / len(images))) / len(flat)
 
 
 # %% solution-4: not so yet: never more than a fifth of all gradients

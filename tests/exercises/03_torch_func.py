@@ -1,5 +1,5 @@
-# Answers: the id of the solution that each stands for, and the verdict it gets. Each wrong one
-# breaks one demand of its task.
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
 
 
 # %% solution-1: correct
@@ -205,15 +205,13 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # all at once
 
 
 # %% solution-4: not so yet: chunks of 2: the peak is below
-def clipped_sum(params, images, labels, limit, chunk_size):  # in chunks, but not of that size
-    total = {name: torch.zeros_like(p) for name, p in params.items()}
-    for some, their in zip(images.split(10), labels.split(10)):
-        grads = compute_sample_grads(params, some, their)
-        norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
-        scale = (limit / norms).clamp(max=1.0)
-        for name, g in grads.items():
-            total[name] += torch.einsum("b,b...->...", scale, g)
-    return total
+# in chunks, but not of that size
+# - def clipped_sum(params, images, labels, limit, chunk_size):  # the mean, not the sum
+# + def clipped_sum(params, images, labels, limit, chunk_size):
+# -     for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
+# +     for some, their in zip(images.split(10), labels.split(10)):
+# -         scale = (limit / norms).clamp(max=1.0) / len(images)
+# +         scale = (limit / norms).clamp(max=1.0)
 
 
 # %% solution-4: not so yet: it changed params
@@ -257,13 +255,10 @@ def sample_grads_of(model, images, labels):  # the frozen ones, too
 
 
 # %% solution-5: not so yet: they are detached
-def sample_grads_of(model, images, labels):
-    params = {n: p for n, p in model.named_parameters() if p.requires_grad}
-
-    def loss_of(params, sample, target):
-        return F.cross_entropy(functional_call(model, params, (sample[None],)), target[None])
-
-    return vmap(grad(loss_of), (None, 0, 0), randomness="different")(params, images, labels)
+# - def sample_grads_of(model, images, labels):  # the frozen ones, too
+# -     params = {n: p.detach() for n, p in model.named_parameters()}
+# + def sample_grads_of(model, images, labels):
+# +     params = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
 # %% solution-5: not so yet: it stays in its mode
