@@ -146,11 +146,10 @@ def clipped_mean(grads, limit):
 
 
 # %% solution-3: not so yet: it changed grads
-def clipped_mean(grads, limit):
-    scale = (limit / sample_norms(grads)).clamp(max=1.0)
-    for name, grad in grads.items():
-        grads[name] = torch.einsum("b,b...->...", scale, grad) / len(scale)
-    return grads
+# -     return {n: torch.einsum("b,b...->...", scale, g) for n, g in grads.items()}
+# +     for name, grad in grads.items():
+# +         grads[name] = torch.einsum("b,b...->...", scale, grad) / len(scale)
+# +     return grads
 
 
 # %% solution-4: correct
@@ -194,8 +193,6 @@ def gradient_noise(images, labels):  # over B - 1
 
 # %% solution-4: right shape, wrong values
 # the mean per entry, not the squared distance
-# - def gradient_noise(images, labels):  # over B - 1
-# + def gradient_noise(images, labels):
 # -     return (squares - total @ total / len(images)) / (len(images) - 1)
 # +     return (squares / len(images) - (total / len(images)) @ (total / len(images))) / len(flat)
 
@@ -237,24 +234,19 @@ def suspects(images, labels, count):  # the shortest first
 
 
 # %% solution-5: right shape, wrong values
-def suspects(images, labels, count):  # the right ones, in the order of the data
-    wrt = ["fc2.weight", "fc2.bias"]
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
-    return sample_norms(grads).topk(count).indices.sort().values
-
+# the right ones, in the order of the data
+# -     return sample_norms(grads).argsort()[:count]
+# +     return sample_norms(grads).topk(count).indices.sort().values
 
 # %% solution-5: wrong shape: indices: expected (16,)
-def suspects(images, labels, count):  # all of them
-    wrt = ["fc2.weight", "fc2.bias"]
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
-    return sample_norms(grads).argsort(descending=True)
-
+# all of them
+# -     return sample_norms(grads).argsort()[:count]
+# +     return sample_norms(grads).argsort(descending=True)
 
 # %% solution-5: wrong dtype
-def suspects(images, labels, count):  # norms, not indices
-    wrt = ["fc2.weight", "fc2.bias"]
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
-    return sample_norms(grads).topk(count).values
+# norms, not indices
+# -     return sample_norms(grads).argsort()[:count]
+# +     return sample_norms(grads).topk(count).values
 
 
 # %% solution-5: not so yet: only the last layer is differentiated

@@ -175,25 +175,22 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # the last chunk is
 
 
 # %% solution-4: right shape, wrong values
-def clipped_sum(params, images, labels, limit, chunk_size):  # each parameter by itself
-    total = {name: torch.zeros_like(p) for name, p in params.items()}
-    for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
-        for name, g in compute_sample_grads(params, some, their).items():
-            scale = (limit / g.flatten(1).norm(dim=1)).clamp(max=1.0)
-            total[name] += torch.einsum("b,b...->...", scale, g)
-    return total
-
+# each parameter by itself
+# -         for name, grads in compute_sample_grads(params, some, their).items():
+# -             total[name] += grads.sum(dim=0)
+# +         for name, g in compute_sample_grads(params, some, their).items():
+# +             scale = (limit / g.flatten(1).norm(dim=1)).clamp(max=1.0)
+# +             total[name] += torch.einsum("b,b...->...", scale, g)
 
 # %% solution-4: right shape, wrong values
-def clipped_sum(params, images, labels, limit, chunk_size):  # the mean, not the sum
-    total = {name: torch.zeros_like(p) for name, p in params.items()}
-    for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
-        grads = compute_sample_grads(params, some, their)
-        norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
-        scale = (limit / norms).clamp(max=1.0) / len(images)
-        for name, g in grads.items():
-            total[name] += torch.einsum("b,b...->...", scale, g)
-    return total
+# the mean, not the sum
+# -         for name, grads in compute_sample_grads(params, some, their).items():
+# -             total[name] += grads.sum(dim=0)
+# +         grads = compute_sample_grads(params, some, their)
+# +         norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
+# +         scale = (limit / norms).clamp(max=1.0) / len(images)
+# +         for name, g in grads.items():
+# +             total[name] += torch.einsum("b,b...->...", scale, g)
 
 
 # %% solution-4: not so yet: chunks of 7: the peak is below
@@ -206,12 +203,11 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # all at once
 
 # %% solution-4: not so yet: chunks of 2: the peak is below
 # in chunks, but not of that size
-# - def clipped_sum(params, images, labels, limit, chunk_size):  # the mean, not the sum
-# + def clipped_sum(params, images, labels, limit, chunk_size):
-# -     for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
+# -     for index in range(len(images) // chunk_size):
+# -         few = slice(index * chunk_size, (index + 1) * chunk_size)
+# -         grads = compute_sample_grads(params, images[few], labels[few])
 # +     for some, their in zip(images.split(10), labels.split(10)):
-# -         scale = (limit / norms).clamp(max=1.0) / len(images)
-# +         scale = (limit / norms).clamp(max=1.0)
+# +         grads = compute_sample_grads(params, some, their)
 
 
 # %% solution-4: not so yet: it changed params
@@ -255,9 +251,7 @@ def sample_grads_of(model, images, labels):  # the frozen ones, too
 
 
 # %% solution-5: not so yet: they are detached
-# - def sample_grads_of(model, images, labels):  # the frozen ones, too
 # -     params = {n: p.detach() for n, p in model.named_parameters()}
-# + def sample_grads_of(model, images, labels):
 # +     params = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
