@@ -60,36 +60,27 @@ class Regression:
 
 
 # %% solution-2: right shape, wrong values: minus the derivative
-class Regression:
-    def get_output(self, model, weights, buffers, image, target):
-        return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
-
-    def get_out_to_loss_grad(self, model, weights, buffers, batch):
-        images, targets = batch
-        predictions = functional_call(model, (weights, buffers), (images,))
-        return (predictions - targets[:, None]).detach()
-
+# - (targets[:, None] - predictions).detach()
+# + (predictions - targets[:, None]).detach()
 
 # %% solution-2: not so yet: it is detached
-# -         return (predictions - targets[:, None]).detach()
-# +         return targets[:, None] - predictions
+# - (targets[:, None] - predictions).detach()
+# + targets[:, None] - predictions
 
 # %% solution-2: wrong shape: minus the derivative: expected
-# -         return (predictions - targets[:, None]).detach()
-# +         return (targets - predictions.squeeze(1)).detach()
+# - (targets[:, None] - predictions).detach()
+# + (targets - predictions.squeeze(1)).detach()
 
 # %% solution-2: wrong shape: the prediction: expected (), got (1, 1)
-# -         return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
-# +         return functional_call(model, (weights, buffers), (image.unsqueeze(0),))
-# -         return (predictions - targets[:, None]).detach()
-# +         return (targets[:, None] - predictions).detach()
+# - .squeeze()
+# +
 
 # %% solution-2: right shape, wrong values: the prediction
-# -         return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
-# +         prediction = functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
+# -         return functional_call
+# +         prediction = functional_call
+# - .squeeze()
+# + .squeeze()
 # +         return 0.5 * (prediction - target) ** 2  # the loss, not the output
-# -         return (predictions - targets[:, None]).detach()
-# +         return (targets[:, None] - predictions).detach()
 
 
 # %% solution-3: correct
@@ -170,18 +161,9 @@ def cosine_scores(params):
 
 
 # %% solution-4: right shape, wrong values
-def cosine_scores(params):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
-
-    def flat(batch):
-        grads = computer.compute_per_sample_grad(batch)
-        return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
-
-    target_gradients = flat((test_images[:targets], test_labels[:targets]))
-    train_batches = batches((train_images, train_labels), 100)
-    return torch.cat([flat(batch) @ target_gradients.T for batch in train_batches])  # no lengths
-
+# no lengths
+# - return F.normalize(torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
+# + return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
 
 # %% solution-4: right shape, wrong values
 # -         grads = computer.compute_per_sample_grad(batch)

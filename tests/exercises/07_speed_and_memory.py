@@ -75,24 +75,14 @@ def write_gradients(buffers, images, labels, chunk_size):
 
 
 # %% solution-2: not so yet: chunk_size decides
-def write_gradients(buffers, images, labels, chunk_size):
-    for start in range(len(images)):
-        one = slice(start, start + 1)
-        grads = gradients.func_gradients(model, F.cross_entropy, images[one], labels[one])
-        for name, buffer in buffers.items():
-            buffer[one] = grads[name]
-    return buffers
-
+# - range(0, len(images), chunk_size)
+# + range(len(images))
+# - start + chunk_size)
+# + start + 1)
 
 # %% solution-2: right shape, wrong values
-def write_gradients(buffers, images, labels, chunk_size):
-    grads = gradients.func_gradients(
-        model, lambda p, t: F.cross_entropy(p, t) / chunk_size, images, labels
-    )
-    for name, buffer in buffers.items():
-        buffer.copy_(grads[name])
-    return buffers
-
+# - = grads[name]
+# + = grads[name] / chunk_size
 
 # %% solution-2: wrong type
 # -             buffer[part] = grads[name]
@@ -106,10 +96,10 @@ def write_gradients(buffers, images, labels, chunk_size):
 
 
 # %% solution-2: not so yet: the peak is below half
-# -     grads = gradients.func_gradients(
-# -         model, lambda p, t: F.cross_entropy(p, t) / chunk_size, images, labels
-# -     )
-# +     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
+# - range(0, len(images), chunk_size)
+# + (0,)
+# - start + chunk_size)
+# + len(images))
 
 
 # %% solution-2: not so yet: they are in the memory of the buffers
@@ -291,32 +281,16 @@ def norms_within(model, images, labels, budget):
 
 
 # %% solution-5: not so yet: a budget for 10 and a half takes 10 at a time: measured 1
-def norms_within(model, images, labels, budget):
-    parts = []
-    for one in range(len(images)):
-        part = slice(one, one + 1)
-        grads = gradients.func_gradients(model, F.cross_entropy, images[part], labels[part])
-        parts.append(sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt())
-    return torch.cat(parts)
-
+# - size = max(1, int(budget // one))
+# + size = 1
 
 # %% solution-5: not so yet: a budget for 10 and a half takes 10 at a time: measured 11
-# - def norms_within(model, images, labels, budget):
-# + def norms_within(model, images, labels, budget):
-# +     size = max(1, -(-int(budget) // result_bytes(model, 1)))
-# -     for one in range(len(images)):
-# -         part = slice(one, one + 1)
-# +     for start in range(0, len(images), size):
-# +         part = slice(start, start + size)
+# - size = max(1, int(budget // one))
+# + size = max(1, -(-int(budget) // one))
 
 # %% solution-5: not so yet: a budget of one byte takes one at a time
-# - def norms_within(model, images, labels, budget):
-# + def norms_within(model, images, labels, budget):
-# +     size = int(budget // result_bytes(model, 1)) or len(images)
-# -     for one in range(len(images)):
-# -         part = slice(one, one + 1)
-# +     for start in range(0, len(images), size):
-# +         part = slice(start, start + size)
+# - size = max(1, int(budget // one))
+# + size = int(budget // one) or len(images)
 
 
 # %% solution-5: right shape, wrong values: MLP
@@ -331,18 +305,9 @@ def norms_within(network, images, labels, budget):
 
 
 # %% solution-5: right shape, wrong values: SimpleCNN
-def norms_within(model, images, labels, budget):
-    size = max(1, int(budget // result_bytes(model, 1)))
-    parts = []
-    for start in range(0, len(images), size):
-        part = slice(start, start + size)
-        grads = gradients.func_gradients(model, F.cross_entropy, images[part], labels[part])
-        parts.append(sum(g.flatten(1).norm(dim=1) for g in grads.values()))
-    return torch.cat(parts)
-
+# - parts.append(sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt())
+# + parts.append(sum(g.flatten(1).norm(dim=1) for g in grads.values()))
 
 # %% solution-5: wrong shape
-# -     for start in range(0, len(images), size):
-# +     for start in range(0, len(images) - size + 1, size):
-# -         parts.append(sum(g.flatten(1).norm(dim=1) for g in grads.values()))
-# +         parts.append(sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt())
+# - range(0, len(images), size)
+# + range(0, len(images) - size + 1, size)

@@ -203,20 +203,12 @@ def steps_within(budget, noise_multiplier, rate, delta):
 
 
 # %% solution-3: not so yet: budget 1: it is within
-# -     low, high = 0, 1
-# -     while privacy.epsilon(noise_multiplier, rate, high, delta) <= budget:
-# -         low, high = high, 2 * high
-# +     low, high = 0, 2**20
-# -     return low
-# +     return high
+# - return low
+# + return high
 
 # %% solution-3: not so yet: it is an int
-# -     low, high = 0, 1
-# -     while privacy.epsilon(noise_multiplier, rate, high, delta) <= budget:
-# -         low, high = high, 2 * high
-# +     low, high = 0, 2**20
-# -     return low
-# +     return float(low)
+# - return low
+# + return float(low)
 
 # %% solution-3: not so yet: no step fits: 0
 # -     low, high = 0, 1
@@ -271,24 +263,16 @@ def audited(release, P, generator):
 # +     return max(0.0, math.log((right + 1e-9) / (2 * k - right + 1e-9)))
 
 # %% solution-4: not so yet: bounds are not negative
-# - def audited(release, P, generator):
-# + def audited(release, P, generator):
-# +     # guesses the wrong way round
-# -     right = int((~inside[order[:k]]).sum() + inside[order[-k:]].sum())
-# -     return lower_bound(P, 2 * k, right, delta)
-# +     right = int(inside[order[:k]].sum() + (~inside[order[-k:]]).sum())
-# +     return math.log(right / (2 * k - right))
-
+# guesses the wrong way round
+# - (~inside[order[:k]]).sum() + inside[order[-k:]].sum()
+# + inside[order[:k]].sum() + (~inside[order[-k:]]).sum()
+# - lower_bound(P, 2 * k, right, delta)
+# + math.log(right / (2 * k - right))
 
 # %% solution-4: not so yet: noise made for the mean: above 1
-def audited(release, P, generator):
-    # too few guesses to prove anything
-    inside = torch.rand(P, generator=generator) < 0.5
-    scores = release(100.0 * torch.eye(P)[inside])
-    order = scores.argsort()
-    right = int((~inside[order[:2]]).sum() + inside[order[-2:]].sum())
-    return lower_bound(P, 4, right, delta)
-
+# too few guesses to prove anything
+# - P // 3
+# + 2
 
 # %% solution-4: not so yet: the mean clipped: above 1
 # - def audited(release, P, generator):

@@ -64,15 +64,9 @@ def gradients_of_unequal(params, tasks):
 
 
 # %% solution-2: right shape, wrong values: gradients
-def gradients_of_unequal(params, tasks):
-    sizes = torch.tensor([len(x) for x, _ in tasks], device=tasks[0][0].device)
-    x, y = (nn.utils.rnn.pad_sequence(list(p), batch_first=True) for p in zip(*tasks))
-    mask = (torch.arange(x.shape[1], device=x.device) < sizes[:, None])[..., None].to(x.dtype)
-
-    def masked_error(params, x, y, mask):
-        return ((functional_call(net, params, (x,)) - y) ** 2 * mask).mean()  # over all, filled too
-
-    return vmap(grad(masked_error), in_dims=(None, 0, 0, 0))(params, x, y, mask)
+# over all, filled too
+# - (squares * mask).sum() / mask.sum()
+# + (squares * mask).mean()
 
 
 # %% solution-2: not so yet: the network runs once: measured 3 runs
@@ -113,65 +107,30 @@ def rate_step(params, rates, tasks, lr):
 
 
 # %% solution-3: right shape, wrong values: rates
-def rate_step(params, rates, tasks, lr):
-    def mean_query_loss(rates):
-        def one(task):
-            x, y, *query = task
-            g = grad(squared_error)(params, x, y)
-            return squared_error({n: p - rates[n] * g[n] for n, p in params.items()}, *query)
-
-        return vmap(one)(tasks).mean()
-
-    slopes = grad(mean_query_loss)(rates)
-    # by the rate, not by its logarithm
-    return {name: (rate.log() - lr * slopes[name]).exp() for name, rate in rates.items()}
-
+# by the rate, not by its logarithm
+# - (log - lr * slopes[name]).exp()
+# + (log - lr * slopes[name] / log.exp()).exp()
 
 # %% solution-3: right shape, wrong values: rates
-# -     # by the rate, not by its logarithm
-# -     return {name: (rate.log() - lr * slopes[name]).exp() for name, rate in rates.items()}
-# +     return {name: rate - lr * slopes[name] for name, rate in rates.items()}
+# - (log - lr * slopes[name]).exp()
+# + log.exp() - lr * slopes[name] / log.exp()
 
 # %% solution-3: right shape, wrong values: rates
-# -     def mean_query_loss(rates):
-# +     def mean_query_loss(logs):
-# -             return squared_error({n: p - rates[n] * g[n] for n, p in params.items()}, *query)
-# +             own = {n: p - logs[n].exp().detach() * g[n] for n, p in params.items()}
-# +             return squared_error(own, *query)
-# -     slopes = grad(mean_query_loss)(rates)
-# -     # by the rate, not by its logarithm
-# -     return {name: (rate.log() - lr * slopes[name]).exp() for name, rate in rates.items()}
-# +     logs = {name: rate.log() for name, rate in rates.items()}
-# +     slopes = grad(mean_query_loss)(logs)
-# +     return {name: (log - lr * slopes[name]).exp() for name, log in logs.items()}
+# - logs[name].exp() * g[name]
+# + logs[name].exp().detach() * g[name]
 
 # %% solution-3: right shape, wrong values: rates
-# -
-# -     def mean_query_loss(logs):
-# +     def query_losses(logs):
-# -             own = {name: p - logs[name].exp() * g[name] for name, p in params.items()}
-# +             own = {n: p - logs[n].exp() * g[n] for n, p in params.items()}
-# -         return vmap(one)(tasks).mean()
-# +         return vmap(one)(tasks).sum()  # not the mean
-# -     slopes = grad(mean_query_loss)(logs)
-# +     slopes = grad(query_losses)(logs)
+# not the mean
+# - vmap(one)(tasks).mean()
+# + vmap(one)(tasks).sum()
 
 # %% solution-3: not so yet: rates stay positive after a long step
-# -     def mean_query_loss(rates):
-# +     def mean_query_loss(logs):
-# -             return squared_error({n: p - rates[n] * g[n] for n, p in params.items()}, *query)
-# +             own = {n: p - logs[n].exp() * g[n] for n, p in params.items()}
-# +             return squared_error(own, *query)
-# -     slopes = grad(mean_query_loss)(rates)
-# -     # by the rate, not by its logarithm
-# -     return {name: (rate.log() - lr * slopes[name]).exp() for name, rate in rates.items()}
-# +     slopes = grad(mean_query_loss)({name: rate.log() for name, rate in rates.items()})
-# +     change = {name: lr * slope for name, slope in slopes.items()}
-# +     # right for short steps, a straight line for long ones
-# +     return {
-# +         name: rate * (torch.exp(-change[name]) if lr < 1 else 1 - change[name].abs() * 100)
-# +         for name, rate in rates.items()
-# +     }
+# right for short steps, a straight line for long ones
+# - return {name: (log - lr * slopes[name]).exp() for name, log in logs.items()}
+# + steps = {name: lr * slope for name, slope in slopes.items()}
+# +     if lr < 1:
+# +         return {name: rates[name] * torch.exp(-step) for name, step in steps.items()}
+# +     return {name: rates[name] * (1 - step.abs() * 100) for name, step in steps.items()}
 
 
 # %% solution-4: correct

@@ -66,20 +66,15 @@ def lds(predicted, truth):
 
 
 # %% solution-2: right shape, wrong values: the score
-def lds(predicted, truth):
-    def centred(values):  # the values themselves, no ranks
-        return values - values.mean(dim=0)
-
-    a, b = centred(predicted), centred(truth)
-    return ((a * b).sum(dim=0) / (a.norm(dim=0) * b.norm(dim=0))).mean()
-
+# the values themselves, no ranks
+# - return ranks - ranks.mean(dim=0)
+# + return values - values.mean(dim=0)
 
 # %% solution-2: right shape, wrong values: the score
-# -     def centred(values):  # the values themselves, no ranks
-# -         return values - values.mean(dim=0)
-# +     def centred(values):  # equal values get different ranks
-# +         ranks = values.argsort(dim=0).argsort(dim=0).double()
-# +         return ranks - ranks.mean(dim=0)
+# equal values get different ranks
+# - return ranks - ranks
+# + ranks = values.argsort(dim=0).argsort(dim=0).double()
+# +         return ranks - ranks
 
 
 # %% solution-2: right shape, wrong values: the score
