@@ -15,10 +15,10 @@ from helpers.layers.layer_call import LayerCall
 from helpers.layers.recorder import per_sample_gradients
 from helpers.models import MLP, SimpleCNN
 from helpers.transforms.checks import select_parameters
-from tests.support.architectures import case_of, with_statistics
+from tests.support.architectures import case_of
 from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
 from tests.support.ways import WAYS
-from tests.support.zoo import Apply, Case, squared
+from tests.support.zoo import Apply, Case, squared, with_statistics
 
 close = torch.testing.assert_close
 pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.support.zoo import Apply, Case, squared
+from tests.support.zoo import Apply, Case, squared, with_statistics
 
 sizes, seeds = st.integers(1, 4), st.integers(0, 2**16)
 
@@ -89,12 +89,6 @@ def _norm(draw: st.DrawFn) -> nn.Module:
         "instance": lambda: nn.InstanceNorm1d(WIDTH, affine=True),
     }[kind]()
     return Apply(lambda m, x: m.norm(x.transpose(1, 2)).transpose(1, 2), norm=norm)
-
-
-def with_statistics(norm: nn.Module) -> nn.Module:
-    norm.running_mean.uniform_(-1, 1)
-    norm.running_var.uniform_(0.5, 2)
-    return norm.eval()
 
 
 def _as_images(self: Apply, tokens: Tensor) -> Tensor:
