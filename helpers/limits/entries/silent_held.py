@@ -191,7 +191,6 @@ ENTRIES = [
         broken=wrapped,
         fixed=wrapped_fixed,
         truth=_wrapped_truth,
-        case=_wrapped_case,
     ),
     Silent(
         name="parameter-in-a-list",
