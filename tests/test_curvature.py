@@ -92,22 +92,15 @@ def test_a_product_is_that_of_the_matrix(kind, chunk_size):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_matrix_itself(kind):
+def test_the_matrix_and_the_block_of_some_parameters(kind):
     case = classifier()
-    got = matrix(functools.partial(product_of, case, kind), params_of(case.model), chunk_size=4)
-    close(got, explicit(case, kind))
-    close(got, got.T)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_some_parameters_have_their_block(kind):
-    case = classifier()
+    expected, product = explicit(case, kind), functools.partial(product_of, case, kind)
+    close(matrix(product, params_of(case.model), chunk_size=4), expected)
     names = ["2.bias", "0.weight"]  # in another order than the model's
     like = {name: params_of(case.model)[name] for name in names}
     numbered = jacobians.unflatten_jacobians(torch.arange(27).double(), case.model)
     places = flat({name: numbered[name] for name in names}).long()
-    got = matrix(functools.partial(product_of, case, kind), like)
-    close(got, explicit(case, kind)[places][:, places])
+    close(matrix(product, like), expected[places][:, places])
 
 
 def fourth_power(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -158,15 +151,6 @@ def test_neither_the_matrix_nor_the_gradients_are_made():
         assert benchmark.memory(run).peak < 10 * one  # the gradients would be 64
 
 
-class Halving(nn.Linear):
-    """A layer that writes into its weight."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.weight.mul_(0.5)
-        return super().forward(inputs)
-
-
 class Counting(nn.Linear):
     """A layer that writes into a buffer, and reads a number of a sample: not for `vmap`."""
 
@@ -181,26 +165,14 @@ class Counting(nn.Linear):
 
 @pytest.mark.parametrize("chunk_size", [None, 2])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layer", [Halving, Counting])
-def test_no_sample_sees_what_another_has_written(layer, kind, chunk_size):
+def test_a_model_that_cannot_be_batched(kind, chunk_size):
     case = classifier()
-    case.model[0] = layer(4, 3).double()
-    vector = random_vector(case.model)
-    expected = explicit(case, kind) @ flat(vector)
-    close(flat(product_of(case, kind, vector, chunk_size=chunk_size)), expected)
-
-
-@pytest.mark.parametrize("layer", [nn.Linear, Counting])
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_returned_is_in_a_graph(layer, kind):
-    case = classifier()
-    case.model[0] = layer(4, 3).double()
+    case.model[0] = Counting(4, 3).double()
     vector = {name: t.requires_grad_() for name, t in random_vector(case.model).items()}
-    for result in (
-        product_of(case, kind, vector),
-        {"": matrix(lambda v: {name: t * vector[name].sum() for name, t in v.items()}, vector)},
-    ):
-        assert not any(tensor.requires_grad for tensor in result.values())
+    got = product_of(case, kind, vector, chunk_size=chunk_size)
+    assert not any(tensor.requires_grad for tensor in got.values())
+    close(flat(got), (explicit(case, kind) @ flat(vector)).detach())
+    close(matrix(functools.partial(product_of, case, kind), vector), explicit(case, kind))
 
 
 def by_value(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -217,24 +189,16 @@ def test_a_loss_that_cannot_be_batched(kind):
     close(flat(product_of(case, kind, vector)), explicit(case, kind) @ flat(vector))
 
 
-def test_the_matrix_of_a_model_that_cannot_be_batched():
-    case = classifier()
-    case.model[0] = Counting(4, 3).double()
-    product = functools.partial(fisher_product, case.model, case.data)
-    close(matrix(product, params_of(case.model)), explicit(case, "fisher"))
-
-
-def test_a_matrix_of_two_dtypes_has_the_wider_one():
-    like = {"a": torch.ones(2), "b": torch.ones(1, dtype=torch.float64)}
+def test_a_matrix_of_two_dtypes_has_the_wider_one_and_no_graph():
+    like = {"a": torch.ones(2).requires_grad_(), "b": torch.ones(1, dtype=torch.float64)}
 
     def product(vector: dict[str, Tensor]) -> dict[str, Tensor]:
-        assert {name: t.dtype for name, t in vector.items()} == {
-            "a": torch.float32,
-            "b": torch.float64,
-        }
-        return vector
+        assert {n: t.dtype for n, t in vector.items()} == {n: t.dtype for n, t in like.items()}
+        return {name: tensor * like[name][0] for name, tensor in vector.items()}
 
-    assert torch.equal(matrix(product, like), torch.eye(3, dtype=torch.float64))
+    got = matrix(product, like)
+    assert torch.equal(got, torch.eye(3, dtype=torch.float64))
+    assert not got.requires_grad
 
 
 def complex_layer() -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
@@ -242,69 +206,51 @@ def complex_layer() -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
     return model, torch.ones(3, 2, dtype=torch.complex128), params_of(model)
 
 
+def fisher(change=None, **options):
+    """Call with a vector that was changed."""
+    return lambda c, v: fisher_product(c.model, c.data, change(v) if change else v, **options)
+
+
+def empirical(loss_fn):
+    return lambda c, v: empirical_fisher_product(c.model, loss_fn, c.data, c.targets, v)
+
+
+def around(*layers: nn.Module):
+    """Call with a model that has layers behind it."""
+    return lambda c, v: fisher_product(nn.Sequential(c.model, *layers), c.data, inside(v))
+
+
 # The call, by case and vector, and what the message names.
 REFUSED = {
     "data and targets must have one batch size, got 5 and 3": (
         lambda c, v: gauss_newton_product(c.model, c.loss_fn, c.data, c.targets[:3], v)
     ),
-    "data must hold a sample at least, got none": (
-        lambda c, v: fisher_product(c.model, c.data[:0], v)
-    ),
-    "data must be a tensor (B, ...), got list": (
-        lambda c, v: fisher_product(c.model, c.data.tolist(), v)
-    ),
+    "data must hold a sample at least": lambda c, v: fisher_product(c.model, c.data[:0], v),
+    "data must be a tensor (B, ...), got list": lambda c, v: fisher_product(c.model, [1], v),
     "vector names '9.bias', which is no parameter of this model that requires a gradient": (
-        lambda c, v: fisher_product(c.model, c.data, {"9.bias": v["0.bias"]})
+        fisher(lambda v: {"9.bias": v["0.bias"]})
     ),
     "vector['0.bias'] must have the shape (3,), got (4,)": (
-        lambda c, v: fisher_product(c.model, c.data, v | {"0.bias": torch.ones(4)})
+        fisher(lambda v: v | {"0.bias": torch.ones(4)})
     ),
     "vector['0.bias'] must have dtype torch.float64, got torch.float32": (
-        lambda c, v: fisher_product(c.model, c.data, v | {"0.bias": torch.ones(3)})
+        fisher(lambda v: v | {"0.bias": torch.ones(3)})
     ),
-    "vector must be a dictionary {name: tensor}, got list": (
-        lambda c, v: fisher_product(c.model, c.data, list(v))
-    ),
-    "vector must hold a parameter at least, got none": (
-        lambda c, v: fisher_product(c.model, c.data, {})
-    ),
+    "vector must be a dictionary {name: tensor}, got list": fisher(list),
+    "vector must hold a parameter at least": fisher(lambda v: {}),
     "vector['weight'] must be real, got torch.complex128": (
         lambda c, v: fisher_product(*complex_layer())
     ),
-    "loss_fn must return a scalar": (
-        lambda c, v: empirical_fisher_product(c.model, lambda z, t: z, c.data, c.targets, v)
+    "loss_fn must return a scalar": empirical(lambda z, t: z),
+    "the model must return": around(nn.Unflatten(1, (3, 1))),
+    "the model must return outputs (B, Y), got (3,) for a batch of one": around(nn.Flatten(0)),
+    "is BatchNorm in training mode": around(nn.BatchNorm1d(3)),
+    "draws random numbers": around(nn.Dropout()),
+    "the model draws random numbers": empirical(lambda z, t: F.dropout(z).sum()),
+    "draws random numbers (": empirical(  # in a loss that cannot be batched
+        lambda z, t: F.dropout(z * float(z[0, 0])).sum()
     ),
-    "the model must return": (
-        lambda c, v: fisher_product(
-            nn.Sequential(c.model, nn.Unflatten(1, (3, 1))), c.data, inside(v)
-        )
-    ),
-    "the model must return outputs (B, Y), got (3,) for a batch of one": (
-        lambda c, v: gauss_newton_product(
-            nn.Sequential(c.model, nn.Flatten(0)), c.loss_fn, c.data, c.targets, inside(v)
-        )
-    ),
-    "is BatchNorm in training mode": (
-        lambda c, v: fisher_product(nn.Sequential(nn.BatchNorm1d(4), c.model), c.data, {})
-    ),
-    "draws random numbers": (
-        lambda c, v: fisher_product(
-            nn.Sequential(nn.Dropout(), *c.model), c.data, {"1.bias": v["0.bias"]}
-        )
-    ),
-    "the model draws random numbers": (
-        lambda c, v: empirical_fisher_product(
-            c.model, lambda z, t: F.dropout(z).sum(), c.data, c.targets, v
-        )
-    ),
-    "draws random numbers (": (  # in a loss that cannot be batched
-        lambda c, v: empirical_fisher_product(
-            c.model, lambda z, t: F.dropout(z * float(z[0, 0])).sum(), c.data, c.targets, v
-        )
-    ),
-    "chunk_size must be None or a whole number, at least 1, got 0": (
-        lambda c, v: fisher_product(c.model, c.data, v, chunk_size=0)
-    ),
+    "chunk_size must be None or a whole number, at least 1, got 0": fisher(chunk_size=0),
     "the product must return the shapes {'0.weight': (3, 4), ": (
         lambda c, v: matrix(lambda vector: {"0.bias": vector["0.bias"]}, v)
     ),
@@ -314,7 +260,7 @@ REFUSED = {
     "the matrix of 1,199,882 parameters would take 5,759 GB": (
         lambda c, v: matrix(dict, {"weight": torch.empty(1_199_882)})
     ),
-    "like must hold a parameter at least, got none": lambda c, v: matrix(dict, {}),
+    "like must hold a parameter at least": lambda c, v: matrix(dict, {}),
     "like must be a dictionary {name: tensor}, got list": lambda c, v: matrix(dict, [v["0.bias"]]),
     "chunk_size must be a whole number, at least 1, got None": (
         lambda c, v: matrix(dict, v, chunk_size=None)

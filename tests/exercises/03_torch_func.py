@@ -184,7 +184,7 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # all at once
 # %% solution-4: not so yet: chunks of 2: the peak is below
 # in chunks, but not of that size
 # - images.split(chunk_size), labels.split(chunk_size)
-# + images.split(10), labels.split(10)
+# + images.split(7), labels.split(7)
 
 
 # %% solution-4: not so yet: it changed params

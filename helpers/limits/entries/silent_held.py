@@ -191,6 +191,7 @@ ENTRIES = [
         broken=wrapped,
         fixed=wrapped_fixed,
         truth=_wrapped_truth,
+        case=_wrapped_case,
     ),
     Silent(
         name="parameter-in-a-list",
