@@ -27,6 +27,13 @@ def without_functorch(*args: object, **options: object) -> dict[str, Tensor]:
         return functorch_gradients(*args, **options)
 
 
+def refused(*words: str, error: type[Exception] = ValueError) -> AbstractContextManager[object]:
+    """Expect an error of one line that holds these words."""
+    return pytest.raises(
+        error, check=lambda e: "\n" not in str(e) and all(each in str(e) for each in words)
+    )
+
+
 METHODS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "loop": loop_gradients,
     "functorch": functorch_gradients,
