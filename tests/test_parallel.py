@@ -10,7 +10,17 @@ import torch.nn.functional as F
 from helpers import gradients
 from tests.support import parallel_cases, workers
 
-# By how a model was spread over processes, what is met there first.
+LOOP = "or call .backward() for one sample after the other, the same in all processes at a time"
+COPY = "into a plain module in each process, which is exact"
+BY_TENSOR = f"copy the full_tensor() of each {COPY}, {LOOP}"
+BY_SHARD = (
+    "is sharded over processes by fully_shard: copy the full_tensor() of each parameter "
+    f"{COPY}, {LOOP}"
+)
+BY_FSDP1 = (
+    "is sharded over processes by FullyShardedDataParallel: copy the weights that "
+    f"summon_full_params shows {COPY}, {LOOP}"
+)
 SAID = {
     "parallelize_module": "0.weight is a DTensor",
     "distribute_module": "0.weight is a DTensor",
@@ -23,6 +33,7 @@ SAID = {
     "DDP": "the model is a DistributedDataParallel",
     "replicate": "the model is a DDPSequential",
 }
+"""By what was done to a network, how the sentence begins in which every helper refuses it."""
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +44,23 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("what", SAID)
 def test_every_helper_refuses_it_in_one_sentence(what, found):
-    helpers = {*parallel_cases.helpers(parallel_cases.network())}
+    asked = set(parallel_cases.helpers(parallel_cases.network()))
     if what == "DDP":
-        helpers.remove("diagnose")  # it has an entry for the wrapper, and looks inside
+        asked.remove("diagnose")  # it has an entry for the wrapper, and looks inside
     for refusals, _ in found:
-        assert {*refusals[what]} == helpers
-        for says in refusals[what].values():
-            assert says.startswith(f"{SAID[what]}, spread over processes: ")
-            assert ".module" in says
-            assert "full_tensor()" in says
+        assert refusals[what].keys() == asked
+        for sentence in refusals[what].values():
+            assert sentence.startswith(f"{SAID[what]}, spread over processes: ")
+            assert "DistributedDataParallel" in sentence
+            assert "full_tensor()" in sentence
 
 
 def test_data_over_processes_is_refused(found):
     for refusals, _ in found:
-        says = refusals["data"]["func_gradients"]
-        assert says.startswith("data is a DTensor, spread over processes: ")
-        assert "to_local()" in says
+        assert refusals["data"]["func_gradients"] == (
+            "data is a DTensor, spread over processes: give its full_tensor(), or what this "
+            "process has of it, to_local()"
+        )
 
 
 def test_the_ways_out_are_exact(found):
