@@ -173,17 +173,6 @@ def test_nothing_of_a_graph_stays_alive(kind):
     assert benchmark.memory(lambda: taken.compute_loss_grad(batch)).kept == 8 * 4
 
 
-@pytest.mark.parametrize("chunk_size", [1, 99])
-@both
-def test_chunks_change_nothing(kind, chunk_size):
-    for name in ("mlp", "buffer in place"):
-        case = make(name)
-        taken = of_case(kind, case, chunk_size=chunk_size)
-        assert_equal(taken.compute_per_sample_grad(case.batch), oracle(*make(name).args), TOLERANCE)
-        whole = of_case(kind, case).compute_loss_grad(case.batch)
-        torch.testing.assert_close(taken.compute_loss_grad(case.batch), whole)
-
-
 @both
 def test_a_task_gets_all_weights(kind):
     names = []

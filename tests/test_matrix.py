@@ -35,7 +35,7 @@ encoder eval|batch norm eval|mlp|wild: kept in a list|wild: wrapped inside|wild:
 wild: what cannot be copied|wild: weight halved|wild: stem batch norm"""
 OLD = [name for line in OLD.splitlines() for name in line.split("|")]
 # Each pass may say what it meets.
-SEVERAL_PASSES = "kernel", "empirical Fisher", "Gauss-Newton"
+SEVERAL_PASSES = "kernel", "empirical Fisher", "Fisher", "Gauss-Newton"
 # A gradient that a hook changes is no derivative any more, so there is no matrix of it.
 NO_DERIVATIVE = "wild: gradient clamped"
 # No case keeps state outside of its model, where it would stay, and a loop by hand over one model

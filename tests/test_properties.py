@@ -102,7 +102,10 @@ def test_norms_and_sums_are_those_of_gradients(case, chunk_size, data):
     close({name: tensor.double() for name, tensor in got.items()}, total)
 
 
-OF_OUTPUTS = [name for name in WAYS if "Jacobian" in name or name in ("kernel", "Gauss-Newton")]
+CURVATURE = "kernel", "Fisher", "Gauss-Newton"
+OF_OUTPUTS = [name for name in WAYS if "Jacobian" in name or name in CURVATURE]
+    name for name in WAYS if "Jacobian" in name or name in ("kernel", "Fisher", "Gauss-Newton")
+]
 
 
 def check_architecture(case) -> None:
