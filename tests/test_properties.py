@@ -104,8 +104,6 @@ def test_norms_and_sums_are_those_of_gradients(case, chunk_size, data):
 
 CURVATURE = "kernel", "Fisher", "Gauss-Newton"
 OF_OUTPUTS = [name for name in WAYS if "Jacobian" in name or name in CURVATURE]
-    name for name in WAYS if "Jacobian" in name or name in ("kernel", "Fisher", "Gauss-Newton")
-]
 
 
 def check_architecture(case) -> None:
