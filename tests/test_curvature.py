@@ -1,6 +1,5 @@
 """Products with curvature matrices, against matrices made from loops, in float64."""
 
-import copy
 import functools
 
 import pytest
@@ -8,13 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers import benchmark, gradients, jacobians
+from helpers import benchmark, jacobians
 from helpers.curvature import (
     empirical_fisher_product,
     fisher_product,
     gauss_newton_product,
     matrix,
 )
+from tests.support.oracle import Truth
+from tests.support.ways import WAYS
 from tests.support.zoo import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:the samples were taken one after the other")
@@ -40,35 +41,6 @@ def flat(vector: dict[str, Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in vector.values()])
 
 
-def explicit(case: Case, kind: str) -> Tensor:
-    """Sum a matrix sample by sample, from backwards of one output or loss at a time."""
-    total = 0
-    for index in range(len(case.data)):
-        one = slice(index, index + 1)
-        if kind == "empirical":
-            grads = gradients.loop_gradients(
-                case.model, case.loss_fn, case.data[one], case.targets[one]
-            )
-            row = flat(grads)
-            total = total + torch.outer(row, row)
-            continue
-        jacobian = jacobians.loop_jacobians(case.model, case.data[one])[0]
-        outputs = copy.deepcopy(case.model)(case.data[one]).detach()
-        if kind == "fisher":
-            p = outputs[0].softmax(0)
-            inner = sum(
-                p[y] * torch.outer(r := F.one_hot(torch.tensor(y), len(p)) - p, r)
-                for y in range(len(p))
-            )
-        else:
-            inner = torch.autograd.functional.hessian(
-                lambda z: case.loss_fn(z[None], case.targets[one]),  # noqa: B023
-                outputs[0],
-            )
-        total = total + jacobian.T @ inner @ jacobian
-    return total / len(case.data)
-
-
 def product_of(case: Case, kind: str, vector: dict[str, Tensor], **options) -> dict[str, Tensor]:
     if kind == "fisher":
         return fisher_product(case.model, case.data, vector, **options)
@@ -79,35 +51,30 @@ def product_of(case: Case, kind: str, vector: dict[str, Tensor], **options) -> d
 KINDS = ["fisher", "empirical", "newton"]
 
 
-@pytest.mark.parametrize("chunk_size", [None, 2, 9])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_product_is_that_of_the_matrix(kind, chunk_size):
+def test_a_matrix_is_that_of_the_products_and_so_is_a_block_of_it(kind):
     case = classifier()
-    vector = random_vector(case.model)
-    got = product_of(case, kind, vector, chunk_size=chunk_size)
-    assert list(got) == list(vector)
-    assert all(got[name].shape == vector[name].shape for name in vector)
-    assert not any(tensor.requires_grad for tensor in got.values())
-    close(flat(got), explicit(case, kind) @ flat(vector))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_matrix_itself(kind):
-    case = classifier()
-    got = matrix(functools.partial(product_of, case, kind), params_of(case.model), chunk_size=4)
-    close(got, explicit(case, kind))
-    close(got, got.T)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_some_parameters_have_their_block(kind):
-    case = classifier()
+    vector, product = random_vector(case.model), functools.partial(product_of, case, kind)
+    whole = matrix(product, params_of(case.model), chunk_size=4)
+    close(whole, whole.T)
+    close(whole @ flat(vector), flat(product(vector)))
     names = ["2.bias", "0.weight"]  # in another order than the model's
     like = {name: params_of(case.model)[name] for name in names}
     numbered = jacobians.unflatten_jacobians(torch.arange(27).double(), case.model)
     places = flat({name: numbered[name] for name in names}).long()
-    got = matrix(functools.partial(product_of, case, kind), like)
-    close(got, explicit(case, kind)[places][:, places])
+    close(matrix(product, like), whole[places][:, places])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_are_computed_at_once(kind):
+    case, calls = classifier(), []
+
+    def product(vector: dict[str, Tensor]) -> dict[str, Tensor]:
+        calls.append(vector)
+        return product_of(case, kind, vector)
+
+    matrix(product, params_of(case.model), chunk_size=9)
+    assert len(calls) == 27 / 9
 
 
 def fourth_power(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -115,12 +82,22 @@ def fourth_power(predictions: Tensor, targets: Tensor) -> Tensor:
     return ((predictions - targets) ** 4).sum()
 
 
-@pytest.mark.parametrize("loss_fn", [F.mse_loss, F.huber_loss, fourth_power])
-def test_other_losses(loss_fn):
-    case = classifier()
-    case.targets, case.loss_fn = torch.rand(5, 3, dtype=torch.float64), loss_fn
-    vector = random_vector(case.model)
-    close(flat(product_of(case, "newton", vector)), explicit(case, "newton") @ flat(vector))
+def by_value(predictions: Tensor, targets: Tensor) -> Tensor:
+    """A loss that branches on a number, which `vmap` cannot do: the square, from a point on."""
+    size = predictions.square().sum()
+    return size if float(size.detach()) > 0.1 else 0 * size
+
+
+@pytest.mark.parametrize("loss_fn", [F.mse_loss, F.huber_loss, fourth_power, by_value])
+@pytest.mark.parametrize("kind", ["empirical Fisher", "Gauss-Newton"])
+def test_other_losses(kind, loss_fn):
+    def make() -> Case:
+        case = classifier()
+        case.targets, case.loss_fn = torch.rand(5, 3, dtype=torch.float64), loss_fn
+        return case
+
+    truth, way = Truth(make), WAYS[kind]
+    close(way.compute(make(), truth), way.expected(truth))
 
 
 def test_fisher_and_gauss_newton_of_cross_entropy_are_one():
@@ -158,83 +135,16 @@ def test_neither_the_matrix_nor_the_gradients_are_made():
         assert benchmark.memory(run).peak < 10 * one  # the gradients would be 64
 
 
-class Halving(nn.Linear):
-    """A layer that writes into its weight."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.weight.mul_(0.5)
-        return super().forward(inputs)
-
-
-class Counting(nn.Linear):
-    """A layer that writes into a buffer, and reads a number of a sample: not for `vmap`."""
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(inputs) * (self.calls.item() + (inputs.detach().sum().item() > 0))
-
-
-@pytest.mark.parametrize("chunk_size", [None, 2])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layer", [Halving, Counting])
-def test_no_sample_sees_what_another_has_written(layer, kind, chunk_size):
-    case = classifier()
-    case.model[0] = layer(4, 3).double()
-    vector = random_vector(case.model)
-    expected = explicit(case, kind) @ flat(vector)
-    close(flat(product_of(case, kind, vector, chunk_size=chunk_size)), expected)
-
-
-@pytest.mark.parametrize("layer", [nn.Linear, Counting])
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_returned_is_in_a_graph(layer, kind):
-    case = classifier()
-    case.model[0] = layer(4, 3).double()
-    vector = {name: t.requires_grad_() for name, t in random_vector(case.model).items()}
-    for result in (
-        product_of(case, kind, vector),
-        {"": matrix(lambda v: {name: t * vector[name].sum() for name, t in v.items()}, vector)},
-    ):
-        assert not any(tensor.requires_grad for tensor in result.values())
-
-
-def by_value(predictions: Tensor, targets: Tensor) -> Tensor:
-    """A loss that branches on a number, which `vmap` cannot do: the square, from a point on."""
-    size = predictions.square().sum()
-    return size if float(size.detach()) > 0.1 else 0 * size
-
-
-@pytest.mark.parametrize("kind", ["empirical", "newton"])
-def test_a_loss_that_cannot_be_batched(kind):
-    case = classifier()
-    case.loss_fn = by_value
-    vector = random_vector(case.model)
-    close(flat(product_of(case, kind, vector)), explicit(case, kind) @ flat(vector))
-
-
-def test_the_matrix_of_a_model_that_cannot_be_batched():
-    case = classifier()
-    case.model[0] = Counting(4, 3).double()
-    product = functools.partial(fisher_product, case.model, case.data)
-    close(matrix(product, params_of(case.model)), explicit(case, "fisher"))
-
-
-def test_a_matrix_of_two_dtypes_has_the_wider_one():
-    like = {"a": torch.ones(2), "b": torch.ones(1, dtype=torch.float64)}
+def test_a_matrix_of_two_dtypes_has_the_wider_one_and_no_graph():
+    like = {"a": torch.ones(2).requires_grad_(), "b": torch.ones(1, dtype=torch.float64)}
 
     def product(vector: dict[str, Tensor]) -> dict[str, Tensor]:
-        assert {name: t.dtype for name, t in vector.items()} == {
-            "a": torch.float32,
-            "b": torch.float64,
-        }
-        return vector
+        assert {n: t.dtype for n, t in vector.items()} == {n: t.dtype for n, t in like.items()}
+        return {name: tensor * like[name][0] for name, tensor in vector.items()}
 
-    assert torch.equal(matrix(product, like), torch.eye(3, dtype=torch.float64))
+    got = matrix(product, like)
+    assert torch.equal(got, torch.eye(3, dtype=torch.float64))
+    assert not got.requires_grad
 
 
 def complex_layer() -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
@@ -242,69 +152,51 @@ def complex_layer() -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
     return model, torch.ones(3, 2, dtype=torch.complex128), params_of(model)
 
 
+def fisher(change=None, **options):
+    """Call with a vector that was changed."""
+    return lambda c, v: fisher_product(c.model, c.data, change(v) if change else v, **options)
+
+
+def empirical(loss_fn):
+    return lambda c, v: empirical_fisher_product(c.model, loss_fn, c.data, c.targets, v)
+
+
+def around(*layers: nn.Module):
+    """Call with a model that has layers behind it."""
+    return lambda c, v: fisher_product(nn.Sequential(c.model, *layers), c.data, inside(v))
+
+
 # The call, by case and vector, and what the message names.
 REFUSED = {
     "data and targets must have one batch size, got 5 and 3": (
         lambda c, v: gauss_newton_product(c.model, c.loss_fn, c.data, c.targets[:3], v)
     ),
-    "data must hold a sample at least, got none": (
-        lambda c, v: fisher_product(c.model, c.data[:0], v)
-    ),
-    "data must be a tensor (B, ...), got list": (
-        lambda c, v: fisher_product(c.model, c.data.tolist(), v)
-    ),
+    "data must hold a sample at least": lambda c, v: fisher_product(c.model, c.data[:0], v),
+    "data must be a tensor (B, ...), got list": lambda c, v: fisher_product(c.model, [1], v),
     "vector names '9.bias', which is no parameter of this model that requires a gradient": (
-        lambda c, v: fisher_product(c.model, c.data, {"9.bias": v["0.bias"]})
+        fisher(lambda v: {"9.bias": v["0.bias"]})
     ),
     "vector['0.bias'] must have the shape (3,), got (4,)": (
-        lambda c, v: fisher_product(c.model, c.data, v | {"0.bias": torch.ones(4)})
+        fisher(lambda v: v | {"0.bias": torch.ones(4)})
     ),
     "vector['0.bias'] must have dtype torch.float64, got torch.float32": (
-        lambda c, v: fisher_product(c.model, c.data, v | {"0.bias": torch.ones(3)})
+        fisher(lambda v: v | {"0.bias": torch.ones(3)})
     ),
-    "vector must be a dictionary {name: tensor}, got list": (
-        lambda c, v: fisher_product(c.model, c.data, list(v))
-    ),
-    "vector must hold a parameter at least, got none": (
-        lambda c, v: fisher_product(c.model, c.data, {})
-    ),
+    "vector must be a dictionary {name: tensor}, got list": fisher(list),
+    "vector must hold a parameter at least": fisher(lambda v: {}),
     "vector['weight'] must be real, got torch.complex128": (
         lambda c, v: fisher_product(*complex_layer())
     ),
-    "loss_fn must return a scalar": (
-        lambda c, v: empirical_fisher_product(c.model, lambda z, t: z, c.data, c.targets, v)
+    "loss_fn must return a scalar": empirical(lambda z, t: z),
+    "the model must return": around(nn.Unflatten(1, (3, 1))),
+    "the model must return outputs (B, Y), got (3,) for a batch of one": around(nn.Flatten(0)),
+    "is BatchNorm in training mode": around(nn.BatchNorm1d(3)),
+    "draws random numbers": around(nn.Dropout()),
+    "the model draws random numbers": empirical(lambda z, t: F.dropout(z).sum()),
+    "draws random numbers (": empirical(  # in a loss that cannot be batched
+        lambda z, t: F.dropout(z * float(z[0, 0])).sum()
     ),
-    "the model must return": (
-        lambda c, v: fisher_product(
-            nn.Sequential(c.model, nn.Unflatten(1, (3, 1))), c.data, inside(v)
-        )
-    ),
-    "the model must return outputs (B, Y), got (3,) for a batch of one": (
-        lambda c, v: gauss_newton_product(
-            nn.Sequential(c.model, nn.Flatten(0)), c.loss_fn, c.data, c.targets, inside(v)
-        )
-    ),
-    "is BatchNorm in training mode": (
-        lambda c, v: fisher_product(nn.Sequential(nn.BatchNorm1d(4), c.model), c.data, {})
-    ),
-    "draws random numbers": (
-        lambda c, v: fisher_product(
-            nn.Sequential(nn.Dropout(), *c.model), c.data, {"1.bias": v["0.bias"]}
-        )
-    ),
-    "the model draws random numbers": (
-        lambda c, v: empirical_fisher_product(
-            c.model, lambda z, t: F.dropout(z).sum(), c.data, c.targets, v
-        )
-    ),
-    "draws random numbers (": (  # in a loss that cannot be batched
-        lambda c, v: empirical_fisher_product(
-            c.model, lambda z, t: F.dropout(z * float(z[0, 0])).sum(), c.data, c.targets, v
-        )
-    ),
-    "chunk_size must be None or a whole number, at least 1, got 0": (
-        lambda c, v: fisher_product(c.model, c.data, v, chunk_size=0)
-    ),
+    "chunk_size must be None or a whole number, at least 1, got 0": fisher(chunk_size=0),
     "the product must return the shapes {'0.weight': (3, 4), ": (
         lambda c, v: matrix(lambda vector: {"0.bias": vector["0.bias"]}, v)
     ),
@@ -314,7 +206,7 @@ REFUSED = {
     "the matrix of 1,199,882 parameters would take 5,759 GB": (
         lambda c, v: matrix(dict, {"weight": torch.empty(1_199_882)})
     ),
-    "like must hold a parameter at least, got none": lambda c, v: matrix(dict, {}),
+    "like must hold a parameter at least": lambda c, v: matrix(dict, {}),
     "like must be a dictionary {name: tensor}, got list": lambda c, v: matrix(dict, [v["0.bias"]]),
     "chunk_size must be a whole number, at least 1, got None": (
         lambda c, v: matrix(dict, v, chunk_size=None)

@@ -3,6 +3,9 @@
 Each message names what was wrong and what would be right, in one line.
 """
 
+import functools
+import traceback
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -11,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers import gradients, jacobians, norms
-from tests.support.oracle import METHODS, every_method
-from tests.support.ways import empty_out
+from tests.support.oracle import METHODS, every_method, refused
+from tests.support.ways import empty_out, into_out
 from tests.support.zoo import Apply, Case, make, squared
 
 SUMS = {
@@ -25,13 +28,6 @@ JACOBIANS = {
 }
 every_function = pytest.mark.parametrize("function", [*METHODS.values(), *SUMS.values()])
 x, t = torch.zeros(3, 3), torch.zeros(3, 2)
-
-
-def refused(*words: str, error: type[Exception] = ValueError) -> object:
-    """Expect an error of one line that holds these words."""
-    return pytest.raises(
-        error, check=lambda e: "\n" not in str(e) and all(w in str(e) for w in words)
-    )
 
 
 def norm_then(model: nn.Module) -> nn.Module:
@@ -72,18 +68,12 @@ MODELS: dict[str, tuple[nn.Module, Tensor, tuple[str, ...]]] = {
 }
 
 
-@every_function
-@pytest.mark.parametrize(("model", "data", "words"), MODELS.values(), ids=MODELS)
-def test_a_model_is_refused(model, data, words, function):
+@pytest.mark.parametrize("function", [*METHODS.values(), *SUMS.values(), *JACOBIANS.values()])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_refused(name, function):
+    model, data, words = MODELS[name]
     with refused(*words):
-        function(model, squared, data, t)
-
-
-@pytest.mark.parametrize("function", JACOBIANS.values(), ids=JACOBIANS)
-@pytest.mark.parametrize(("model", "data", "words"), MODELS.values(), ids=MODELS)
-def test_a_model_is_refused_by_jacobians(model, data, words, function):
-    with refused(*words):
-        function(model, data)
+        function(*((model, data) if function in JACOBIANS.values() else (model, squared, data, t)))
 
 
 @pytest.mark.parametrize("function", METHODS.values(), ids=METHODS)
@@ -95,36 +85,34 @@ def test_a_model_is_refused_with_an_empty_batch_too(model, function):
 
 NO_NAME = "which is no parameter of this model: it has weight, bias"
 SCALAR = "loss_fn must return a scalar, a tensor of shape (), for a batch of one, got"
-# What differs from a right call, the error, and what the message names.
-CALLS: list[tuple[dict[str, object], type[Exception], tuple[str, ...]]] = [
-    ({"model": len}, TypeError, ("model must be a torch.nn.Module", "builtin_function")),
-    ({"targets": t[:2]}, ValueError, ("data and targets", "one batch size", "3 and 2")),
-    ({"data": x[:0]}, ValueError, ("data and targets", "one batch size", "0 and 3")),
-    ({"targets": t[0, 0]}, ValueError, ("targets must have a batch dimension", "()")),
-    ({"data": x.tolist()}, TypeError, ("data must be a tensor (B, ...)", "list")),
-    ({"data": x.numpy()}, TypeError, ("data must be a tensor (B, ...)", "ndarray")),
-    ({"targets": None}, TypeError, ("targets must be a tensor (B, ...)", "NoneType")),
-    ({"wrt": "bias"}, TypeError, ("wrt must be several names", "['bias']", "one string")),
-    ({"wrt": ["bias", "wieght"]}, ValueError, (f"wrt names 'wieght', {NO_NAME}",)),
-    ({"wrt": ["a", "b"]}, ValueError, (f"wrt names 'a', 'b', {NO_NAME}",)),
-    *(
-        ({"loss_fn": loss_fn}, ValueError, (f"{SCALAR} {got}", "reduction='sum' or 'mean'"))
-        for loss_fn, got in [
-            (lambda p, t: F.mse_loss(p, t, reduction="none"), "(1, 2)"),
-            (lambda p, t: (p - t).sum(1), "(1,)"),
-            (lambda p, t: ((p - t).sum(), p), "tuple"),
-            (lambda p, t: 1.0, "float"),
-        ]
-    ),
-]
+# By what the message names, what differs from a right call.
+CALLS: dict[str, dict[str, object]] = {
+    "data and targets must have one batch size, got 3 and 2": {"targets": t[:2]},
+    "data and targets must have one batch size, got 0 and 3": {"data": x[:0]},
+    "targets must have a batch dimension": {"targets": t[0, 0]},
+    f"wrt names 'wieght', {NO_NAME}": {"wrt": ["bias", "wieght"]},
+    f"wrt names 'a', 'b', {NO_NAME}": {"wrt": ["a", "b"]},
+    f"{SCALAR} (1, 2)": {"loss_fn": lambda p, t: F.mse_loss(p, t, reduction="none")},
+    f"{SCALAR} (1,)": {"loss_fn": lambda p, t: (p - t).sum(1)},
+    f"{SCALAR} tuple": {"loss_fn": lambda p, t: ((p - t).sum(), p)},
+    f"{SCALAR} float": {"loss_fn": lambda p, t: 1.0},
+}
+OF_TYPES: dict[str, dict[str, object]] = {
+    "model must be a torch.nn.Module": {"model": len},
+    "data must be a tensor (B, ...), got list": {"data": x.tolist()},
+    "data must be a tensor (B, ...), got ndarray": {"data": x.numpy()},
+    "targets must be a tensor (B, ...), got NoneType": {"targets": None},
+    "wrt must be several names": {"wrt": "bias"},
+}
 
 
 @every_function
-@pytest.mark.parametrize(("changes", "error", "words"), CALLS, ids=lambda value: "")
-def test_a_call_is_refused(changes, error, words, function):
+@pytest.mark.parametrize("words", CALLS | OF_TYPES)
+def test_a_call_is_refused(words, function):
     right = {"model": nn.Linear(3, 2), "loss_fn": squared, "data": x, "targets": t}
-    with refused(*words, error=error):
-        function(**(right | changes))
+    with refused(words, error=TypeError if words in OF_TYPES else ValueError) as raised:
+        function(**(right | (CALLS | OF_TYPES)[words]))
+    assert not hasattr(raised.value, "__notes__"), "it is no fault of the model"
 
 
 CHUNK = "chunk_size must be None or a whole number, at least 1, got"
@@ -177,79 +165,54 @@ def _inferred(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
-Spoil = Callable[[dict[str, Tensor], Case], object]
 BIAS, WEIGHT = "fc2.bias", "fc1.weight"
-OUTS: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
-    "name": (lambda out, c: {"other": out[BIAS]}, ValueError, ("out must have the names", "other")),
-    "shape": (
-        lambda out, c: out | {BIAS: out[BIAS][:2]},
-        ValueError,
-        ("out['fc2.bias'] must have the shape (3, 10)", "(2, 10)"),
+# By what the message names, what is done to a right `out`.
+OUTS: dict[str, Callable[[dict[str, Tensor], Case], object]] = {
+    "out must have the names fc1.weight, ": lambda out, c: {"other": out[BIAS]},
+    "out['fc2.bias'] must have the shape (3, 10), got (2, 10)": (
+        lambda out, c: out | {BIAS: out[BIAS][:2]}
     ),
-    "dtype": (
-        lambda out, c: out | {BIAS: out[BIAS].float()},
-        ValueError,
-        ("must have dtype torch.float64, got torch.float32",),
+    "must have dtype torch.float64, got torch.float32": (
+        lambda out, c: out | {BIAS: out[BIAS].float()}
     ),
-    "device": (
-        lambda out, c: out | {BIAS: out[BIAS].to("meta")},
-        ValueError,
-        ("must have device cpu, got meta",),
+    "must have device cpu, got meta": lambda out, c: out | {BIAS: out[BIAS].to("meta")},
+    "must not require a gradient": lambda out, c: out | {BIAS: out[BIAS].clone().requires_grad_()},
+    "or be made in inference mode": lambda out, c: out | {BIAS: _inferred(out[BIAS])},
+    "out['fc1.weight'] must have memory": (
+        lambda out, c: {n: c.model.get_parameter(n).detach().expand(out[n].shape) for n in out}
     ),
-    "grad": (
-        lambda out, c: out | {BIAS: out[BIAS].clone().requires_grad_()},
-        ValueError,
-        ("must not require a gradient",),
+    "must have memory of its own, got some of out['fc1.weight']": (
+        lambda out, c: out | {BIAS: out[WEIGHT].flatten()[: out[BIAS].numel()].view(3, 10)}
     ),
-    "inference": (
-        lambda out, c: out | {BIAS: _inferred(out[BIAS])},
-        ValueError,
-        ("or be made in inference mode",),
-    ),
-    "weights": (
-        lambda out, c: {n: c.model.get_parameter(n).detach().expand(out[n].shape) for n in out},
-        ValueError,
-        ("out['fc1.weight'] must have memory",),
-    ),
-    "twice": (
-        lambda out, c: out | {BIAS: out[WEIGHT].flatten()[: out[BIAS].numel()].view(3, 10)},
-        ValueError,
-        ("must have memory of its own, got some of out['fc1.weight']",),
-    ),
-    "list": (lambda out, c: [*out.values()], TypeError, ("out must be a dictionary", "list")),
-    "no tensor": (lambda out, c: out | {BIAS: 3}, TypeError, ("must be a tensor, got int",)),
+    "out must be a dictionary of tensors by name, got list": lambda out, c: [*out.values()],
+    "must be a tensor, got int": lambda out, c: out | {BIAS: 3},
 }
 
 
-@pytest.mark.parametrize(("spoil", "error", "words"), OUTS.values(), ids=OUTS)
-def test_a_bad_out_is_refused_before_anything_is_written(spoil, error, words):
+@pytest.mark.parametrize("words", OUTS)
+def test_a_bad_out_is_refused_before_anything_is_written(words):
     case = make("mlp")
     out = empty_out(case)
-    with refused(*words, error=error):
-        gradients.func_gradients(*case.args, out=spoil(out, case))
+    with refused(words, error=TypeError if words.endswith(("list", "int")) else ValueError):
+        gradients.func_gradients(*case.args, out=OUTS[words](out, case))
     assert all(tensor.isnan().all() for tensor in out.values())
 
 
+OUTS_OF_JACOBIANS: dict[str, Callable[[Tensor], object]] = {
+    "out must have the shape (": lambda out: out[..., 1:],
+    "out must have dtype torch.float64": lambda out: out.float(),
+    "out must be a tensor, got list": lambda out: [out],
+    "must not require a gradient": lambda out: out.requires_grad_(),
+    "out must have memory for each number": lambda out: out.new_zeros(1).expand(out.shape),
+}
+
+
 @pytest.mark.parametrize("size", [0, 3])
-@pytest.mark.parametrize(
-    ("spoil", "error", "words"),
-    [
-        (lambda out: out[..., 1:], ValueError, ("out must have the shape ({size}, 10, 15910)",)),
-        (lambda out: out.float(), ValueError, ("out must have dtype torch.float64",)),
-        (lambda out: [out], TypeError, ("out must be a tensor, got list",)),
-        (lambda out: out.requires_grad_(), ValueError, ("must not require a gradient",)),
-        (
-            lambda out: out.new_zeros(1).expand(out.shape),
-            ValueError,
-            ("out must have memory for each number, got an expanded tensor",),
-        ),
-    ],
-    ids=["shape", "dtype", "list", "grad", "expanded"],
-)
-def test_a_bad_out_of_jacobians_is_refused(spoil, error, words, size):
+@pytest.mark.parametrize("words", OUTS_OF_JACOBIANS)
+def test_a_bad_out_of_jacobians_is_refused(words, size):
     case = make("mlp", size)
-    out = spoil(torch.empty(size, 10, 15910, dtype=torch.float64))
-    with refused(*(word.replace("{size}", str(size)) for word in words), error=error):
+    out = OUTS_OF_JACOBIANS[words](torch.empty(size, 10, 15910, dtype=torch.float64))
+    with refused(words, error=TypeError if words.endswith("list") else ValueError):
         jacobians.func_jacobians(case.model, case.data, out=out)
 
 
@@ -257,13 +220,6 @@ def test_a_bad_out_of_jacobians_is_refused(spoil, error, words, size):
 def test_unflatten_refuses_another_number_of_columns(shape):
     with refused("the last dimension must be P = 8", f"got shape {shape}"):
         jacobians.unflatten_jacobians(torch.zeros(shape), nn.Linear(3, 2))
-
-
-@every_method
-def test_a_refusal_is_no_fault_of_the_model(method):
-    with pytest.raises(ValueError, match="must return a scalar") as raised:
-        method(nn.Linear(3, 2), lambda p, t: p, x, t)
-    assert not hasattr(raised.value, "__notes__")
 
 
 def test_no_memory_is_no_reason_for_a_way_that_takes_more():
@@ -278,3 +234,51 @@ def test_no_memory_is_no_reason_for_a_way_that_takes_more():
         with pytest.raises(torch.OutOfMemoryError, match="no memory"):
             function(Apply(run, fc=nn.Linear(3, 2)), squared, x, t)
         assert len(ran) == 1
+
+
+# What reaches a caller whose model warns, or fails by itself.
+
+ONE = {"chunk_size": 1}
+CHUNKED = {
+    "func": functools.partial(gradients.func_gradients, **ONE),
+    "func, out": lambda *args: into_out(Case(args[0], *args[2:], args[1]), None, **ONE),
+    "norms": functools.partial(norms.gradient_norms, **ONE),
+    "clipped sum": functools.partial(norms.clipped_sum, limit=0.1, **ONE),
+    "Jacobians": lambda model, _, data, __: jacobians.func_jacobians(model, data, **ONE),
+}
+
+
+def test_what_the_model_warns_of_is_passed_on():
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        warnings.warn("so it says", RuntimeWarning, stacklevel=1)
+        return self.fc(inputs)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        gradients.func_gradients(Apply(run, fc=nn.Linear(3, 2)), squared, x, t)
+    assert {(each.category, str(each.message)) for each in said} == {(RuntimeWarning, "so it says")}
+
+
+@pytest.mark.parametrize("way", CHUNKED.values(), ids=CHUNKED)
+def test_a_model_that_fails_by_itself_raises_its_own_error_and_nothing_of_transforms(way):
+    bad = Apply(lambda m, x: m.fc(x) @ torch.ones(5, 5), fc=nn.Linear(3, 2))
+    model = Apply(lambda m, x: m.bad(x), bad=bad)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as raised:
+        way(model, squared, x, t)
+    (note,) = raised.value.__notes__
+    assert note.startswith("bad raised this for a batch of one")
+    assert "torch/_functorch" not in "".join(traceback.format_exception(raised.value))
+
+
+@every_method
+def test_a_model_that_fails_for_a_later_sample_says_so(method):
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        if inputs.max().item() == 7:
+            raise LookupError("too large")
+        return self.fc(inputs)
+
+    data = torch.tensor([[0.0] * 3, [0.0] * 3, [7.0] * 3])
+    with pytest.raises(LookupError, match="too large") as raised:
+        method(Apply(run, fc=nn.Linear(3, 2)), squared, data, t)
+    (note,) = raised.value.__notes__
+    assert note.startswith("the model raised this for a batch of one")

@@ -50,10 +50,9 @@ def test_nothing_had_changed_when_the_lesson_was_saved():
     outputs = [str(cell.get("outputs", "")) for cell in CELLS]
     assert not any("**Changed.**" in output for output in outputs)
     assert sum("every entry holds" in output for output in outputs) == 1
-
-
-def test_the_version_is_told_once():
-    assert LESSON.read_text().count(f"torch {SEEN_ON}") == 1
+    text = LESSON.read_text()
+    assert text.count(f"torch {SEEN_ON}") == 1
+    assert len(text) < 500_000, "quick to open"
 
 
 def test_the_index_names_every_entry_as_text():
@@ -88,6 +87,7 @@ def run_as_shown(block: str, lesson: dict[str, object]) -> set[str]:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_runs_where_it_is_copied_to(name, lesson):
+    assert set(BLOCKS) == {*ENTRIES, "bare-source"}
     blocks = BLOCKS[name]
     assert len(blocks) == (2 if name in ENTRIES else 1)
     entry = ENTRIES.get(name)
@@ -102,11 +102,3 @@ def test_a_block_runs_where_it_is_copied_to(name, lesson):
             ), taken
         if raises:
             assert entry.symptom in one_line(caught.value)
-
-
-def test_every_entry_shows_its_blocks():
-    assert set(BLOCKS) == {*ENTRIES, "bare-source"}
-
-
-def test_it_is_quick_to_open():
-    assert LESSON.stat().st_size < 500_000

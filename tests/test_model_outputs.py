@@ -1,7 +1,5 @@
 """The tasks: margins, how the loss depends on them, and what they refuse."""
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,29 +11,14 @@ from helpers.model_outputs import (
     ImageClassificationModelOutput,
     TextClassificationModelOutput,
 )
+from tests.support.oracle import refused
+from tests.support.zoo import Apply
 
 IMAGES, TEXT = ImageClassificationModelOutput(), TextClassificationModelOutput()
 
 
-class Recorder(nn.Module):
-    """A text model that keeps the keywords that it was called with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(9, 4)
-        self.calls: list[dict[str, Tensor]] = []
-
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        self.calls.append({"ids": input_ids, "types": token_type_ids, "mask": attention_mask})
-        return (self.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1)
-
-
 def tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return dict(model.named_parameters()), dict(model.named_buffers())
-
-
-def refused(sentence: str):
-    return pytest.raises(ValueError, match=f"^{re.escape(sentence)}$")
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -54,15 +37,12 @@ def test_the_margin_is_the_log_odds(classes):
 
 
 def test_the_loss_depends_on_the_margin_by_minus_1_minus_p():
-    logits = torch.randn(3, 6, dtype=torch.float64)
+    logits, labels = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 5, 2])
     model = nn.Identity()
-    labels = torch.tensor([0, 5, 2])
-    loss = F.cross_entropy(logits, labels, reduction="none")
-    margins = torch.stack(
-        [IMAGES.get_output(model, {}, {}, z, y) for z, y in zip(logits, labels, strict=True)]
-    ).requires_grad_()
-    torch.testing.assert_close(F.softplus(-margins), loss)
-    (slopes,) = torch.autograd.grad(F.softplus(-margins).sum(), margins)
+    margins = vmap(lambda z, y: IMAGES.get_output(model, {}, {}, z, y))(logits, labels)
+    losses = F.softplus(-margins.requires_grad_())
+    torch.testing.assert_close(losses, F.cross_entropy(logits, labels, reduction="none"))
+    (slopes,) = torch.autograd.grad(losses.sum(), margins)
     loss_grads = IMAGES.get_out_to_loss_grad(model, {}, {}, (logits, labels))
     torch.testing.assert_close(loss_grads.squeeze(1), -slopes)
 
@@ -105,39 +85,37 @@ def test_transforms_take_it_with_any_whole_labels(dtype):
 
 
 def test_text_reaches_the_model_by_keyword():
-    model = Recorder()
-    batch = [torch.randint(9, (2, 5)) for _ in "12"]
-    batch += [torch.ones(2, 5, dtype=torch.long), torch.tensor([3, 0])]
-    one = TEXT.get_output(model, *tensors(model), *(tensor[0] for tensor in batch))
-    loss_grads = TEXT.get_out_to_loss_grad(model, *tensors(model), batch)
-    assert [list(call) for call in model.calls] == [["ids", "types", "mask"]] * 2
-    for got, expected in zip(model.calls[0].values(), batch, strict=False):
-        assert torch.equal(got, expected[:1])
-    for got, expected in zip(model.calls[1].values(), batch, strict=False):
-        assert torch.equal(got, expected)
-    torch.testing.assert_close(loss_grads[0, 0], torch.sigmoid(-one).detach())
+    class Text(nn.Module):
+        def forward(self, **inputs: Tensor) -> Tensor:
+            calls.append(inputs)
+            return torch.eye(5)[: len(inputs["input_ids"])]
+
+    calls: list[dict[str, Tensor]] = []
+    batch = [torch.randint(9, (2, 5)) for _ in "123"] + [torch.tensor([3, 0])]
+    one = TEXT.get_output(Text(), {}, {}, *(tensor[0] for tensor in batch))
+    loss_grads = TEXT.get_out_to_loss_grad(Text(), {}, {}, batch)
+    for call, rows in zip(calls, (slice(1), slice(2)), strict=True):
+        assert list(call) == ["input_ids", "token_type_ids", "attention_mask"]
+        for got, expected in zip(call.values(), batch, strict=False):
+            assert torch.equal(got, expected[rows])
+    torch.testing.assert_close(loss_grads[0, 0], torch.sigmoid(-one))
 
 
-@pytest.mark.parametrize(
-    ("output", "got"),
-    [
-        (lambda x: x[:, 0], "(1,)"),
-        (lambda x: x[:, :1], "(1, 1)"),
-        (lambda x: x[None], "(1, 1, 3)"),
-        (lambda x: (x,), "tuple"),
-    ],
-    ids=["no classes", "one class", "three dimensions", "tuple"],
-)
-def test_what_has_no_margin_is_refused(output, got):
-    class Model(nn.Module):
-        def forward(self, inputs: Tensor) -> object:
-            return output(inputs)
+OUTPUTS = {
+    "(1,)": lambda m, x: x[:, 0],
+    "(1, 1)": lambda m, x: x[:, :1],
+    "(1, 1, 3)": lambda m, x: x[None],
+    "tuple": lambda m, x: (x,),
+}
 
-    sentence = f"the model must return logits (B, C) with C at least 2, got {got}"
-    with refused(sentence):
-        IMAGES.get_output(Model(), {}, {}, torch.ones(3), torch.tensor(0))
-    with refused(sentence):
-        IMAGES.get_out_to_loss_grad(Model(), {}, {}, (torch.ones(1, 3), torch.tensor([0])))
+
+@pytest.mark.parametrize("got", OUTPUTS)
+def test_what_has_no_margin_is_refused(got):
+    model = Apply(OUTPUTS[got])
+    with refused(f"the model must return logits (B, C) with C at least 2, got {got}"):
+        IMAGES.get_output(model, {}, {}, torch.ones(3), torch.tensor(0))
+    with refused(f"the model must return logits (B, C) with C at least 2, got {got}"):
+        IMAGES.get_out_to_loss_grad(model, {}, {}, (torch.ones(1, 3), torch.tensor([0])))
 
 
 @pytest.mark.parametrize("label", [torch.tensor(1.0), torch.tensor([1])], ids=["float", "(B, 1)"])
@@ -148,9 +126,6 @@ def test_labels_that_are_no_class_numbers_are_refused(label):
 
 
 def test_a_task_must_fill_in_both_methods():
-    class Half(AbstractModelOutput):
-        def get_output(self, *args: object) -> Tensor:
-            return torch.zeros(())
-
+    half = type("Half", (AbstractModelOutput,), {"get_output": len})
     with pytest.raises(TypeError, match=r"abstract method '?get_out_to_loss_grad"):
-        Half()
+        half()

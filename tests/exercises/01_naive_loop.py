@@ -1,5 +1,5 @@
-# Answers: the id of the solution that each stands for, and the verdict it gets. Each wrong one
-# breaks one demand of its task.
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
 
 
 # %% solution-1: correct
@@ -113,9 +113,9 @@ def clipped_mean(grads, limit):  # nothing is clipped
 
 
 # %% solution-3: right shape, wrong values
-def clipped_mean(grads, limit):  # samples below the limit do not stay as they are
-    scale = limit / sample_norms(grads)
-    return {n: torch.einsum("b,b...->...", scale, g) / len(scale) for n, g in grads.items()}
+# samples below the limit do not stay as they are
+# - (limit / norms).clamp(max=1.0)
+# + limit / norms
 
 
 # %% solution-3: right shape, wrong values
@@ -135,9 +135,9 @@ def clipped_mean(grads, limit):  # the mean is clipped, not the samples
 
 
 # %% solution-3: right shape, wrong values
-def clipped_mean(grads, limit):  # the sum, not the mean
-    scale = (limit / sample_norms(grads)).clamp(max=1.0)
-    return {n: torch.einsum("b,b...->...", scale, g) for n, g in grads.items()}
+# the sum, not the mean
+# -  / len(scale) for
+# +  for
 
 
 # %% solution-3: wrong shape
@@ -184,21 +184,14 @@ def gradient_noise(images, labels):  # not from their mean
 
 
 # %% solution-4: right shape, wrong values
-def gradient_noise(images, labels):  # over B - 1
-    total, squares = 0, 0
-    for pair in zip(images, labels):
-        flat = torch.cat([grad.flatten() for grad in compute_grad(*pair)])
-        total, squares = total + flat, squares + flat @ flat
-    return (squares - total @ total / len(images)) / (len(images) - 1)
-
+# over B - 1
+# - return squares / len(images) - mean_square
+# + return (squares / len(images) - mean_square) * len(images) / (len(images) - 1)
 
 # %% solution-4: right shape, wrong values
-def gradient_noise(images, labels):  # the mean per entry, not the squared distance
-    total, squares = 0, 0
-    for pair in zip(images, labels):
-        flat = torch.cat([grad.flatten() for grad in compute_grad(*pair)])
-        total, squares = total + flat, squares + flat @ flat
-    return (squares / len(images) - (total / len(images)) @ (total / len(images))) / len(flat)
+# the mean per entry, not the squared distance
+# - return squares / len(images) - mean_square
+# + return (squares / len(images) - mean_square) / sum(p.numel() for p in total)
 
 
 # %% solution-4: not so yet: never more than a fifth of all gradients
@@ -231,31 +224,24 @@ def suspects(images, labels, count):
 
 
 # %% solution-5: right shape, wrong values
-def suspects(images, labels, count):  # the shortest first
-    wrt = ["fc2.weight", "fc2.bias"]
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
-    return sample_norms(grads).argsort()[:count]
-
+# the shortest first
+# - .argsort(descending=True)[:count]
+# + .argsort()[:count]
 
 # %% solution-5: right shape, wrong values
-def suspects(images, labels, count):  # the right ones, in the order of the data
-    wrt = ["fc2.weight", "fc2.bias"]
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
-    return sample_norms(grads).topk(count).indices.sort().values
-
+# the right ones, in the order of the data
+# - .argsort(descending=True)[:count]
+# + .topk(count).indices.sort().values
 
 # %% solution-5: wrong shape: indices: expected (16,)
-def suspects(images, labels, count):  # all of them
-    wrt = ["fc2.weight", "fc2.bias"]
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
-    return sample_norms(grads).argsort(descending=True)
-
+# all of them
+# - .argsort(descending=True)[:count]
+# + .argsort(descending=True)
 
 # %% solution-5: wrong dtype
-def suspects(images, labels, count):  # norms, not indices
-    wrt = ["fc2.weight", "fc2.bias"]
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
-    return sample_norms(grads).topk(count).values
+# norms, not indices
+# - .argsort(descending=True)[:count]
+# + .topk(count).values
 
 
 # %% solution-5: not so yet: only the last layer is differentiated

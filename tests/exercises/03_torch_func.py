@@ -1,5 +1,5 @@
-# Answers: the id of the solution that each stands for, and the verdict it gets. Each wrong one
-# breaks one demand of its task.
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
 
 
 # %% solution-1: correct
@@ -153,47 +153,24 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: ne
 
 
 # %% solution-4: right shape, wrong values
-def clipped_sum(params, images, labels, limit, chunk_size):  # nothing is clipped
-    total = {name: torch.zeros_like(p) for name, p in params.items()}
-    for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
-        for name, grads in compute_sample_grads(params, some, their).items():
-            total[name] += grads.sum(dim=0)
-    return total
-
+# nothing is clipped
+# - (limit / norm).clamp(max=1.0)
+# + 1.0
 
 # %% solution-4: right shape, wrong values
-def clipped_sum(params, images, labels, limit, chunk_size):  # the last chunk is lost
-    total = {name: torch.zeros_like(p) for name, p in params.items()}
-    for index in range(len(images) // chunk_size):
-        few = slice(index * chunk_size, (index + 1) * chunk_size)
-        grads = compute_sample_grads(params, images[few], labels[few])
-        norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
-        scale = (limit / norms).clamp(max=1.0)
-        for name, g in grads.items():
-            total[name] += torch.einsum("b,b...->...", scale, g)
-    return total
-
+# the last chunk is lost
+# -  in chunks:
+# +  in [*chunks][: len(images) // chunk_size]:
 
 # %% solution-4: right shape, wrong values
-def clipped_sum(params, images, labels, limit, chunk_size):  # each parameter by itself
-    total = {name: torch.zeros_like(p) for name, p in params.items()}
-    for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
-        for name, g in compute_sample_grads(params, some, their).items():
-            scale = (limit / g.flatten(1).norm(dim=1)).clamp(max=1.0)
-            total[name] += torch.einsum("b,b...->...", scale, g)
-    return total
-
+# each parameter by itself
+# - g * scale for
+# + g * (limit / g.norm()).clamp(max=1.0) for
 
 # %% solution-4: right shape, wrong values
-def clipped_sum(params, images, labels, limit, chunk_size):  # the mean, not the sum
-    total = {name: torch.zeros_like(p) for name, p in params.items()}
-    for some, their in zip(images.split(chunk_size), labels.split(chunk_size)):
-        grads = compute_sample_grads(params, some, their)
-        norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
-        scale = (limit / norms).clamp(max=1.0) / len(images)
-        for name, g in grads.items():
-            total[name] += torch.einsum("b,b...->...", scale, g)
-    return total
+# the mean, not the sum
+# - grads.sum(dim=0)
+# + grads.sum(dim=0) / len(images)
 
 
 # %% solution-4: not so yet: chunks of 7: the peak is below
@@ -205,15 +182,9 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # all at once
 
 
 # %% solution-4: not so yet: chunks of 2: the peak is below
-def clipped_sum(params, images, labels, limit, chunk_size):  # in chunks, but not of that size
-    total = {name: torch.zeros_like(p) for name, p in params.items()}
-    for some, their in zip(images.split(10), labels.split(10)):
-        grads = compute_sample_grads(params, some, their)
-        norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
-        scale = (limit / norms).clamp(max=1.0)
-        for name, g in grads.items():
-            total[name] += torch.einsum("b,b...->...", scale, g)
-    return total
+# in chunks, but not of that size
+# - images.split(chunk_size), labels.split(chunk_size)
+# + images.split(7), labels.split(7)
 
 
 # %% solution-4: not so yet: it changed params
@@ -247,23 +218,13 @@ def sample_grads_of(model, images, labels):
 
 
 # %% solution-5: not expected: gradients in eval mode: 0.weight, 0.bias
-def sample_grads_of(model, images, labels):  # the frozen ones, too
-    params = {n: p.detach() for n, p in model.named_parameters()}
-
-    def loss_of(params, sample, target):
-        return F.cross_entropy(functional_call(model, params, (sample[None],)), target[None])
-
-    return vmap(grad(loss_of), (None, 0, 0), randomness="different")(params, images, labels)
-
+# the frozen ones, too
+# - in model.named_parameters() if p.requires_grad}
+# + in model.named_parameters()}
 
 # %% solution-5: not so yet: they are detached
-def sample_grads_of(model, images, labels):
-    params = {n: p for n, p in model.named_parameters() if p.requires_grad}
-
-    def loss_of(params, sample, target):
-        return F.cross_entropy(functional_call(model, params, (sample[None],)), target[None])
-
-    return vmap(grad(loss_of), (None, 0, 0), randomness="different")(params, images, labels)
+# - trainable = {n: p.detach() for
+# + trainable = {n: p for
 
 
 # %% solution-5: not so yet: it stays in its mode

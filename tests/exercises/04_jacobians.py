@@ -1,4 +1,21 @@
-# Answers, right and wrong: the id of the solution that each stands for, and the verdict it gets.
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
+
+
+# %% solution-1: correct
+def label_saliency(model, X, labels):
+    X.requires_grad_()
+    return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0]
+
+
+# %% solution-1: correct
+def label_saliency(model, X, labels):
+    rows = []
+    for x, label in zip(X, labels, strict=True):
+        x = x.clone().requires_grad_()
+        rows.append(torch.autograd.grad(model(x[None])[0, label], x)[0])
+    return torch.stack(rows)
+
 
 # %% solution-1: right shape, wrong values
 def label_saliency(model, X, labels):
@@ -7,15 +24,12 @@ def label_saliency(model, X, labels):
 
 
 # %% solution-1: right shape, wrong values
-def label_saliency(model, X, labels):
-    X = X.clone().requires_grad_()
-    return -torch.autograd.grad(F.cross_entropy(model(X), labels, reduction="sum"), X)[0]
-
+# -     return torch.autograd.grad(model(X).sum(), X)[0]
+# +     return -torch.autograd.grad(F.cross_entropy(model(X), labels, reduction="sum"), X)[0]
 
 # %% solution-1: wrong shape
-def label_saliency(model, X, labels):
-    X = X.clone().requires_grad_()
-    return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0].flatten(1)
+# -     return torch.autograd.grad(model(X).sum(), X)[0]
+# +     return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0].flatten(1)
 
 
 # %% solution-1: not so yet: its arithmetic is below that of 5 forward passes
@@ -39,46 +53,38 @@ def label_saliency(model, X, labels):
     return torch.cat(rows)
 
 
-# %% solution-1: correct
-def label_saliency(model, X, labels):
-    X.requires_grad_()
-    return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0]
-
-
-# %% solution-1: correct
-def label_saliency(model, X, labels):
-    rows = []
-    for x, label in zip(X, labels, strict=True):
-        x = x.clone().requires_grad_()
-        rows.append(torch.autograd.grad(model(x[None])[0, label], x)[0])
-    return torch.stack(rows)
-
-
-# %% solution-2: not so yet: the peak is below a tenth
+# %% solution-2: correct
 def last_layer_jacobians(model, X):
-    params = {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-    def compute_outputs(params, x):
-        return functional_call(model, params, (x.unsqueeze(0),)).squeeze(0)
-
-    named = vmap(jacrev(compute_outputs), in_dims=(None, 0))(params, X)
-    return torch.cat([named[n].flatten(2) for n in ("fc2.weight", "fc2.bias")], dim=2)
-
-
-# %% solution-2: not so yet: they are detached
-def last_layer_jacobians(model, X):
-    hidden = model.fc1(X.flatten(1)).relu()  # (B, 20)
+    hidden = model.fc1(X.flatten(1)).relu().detach()
     identity = torch.eye(10, device=X.device)
     weight = torch.einsum("yz,bh->byzh", identity, hidden).flatten(2)
     return torch.cat([weight, identity.expand(len(X), 10, 10)], dim=2)
 
 
-# %% solution-2: right shape, wrong values
+# %% solution-2: correct
 def last_layer_jacobians(model, X):
-    hidden = model.fc1(X.flatten(1)).relu().detach()
-    identity = torch.eye(10, device=X.device)
-    weight = torch.einsum("yz,bh->byzh", identity, hidden).flatten(2)
-    return torch.cat([identity.expand(len(X), 10, 10), weight], dim=2)
+    last = [model.fc2.weight, model.fc2.bias]
+    samples = []
+    for x in X:
+        outputs = model(x[None])[0]
+        rows = [torch.autograd.grad(output, last, retain_graph=True) for output in outputs]
+        samples.append(torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]))
+    return torch.stack(samples)
+
+
+# %% solution-2: not so yet: the peak is below a tenth
+# - for name in ("fc2.weight", "fc2.bias")}
+# + for name in params}
+# - for part in named.values()]
+# + for part in [*named.values()][-2:]]
+
+# %% solution-2: not so yet: they are detached
+# -     hidden = model.fc1(X.flatten(1)).relu().detach()
+# +     hidden = model.fc1(X.flatten(1)).relu()  # (B, 20)
+
+# %% solution-2: right shape, wrong values
+# -     return torch.cat([weight, identity.expand(len(X), 10, 10)], dim=2)
+# +     return torch.cat([identity.expand(len(X), 10, 10), weight], dim=2)
 
 
 # %% solution-2: wrong shape
@@ -99,23 +105,21 @@ def last_layer_jacobians(model, X):
     return torch.cat([part.flatten(2) for part in named.values()], dim=2)
 
 
-# %% solution-2: correct
-def last_layer_jacobians(model, X):
-    hidden = model.fc1(X.flatten(1)).relu().detach()
-    identity = torch.eye(10, device=X.device)
-    weight = torch.einsum("yz,bh->byzh", identity, hidden).flatten(2)
-    return torch.cat([weight, identity.expand(len(X), 10, 10)], dim=2)
+# %% solution-3: correct
+def gauss_newton_product(flat, probabilities, v):
+    total = torch.zeros_like(v)
+    for J, p in zip(flat, probabilities, strict=True):
+        total += J.T @ ((torch.diag(p) - torch.outer(p, p)) @ (J @ v))
+    return total / len(flat)
 
 
-# %% solution-2: correct
-def last_layer_jacobians(model, X):
-    last = [model.fc2.weight, model.fc2.bias]
-    samples = []
-    for x in X:
-        outputs = model(x[None])[0]
-        rows = [torch.autograd.grad(output, last, retain_graph=True) for output in outputs]
-        samples.append(torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]))
-    return torch.stack(samples)
+# %% solution-3: correct
+def gauss_newton_product(flat, probabilities, v):
+    def one(J, p):
+        u = J @ v
+        return J.T @ (p * (u - p @ u))
+
+    return vmap(one)(flat, probabilities).mean(dim=0)
 
 
 # %% solution-3: right shape, wrong values
@@ -141,10 +145,8 @@ def gauss_newton_product(flat, probabilities, v):
 
 
 # %% solution-3: wrong shape
-def gauss_newton_product(flat, probabilities, v):
-    inner = probabilities * (flat @ v)
-    weighted = inner - probabilities * inner.sum(dim=1, keepdim=True)
-    return torch.einsum("byp,by->bp", flat, weighted) / len(flat)
+# -     return torch.einsum("byp,by->p", flat, weighted)  # a sum over the batch, no mean
+# +     return torch.einsum("byp,by->bp", flat, weighted) / len(flat)
 
 
 # %% solution-3: not so yet: the peak is below half of G
@@ -155,83 +157,8 @@ def gauss_newton_product(flat, probabilities, v):
 
 
 # %% solution-3: not so yet: it changed v
-def gauss_newton_product(flat, probabilities, v):
-    inner = probabilities * (flat @ v)
-    weighted = inner - probabilities * inner.sum(dim=1, keepdim=True)
-    return v.copy_(torch.einsum("byp,by->p", flat, weighted) / len(flat))
-
-
-# %% solution-3: correct
-def gauss_newton_product(flat, probabilities, v):
-    total = torch.zeros_like(v)
-    for J, p in zip(flat, probabilities, strict=True):
-        total += J.T @ ((torch.diag(p) - torch.outer(p, p)) @ (J @ v))
-    return total / len(flat)
-
-
-# %% solution-3: correct
-def gauss_newton_product(flat, probabilities, v):
-    def one(J, p):
-        u = J @ v
-        return J.T @ (p * (u - p @ u))
-
-    return vmap(one)(flat, probabilities).mean(dim=0)
-
-
-# %% solution-4: not so yet: the squared error has no slope there
-def fit(curve, readings, theta):
-    J, r = jacfwd(curve)(theta), readings - curve(theta)
-    theta = theta + torch.linalg.solve(J.T @ J, J.T @ r)  # one step
-    J, r = jacfwd(curve)(theta), readings - curve(theta)
-    return theta, (r @ r / (len(r) - 3) * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
-
-
-# %% solution-4: right shape, wrong values: standard errors
-def fit(curve, readings, theta):
-    for _ in range(20):
-        J, r = jacfwd(curve)(theta), readings - curve(theta)
-        theta = theta + torch.linalg.solve(J.T @ J, J.T @ r)
-    return theta, (r @ r / len(r) * torch.linalg.inv(J.T @ J).diagonal()).sqrt()  # not n - 3
-
-
-# %% solution-4: right shape, wrong values: standard errors
-def fit(curve, readings, theta):
-    for _ in range(20):
-        J, r = jacfwd(curve)(theta), readings - curve(theta)
-        theta = theta + torch.linalg.solve(J.T @ J, J.T @ r)
-    return theta, torch.linalg.inv(J.T @ J).diagonal().sqrt()  # no sigma
-
-
-# %% solution-4: right shape, wrong values: standard errors
-def fit(curve, readings, theta):
-    for _ in range(20):
-        J, r = jacfwd(curve)(theta), readings - curve(theta)
-        theta = theta + torch.linalg.solve(J.T @ J, J.T @ r)
-    return theta, r @ r / (len(r) - 3) * torch.linalg.inv(J.T @ J).diagonal()  # no root
-
-
-# %% solution-4: right shape, wrong values: standard errors
-def fit(curve, readings, theta):
-    for _ in range(20):
-        J, r = jacfwd(curve)(theta), readings - curve(theta)
-        theta = theta + torch.linalg.solve(J.T @ J, J.T @ r)
-    return theta, (r @ r / (len(r) - 3) / (J * J).sum(dim=0)).sqrt()  # ignores what they share
-
-
-# %% solution-4: not so yet: it changed theta
-def fit(curve, readings, theta):
-    for _ in range(20):
-        J, r = jacfwd(curve)(theta), readings - curve(theta)
-        theta += torch.linalg.solve(J.T @ J, J.T @ r)
-    return theta, (r @ r / (len(r) - 3) * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
-
-
-# %% solution-4: your answer raised
-def fit(curve, readings, theta):
-    for _ in range(20):
-        J, r = jacfwd(curve)(theta), readings - curve(theta)
-        theta = theta + torch.linalg.solve(J.T @ J, J.T @ r)
-    return theta
+# -     return torch.einsum("byp,by->p", flat, weighted)  # a sum over the batch, no mean
+# +     return v.copy_(torch.einsum("byp,by->p", flat, weighted) / len(flat))
 
 
 # %% solution-4: correct
@@ -256,3 +183,51 @@ def fit(curve, readings, theta):
         theta = theta + torch.linalg.pinv(J) @ r
     variance = r.square().sum() / (len(r) - len(theta))
     return theta, torch.sqrt(variance * torch.linalg.pinv(J).square().sum(dim=1))
+
+
+# %% solution-4: not so yet: the squared error has no slope there
+def fit(curve, readings, theta):
+    J, r = jacfwd(curve)(theta), readings - curve(theta)
+    theta = theta + torch.linalg.solve(J.T @ J, J.T @ r)  # one step
+    J, r = jacfwd(curve)(theta), readings - curve(theta)
+    return theta, (r @ r / (len(r) - 3) * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
+
+
+# %% solution-4: right shape, wrong values: standard errors
+# -     J, r = jacfwd(curve)(theta), readings - curve(theta)
+# -     variance = r @ r / (len(readings) - 3)
+# -     return theta, (variance * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
+# +     return theta, (r @ r / len(r) * torch.linalg.inv(J.T @ J).diagonal()).sqrt()  # not n - 3
+
+# %% solution-4: right shape, wrong values: standard errors
+# -     J, r = jacfwd(curve)(theta), readings - curve(theta)
+# -     variance = r @ r / (len(readings) - 3)
+# -     return theta, (variance * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
+# +     return theta, torch.linalg.inv(J.T @ J).diagonal().sqrt()  # no sigma
+
+# %% solution-4: right shape, wrong values: standard errors
+# -     J, r = jacfwd(curve)(theta), readings - curve(theta)
+# -     variance = r @ r / (len(readings) - 3)
+# -     return theta, (variance * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
+# +     return theta, r @ r / (len(r) - 3) * torch.linalg.inv(J.T @ J).diagonal()  # no root
+
+# %% solution-4: right shape, wrong values: standard errors
+# -     J, r = jacfwd(curve)(theta), readings - curve(theta)
+# -     variance = r @ r / (len(readings) - 3)
+# -     return theta, (variance * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
+# +     return theta, (r @ r / (len(r) - 3) / (J * J).sum(dim=0)).sqrt()  # ignores what they share
+
+
+# %% solution-4: not so yet: it changed theta
+def fit(curve, readings, theta):
+    for _ in range(20):
+        J, r = jacfwd(curve)(theta), readings - curve(theta)
+        theta += torch.linalg.solve(J.T @ J, J.T @ r)
+    return theta, (r @ r / (len(r) - 3) * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
+
+
+# %% solution-4: your answer raised
+# -     J, r = jacfwd(curve)(theta), readings - curve(theta)
+# -     variance = r @ r / (len(readings) - 3)
+# -     return theta, (variance * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
+# +     return theta

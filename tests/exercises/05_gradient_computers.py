@@ -1,4 +1,21 @@
-# Answers, right and wrong: the id of the solution that each stands for, and the verdict it gets.
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
+
+
+# %% solution-1: correct
+def numbers_needed(error, cosine):
+    import math
+
+    return math.ceil((1 + cosine**2) / error**2)
+
+
+# %% solution-1: correct
+def numbers_needed(error, cosine):
+    k = 1
+    while ((1 + cosine**2) / k) ** 0.5 > error:
+        k += 1
+    return k
+
 
 # %% solution-1: not so yet: error 0.03, cosine 0.0: it is enough
 def numbers_needed(error, cosine):
@@ -18,77 +35,6 @@ def numbers_needed(error, cosine):
 # %% solution-1: not so yet: it is an int
 def numbers_needed(error, cosine):
     return -(-(1 + cosine**2) / error**2 // 1)
-
-
-# %% solution-1: correct
-def numbers_needed(error, cosine):
-    import math
-
-    return math.ceil((1 + cosine**2) / error**2)
-
-
-# %% solution-1: correct
-def numbers_needed(error, cosine):
-    k = 1
-    while ((1 + cosine**2) / k) ** 0.5 > error:
-        k += 1
-    return k
-
-
-# %% solution-2: right shape, wrong values: minus the derivative
-class Regression:
-    def get_output(self, model, weights, buffers, image, target):
-        return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
-
-    def get_out_to_loss_grad(self, model, weights, buffers, batch):
-        images, targets = batch
-        predictions = functional_call(model, (weights, buffers), (images,))
-        return (predictions - targets[:, None]).detach()
-
-
-# %% solution-2: not so yet: it is detached
-class Regression:
-    def get_output(self, model, weights, buffers, image, target):
-        return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
-
-    def get_out_to_loss_grad(self, model, weights, buffers, batch):
-        images, targets = batch
-        predictions = functional_call(model, (weights, buffers), (images,))
-        return targets[:, None] - predictions
-
-
-# %% solution-2: wrong shape: minus the derivative: expected
-class Regression:
-    def get_output(self, model, weights, buffers, image, target):
-        return functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
-
-    def get_out_to_loss_grad(self, model, weights, buffers, batch):
-        images, targets = batch
-        predictions = functional_call(model, (weights, buffers), (images,))
-        return (targets - predictions.squeeze(1)).detach()
-
-
-# %% solution-2: wrong shape: the prediction: expected (), got (1, 1)
-class Regression:
-    def get_output(self, model, weights, buffers, image, target):
-        return functional_call(model, (weights, buffers), (image.unsqueeze(0),))
-
-    def get_out_to_loss_grad(self, model, weights, buffers, batch):
-        images, targets = batch
-        predictions = functional_call(model, (weights, buffers), (images,))
-        return (targets[:, None] - predictions).detach()
-
-
-# %% solution-2: right shape, wrong values: the prediction
-class Regression:
-    def get_output(self, model, weights, buffers, image, target):
-        prediction = functional_call(model, (weights, buffers), (image.unsqueeze(0),)).squeeze()
-        return 0.5 * (prediction - target) ** 2  # the loss, not the output
-
-    def get_out_to_loss_grad(self, model, weights, buffers, batch):
-        images, targets = batch
-        predictions = functional_call(model, (weights, buffers), (images,))
-        return (targets[:, None] - predictions).detach()
 
 
 # %% solution-2: correct
@@ -113,6 +59,41 @@ class Regression:
         return -slope
 
 
+# %% solution-2: right shape, wrong values: minus the derivative
+# - (targets[:, None] - predictions).detach()
+# + (predictions - targets[:, None]).detach()
+
+# %% solution-2: not so yet: it is detached
+# - (targets[:, None] - predictions).detach()
+# + targets[:, None] - predictions
+
+# %% solution-2: wrong shape: minus the derivative: expected
+# - (targets[:, None] - predictions).detach()
+# + (targets - predictions.squeeze(1)).detach()
+
+# %% solution-2: wrong shape: the prediction: expected (), got (1, 1)
+# - .squeeze()
+# +
+
+# %% solution-2: right shape, wrong values: the prediction
+# -         return functional_call
+# +         prediction = functional_call
+# - .squeeze()
+# + .squeeze()
+# +         return 0.5 * (prediction - target) ** 2  # the loss, not the output
+
+
+# %% solution-3: correct
+def leverages(matrix):
+    return q * (1 - q) * torch.einsum("ip,pr,ir->i", g, torch.linalg.inv(matrix), g)
+
+
+# %% solution-3: correct
+def leverages(matrix):
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(matrix), g.T, upper=False)
+    return (q - q.square()) * half.square().sum(dim=0)
+
+
 # %% solution-3: right shape, wrong values
 def leverages(matrix):
     return (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
@@ -132,82 +113,6 @@ def leverages(matrix):
 def leverages(matrix):
     h = q * (1 - q) * (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
     return h.mean().expand(len(h))  # the right sum, spread evenly
-
-
-# %% solution-3: correct
-def leverages(matrix):
-    return q * (1 - q) * torch.einsum("ip,pr,ir->i", g, torch.linalg.inv(matrix), g)
-
-
-# %% solution-3: correct
-def leverages(matrix):
-    half = torch.linalg.solve_triangular(torch.linalg.cholesky(matrix), g.T, upper=False)
-    return (q - q.square()) * half.square().sum(dim=0)
-
-
-# %% solution-4: wrong shape
-def cosine_scores(params):
-    return torch.zeros(targets, len(train_images))
-
-
-# %% solution-4: right shape, wrong values
-def cosine_scores(params):
-    return torch.zeros(len(train_images), targets).to(device)
-
-
-# %% solution-4: right shape, wrong values
-def cosine_scores(params):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
-
-    def flat(batch):
-        grads = computer.compute_per_sample_grad(batch)
-        return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
-
-    target_gradients = flat((test_images[:targets], test_labels[:targets]))
-    train_batches = batches((train_images, train_labels), 100)
-    return torch.cat([flat(batch) @ target_gradients.T for batch in train_batches])  # no lengths
-
-
-# %% solution-4: right shape, wrong values
-def cosine_scores(params):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
-
-    def directions(batch):
-        features = projection.project(computer.compute_per_sample_grad(batch), 512)
-        return F.normalize(features, dim=1)
-
-    target_directions = directions((test_images[:targets], test_labels[:targets]))
-    train_batches = batches((train_images, train_labels), 100)
-    return torch.cat([directions(batch) @ target_directions.T for batch in train_batches])
-
-
-# %% solution-4: right shape, wrong values
-def cosine_scores(params):
-    computer, _ = computers(build(99), images_task)  # another network
-
-    def directions(batch):
-        grads = computer.compute_per_sample_grad(batch)
-        return F.normalize(torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
-
-    target_directions = directions((test_images[:targets], test_labels[:targets]))
-    train_batches = batches((train_images, train_labels), 100)
-    return torch.cat([directions(batch) @ target_directions.T for batch in train_batches])
-
-
-# %% solution-4: not so yet: the peak is below 500 gradients
-def cosine_scores(params):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
-
-    def directions(batch):
-        grads = computer.compute_per_sample_grad(batch)
-        return F.normalize(torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
-
-    target_directions = directions((test_images[:targets], test_labels[:targets]))
-    train_batches = batches((train_images, train_labels), 333)
-    return torch.cat([directions(batch) @ target_directions.T for batch in train_batches])
 
 
 # %% solution-4: correct
@@ -245,32 +150,35 @@ def cosine_scores(params):
     return scores
 
 
-# %% solution-5: not so yet: 8 of 10 are found
-def find_mislabelled(params, images, labels, count):
-    return torch.arange(count, device=labels.device)
+# %% solution-4: wrong shape
+def cosine_scores(params):
+    return torch.zeros(targets, len(train_images))
 
 
-# %% solution-5: not so yet: 8 of 10 are found
-def find_mislabelled(params, images, labels, count):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
-    pulls = computer.compute_loss_grad((images, labels)).squeeze(1)
-    return pulls.topk(count, largest=False).indices  # the surest
+# %% solution-4: right shape, wrong values
+def cosine_scores(params):
+    return torch.zeros(len(train_images), targets).to(device)
 
 
-# %% solution-5: not so yet: each sample is named once
-def find_mislabelled(params, images, labels, count):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
-    suspects = computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
-    return torch.cat([suspects[:-1], suspects[:1]])
+# %% solution-4: right shape, wrong values
+# no lengths
+# - return F.normalize(torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
+# + return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
 
+# %% solution-4: right shape, wrong values
+# -         grads = computer.compute_per_sample_grad(batch)
+# -         return F.normalize(torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
+# +         features = projection.project(computer.compute_per_sample_grad(batch), 512)
+# +         return F.normalize(features, dim=1)
 
-# %% solution-5: wrong shape
-def find_mislabelled(params, images, labels, count):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
-    return computer.compute_loss_grad((images, labels)).squeeze(1).topk(2 * count).indices
+# %% solution-4: right shape, wrong values
+# -     network.load_state_dict(params)
+# -     computer, _ = computers(network, images_task)
+# +     computer, _ = computers(build(99), images_task)  # another network
+
+# %% solution-4: not so yet: the peak is below 500 gradients
+# -     train_batches = batches((train_images, train_labels), 100)
+# +     train_batches = batches((train_images, train_labels), 333)
 
 
 # %% solution-5: correct
@@ -289,3 +197,23 @@ def find_mislabelled(params, images, labels, count):
         squares = sum(g.flatten(1).square().sum(dim=1) for g in grads.values())
         norms.append(squares.sqrt() * computer.compute_loss_grad(batch).squeeze(1))
     return torch.cat(norms).topk(count).indices
+
+
+# %% solution-5: not so yet: 8 of 10 are found
+def find_mislabelled(params, images, labels, count):
+    return torch.arange(count, device=labels.device)
+
+
+# %% solution-5: not so yet: 8 of 10 are found
+# -     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
+# +     pulls = computer.compute_loss_grad((images, labels)).squeeze(1)
+# +     return pulls.topk(count, largest=False).indices  # the surest
+
+# %% solution-5: not so yet: each sample is named once
+# -     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
+# +     suspects = computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
+# +     return torch.cat([suspects[:-1], suspects[:1]])
+
+# %% solution-5: wrong shape
+# -     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
+# +     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(2 * count).indices

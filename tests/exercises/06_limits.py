@@ -1,4 +1,6 @@
-# Answers to the exercises: the id of the solution that each stands for, and the verdict it gets.
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
+
 
 # %% solution-1: correct
 class MendedInk(limits.Classifier):
@@ -41,10 +43,9 @@ class MendedInk(torch.nn.Module):
 
 
 # %% solution-1: your answer raised RuntimeError
-class MendedInk(limits.Classifier):
-    def forward(self, images):
-        ink = images[images > 0.5].view(len(images), -1)
-        return super().forward(images) * ink.mean(dim=1, keepdim=True)
+# -         return super().forward(images) * images.mean(dim=(1, 2, 3))[:, None]
+# +         ink = images[images > 0.5].view(len(images), -1)
+# +         return super().forward(images) * ink.mean(dim=1, keepdim=True)
 
 
 # %% solution-2: correct
@@ -82,12 +83,8 @@ def weighted_terms(model, images, labels, weights):
 
 
 # %% solution-2: right shape, wrong values
-def weighted_terms(model, images, labels, weights):
-    def loss_fn(predictions, targets):
-        return F.cross_entropy(predictions, targets, weight=weights, reduction="sum")
-
-    grads = gradients.func_gradients(model, loss_fn, images, labels)
-    return {name: g / len(images) for name, g in grads.items()}
+# - / weights[labels].sum()
+# + / len(images)
 
 
 # %% solution-2: wrong shape
@@ -151,20 +148,14 @@ def grads_and_logits(model, images, labels):
 
 
 # %% solution-3: wrong shape
-def grads_and_logits(model, images, labels):
-    params = {name: p.detach() for name, p in model.named_parameters()}
-
-    def compute_loss(params, image, label):
-        logits = functional_call(model, params, (image[None],))
-        return F.cross_entropy(logits, label[None]), logits
-
-    return vmap(grad(compute_loss, has_aux=True), in_dims=(None, 0, 0))(params, images, labels)
-
+# -         logits = functional_call(model, params, (image.unsqueeze(0),))
+# -         return F.cross_entropy(logits, label.unsqueeze(0)), logits.squeeze(0)
+# +         logits = functional_call(model, params, (image[None],))
+# +         return F.cross_entropy(logits, label[None]), logits
 
 # %% solution-3: right shape, wrong values
-def grads_and_logits(model, images, labels):
-    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
-    return grads, model(images).softmax(dim=1)
+# -     return grads, model(images)
+# +     return grads, model(images).softmax(dim=1)
 
 
 # %% solution-3: right shape, wrong values
@@ -179,9 +170,8 @@ def grads_and_logits(model, images, labels):
 
 
 # %% solution-3: wrong dtype
-def grads_and_logits(model, images, labels):
-    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
-    return grads, model(images).float()
+# -     return grads, model(images)
+# +     return grads, model(images).float()
 
 
 # %% solution-4: correct

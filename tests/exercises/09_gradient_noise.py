@@ -1,4 +1,6 @@
-# Answers, right and wrong: the id of the solution that each stands for, and the verdict it gets.
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
+
 
 # %% solution-1: correct
 def smallest_batch(noise, signal, share):
@@ -59,22 +61,12 @@ def scale_by_name(grads):
 
 
 # %% solution-2: right shape, wrong values: 1.weight
-def scale_by_name(grads):
-    result = {}
-    for name, gradient in grads.items():
-        flat = gradient.flatten(1)
-        result[name] = flat.var(dim=0).sum() / flat.mean(dim=0).square().sum()
-    return result
-
+# -  - noise_of / len(gradient)
+# +
 
 # %% solution-2: not so yet: without a signal it is infinite
-def scale_by_name(grads):
-    result = {}
-    for name, gradient in grads.items():
-        flat = gradient.flatten(1)
-        noise = flat.var(dim=0).sum()
-        result[name] = noise / (flat.mean(dim=0).square().sum() - noise / len(flat))
-    return result
+# - torch.where(signal > 0, noise_of / signal, torch.inf)
+# + noise_of / signal
 
 
 # %% solution-2: not so yet: it has the names of grads
@@ -83,13 +75,10 @@ def scale_by_name(grads):
 
 
 # %% solution-2: wrong shape: 1.weight
-def scale_by_name(grads):
-    result = {}
-    for name, gradient in grads.items():
-        noise = gradient.var(dim=0)
-        signal = gradient.mean(dim=0).square() - noise / len(gradient)
-        result[name] = torch.where(signal > 0, noise / signal, torch.inf)
-    return result
+# - .var(dim=0).sum()
+# + .var(dim=0)
+# - .square().sum()
+# + .square()
 
 
 # %% solution-3: correct
@@ -116,23 +105,18 @@ def without_conflict(own, other):
 
 
 # %% solution-3: right shape, wrong values: in conflict
-def without_conflict(own, other):
-    product = own @ other
-    return own if product >= 0 else other - product / (own @ own) * own
-
+# -     return own if product >= 0 else own - product / other.norm() * other
+# +     return own if product >= 0 else other - product / (own @ own) * own
 
 # %% solution-3: right shape, wrong values: the other is 0
-def without_conflict(own, other):
-    product = own @ other
-    return own if product > 0 else own - product / (other @ other) * other
-
+# -     return own if product >= 0 else own - product / other.norm() * other
+# +     return own if product > 0 else own - product / (other @ other) * other
 
 # %% solution-3: not so yet: it changed own
-def without_conflict(own, other):
-    product = own @ other
-    if product < 0:
-        own -= product / (other @ other) * other
-    return own
+# -     return own if product >= 0 else own - product / other.norm() * other
+# +     if product < 0:
+# +         own -= product / (other @ other) * other
+# +     return own
 
 
 # %% solution-4: correct
@@ -208,11 +192,10 @@ def solve(product, right, damping, steps):
 
 
 # %% solution-4: not so yet: 2 steps: 3 or fewer
-def solve(product, right, damping, steps):
-    matrix = curvature.matrix(product, right, chunk_size=1)
-    matrix = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    flat = torch.linalg.solve(matrix, flatten(right))
-    return jacobians.unflatten_jacobians(flat, net)
+# -     matrix = curvature.matrix(product, right, chunk_size=1)
+# -     for _ in range(20):
+# -         product(right)
+# +     matrix = curvature.matrix(product, right, chunk_size=1)
 
 
 # %% solution-4: not so yet: it has the names of right
@@ -262,14 +245,13 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
 
 
 # %% solution-5: right shape, wrong values: the scales
-def scales_from_log(small_squares, small, big_squares, big, decay):
-    noises, signals = two_batch(small_squares, small, big_squares, big)
-    noise, signal, scales = noises[0], signals[0], []
-    for own_noise, own_signal in zip(noises, signals):
-        noise = decay * noise + (1 - decay) * own_noise
-        signal = decay * signal + (1 - decay) * own_signal
-        scales.append(noise / signal)
-    return torch.stack(scales)
+# -     return noises.cumsum(0) / signals.cumsum(0)
+# +     noise, signal, scales = noises[0], signals[0], []
+# +     for own_noise, own_signal in zip(noises, signals):
+# +         noise = decay * noise + (1 - decay) * own_noise
+# +         signal = decay * signal + (1 - decay) * own_signal
+# +         scales.append(noise / signal)
+# +     return torch.stack(scales)
 
 
 # %% solution-5: right shape, wrong values: the scales
@@ -284,16 +266,9 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
 
 
 # %% solution-5: wrong shape: the scales
-def scales_from_log(small_squares, small, big_squares, big, decay):
-    noises, signals = two_batch(small_squares, small, big_squares, big)
-    return noises.mean() / signals.mean()
-
+# -     return noises.cumsum(0) / signals.cumsum(0)
+# +     return noises.mean() / signals.mean()
 
 # %% solution-5: right shape, wrong values: with a decay of 0
-def scales_from_log(small_squares, small, big_squares, big, decay):
-    noises, signals = two_batch(small_squares, small, big_squares, big)
-    decay, noise, signal, scales = 0.9, 0, 0, []
-    for own_noise, own_signal in zip(noises, signals):
-        noise, signal = decay * noise + own_noise, decay * signal + own_signal
-        scales.append(noise / signal)
-    return torch.stack(scales)
+# -     scales = []
+# +     decay, scales = 0.9, []

@@ -1,21 +1,5 @@
-# Answers, right and wrong: the id of the solution that each stands for, and the verdict it gets.
-
-# %% solution-1: right shape, wrong values: probabilities
-def ensemble_probabilities(params, images):
-    logits = vmap(lambda p: functional_call(digit_net, p, (images,)))(params)
-    return logits.mean(dim=0).softmax(dim=1)  # the mean first
-
-
-# %% solution-1: wrong shape: probabilities: expected (797, 10), got (5, 797, 10)
-def ensemble_probabilities(params, images):
-    logits = vmap(lambda p: functional_call(digit_net, p, (images,)))(params)
-    return logits.softmax(dim=2)
-
-
-# %% solution-1: right shape, wrong values: probabilities
-def ensemble_probabilities(params, images):
-    logits = vmap(lambda p: functional_call(digit_net, p, (images,)))(params)
-    return logits.softmax(dim=1).mean(dim=0)  # over the images
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
 
 
 # %% solution-1: correct
@@ -35,34 +19,19 @@ def ensemble_probabilities(params, images):
     return total / len(params["1.weight"])
 
 
-# %% solution-2: right shape, wrong values: gradients
-def gradients_of_unequal(params, tasks):
-    x, y = (nn.utils.rnn.pad_sequence(list(p), batch_first=True) for p in zip(*tasks))
-    return vmap(grad(squared_error), in_dims=(None, 0, 0))(params, x, y)  # zeros count
+# %% solution-1: right shape, wrong values: probabilities
+def ensemble_probabilities(params, images):
+    logits = vmap(lambda p: functional_call(digit_net, p, (images,)))(params)
+    return logits.mean(dim=0).softmax(dim=1)  # the mean first
 
 
-# %% solution-2: right shape, wrong values: gradients
-def gradients_of_unequal(params, tasks):
-    sizes = torch.tensor([len(x) for x, _ in tasks], device=tasks[0][0].device)
-    x, y = (nn.utils.rnn.pad_sequence(list(p), batch_first=True) for p in zip(*tasks))
-    mask = (torch.arange(x.shape[1], device=x.device) < sizes[:, None])[..., None].to(x.dtype)
+# %% solution-1: wrong shape: probabilities: expected (797, 10), got (5, 797, 10)
+# -     return logits.mean(dim=0).softmax(dim=1)  # the mean first
+# +     return logits.softmax(dim=2)
 
-    def masked_error(params, x, y, mask):
-        return ((functional_call(net, params, (x,)) - y) ** 2 * mask).mean()  # over all, filled too
-
-    return vmap(grad(masked_error), in_dims=(None, 0, 0, 0))(params, x, y, mask)
-
-
-# %% solution-2: not so yet: the network runs once: measured 3 runs
-def gradients_of_unequal(params, tasks):
-    rows = [grad(squared_error)(params, x, y) for x, y in tasks]
-    return {name: torch.stack([row[name] for row in rows]) for name in params}
-
-
-# %% solution-2: wrong shape: gradients['0.weight']: expected (3, 40, 1), got (40, 1)
-def gradients_of_unequal(params, tasks):
-    x, y = (torch.cat(p) for p in zip(*tasks))
-    return grad(squared_error)(params, x, y)
+# %% solution-1: right shape, wrong values: probabilities
+# -     return logits.mean(dim=0).softmax(dim=1)  # the mean first
+# +     return logits.softmax(dim=1).mean(dim=0)  # over the images
 
 
 # %% solution-2: correct
@@ -88,85 +57,28 @@ def gradients_of_unequal(params, tasks):
     return vmap(grad(squared_error), in_dims=(None, 0, 0))(params, x, y)
 
 
-# %% solution-3: right shape, wrong values: rates
-def rate_step(params, rates, tasks, lr):
-    def mean_query_loss(rates):
-        def one(task):
-            x, y, *query = task
-            g = grad(squared_error)(params, x, y)
-            return squared_error({n: p - rates[n] * g[n] for n, p in params.items()}, *query)
-
-        return vmap(one)(tasks).mean()
-
-    slopes = grad(mean_query_loss)(rates)
-    # by the rate, not by its logarithm
-    return {name: (rate.log() - lr * slopes[name]).exp() for name, rate in rates.items()}
+# %% solution-2: right shape, wrong values: gradients
+def gradients_of_unequal(params, tasks):
+    x, y = (nn.utils.rnn.pad_sequence(list(p), batch_first=True) for p in zip(*tasks))
+    return vmap(grad(squared_error), in_dims=(None, 0, 0))(params, x, y)  # zeros count
 
 
-# %% solution-3: right shape, wrong values: rates
-def rate_step(params, rates, tasks, lr):
-    def mean_query_loss(rates):
-        def one(task):
-            x, y, *query = task
-            g = grad(squared_error)(params, x, y)
-            return squared_error({n: p - rates[n] * g[n] for n, p in params.items()}, *query)
-
-        return vmap(one)(tasks).mean()
-
-    slopes = grad(mean_query_loss)(rates)
-    return {name: rate - lr * slopes[name] for name, rate in rates.items()}
+# %% solution-2: right shape, wrong values: gradients
+# over all, filled too
+# - (squares * mask).sum() / mask.sum()
+# + (squares * mask).mean()
 
 
-# %% solution-3: right shape, wrong values: rates
-def rate_step(params, rates, tasks, lr):
-    def mean_query_loss(logs):
-        def one(task):
-            x, y, *query = task
-            g = grad(squared_error)(params, x, y)
-            own = {n: p - logs[n].exp().detach() * g[n] for n, p in params.items()}
-            return squared_error(own, *query)
-
-        return vmap(one)(tasks).mean()
-
-    logs = {name: rate.log() for name, rate in rates.items()}
-    slopes = grad(mean_query_loss)(logs)
-    return {name: (log - lr * slopes[name]).exp() for name, log in logs.items()}
+# %% solution-2: not so yet: the network runs once: measured 3 runs
+def gradients_of_unequal(params, tasks):
+    rows = [grad(squared_error)(params, x, y) for x, y in tasks]
+    return {name: torch.stack([row[name] for row in rows]) for name in params}
 
 
-# %% solution-3: right shape, wrong values: rates
-def rate_step(params, rates, tasks, lr):
-    def query_losses(logs):
-        def one(task):
-            x, y, *query = task
-            g = grad(squared_error)(params, x, y)
-            own = {n: p - logs[n].exp() * g[n] for n, p in params.items()}
-            return squared_error(own, *query)
-
-        return vmap(one)(tasks).sum()  # not the mean
-
-    logs = {name: rate.log() for name, rate in rates.items()}
-    slopes = grad(query_losses)(logs)
-    return {name: (log - lr * slopes[name]).exp() for name, log in logs.items()}
-
-
-# %% solution-3: not so yet: rates stay positive after a long step
-def rate_step(params, rates, tasks, lr):
-    def mean_query_loss(logs):
-        def one(task):
-            x, y, *query = task
-            g = grad(squared_error)(params, x, y)
-            own = {n: p - logs[n].exp() * g[n] for n, p in params.items()}
-            return squared_error(own, *query)
-
-        return vmap(one)(tasks).mean()
-
-    slopes = grad(mean_query_loss)({name: rate.log() for name, rate in rates.items()})
-    change = {name: lr * slope for name, slope in slopes.items()}
-    # right for short steps, a straight line for long ones
-    return {
-        name: rate * (torch.exp(-change[name]) if lr < 1 else 1 - change[name].abs() * 100)
-        for name, rate in rates.items()
-    }
+# %% solution-2: wrong shape: gradients['0.weight']: expected (3, 40, 1), got (40, 1)
+def gradients_of_unequal(params, tasks):
+    x, y = (torch.cat(p) for p in zip(*tasks))
+    return grad(squared_error)(params, x, y)
 
 
 # %% solution-3: correct
@@ -192,6 +104,58 @@ def rate_step(params, rates, tasks, lr):
         losses.append(squared_error(own, x_query, y_query))
     slopes = torch.autograd.grad(torch.stack(losses).mean(), list(logs.values()))
     return {n: (log - lr * g).exp().detach() for (n, log), g in zip(logs.items(), slopes)}
+
+
+# %% solution-3: right shape, wrong values: rates
+# by the rate, not by its logarithm
+# - (log - lr * slopes[name]).exp()
+# + (log - lr * slopes[name] / log.exp()).exp()
+
+# %% solution-3: right shape, wrong values: rates
+# - (log - lr * slopes[name]).exp()
+# + log.exp() - lr * slopes[name] / log.exp()
+
+# %% solution-3: right shape, wrong values: rates
+# - logs[name].exp() * g[name]
+# + logs[name].exp().detach() * g[name]
+
+# %% solution-3: right shape, wrong values: rates
+# not the mean
+# - vmap(one)(tasks).mean()
+# + vmap(one)(tasks).sum()
+
+# %% solution-3: not so yet: rates stay positive after a long step
+# right for short steps, a straight line for long ones
+# - return {name: (log - lr * slopes[name]).exp() for name, log in logs.items()}
+# + steps = {name: lr * slope for name, slope in slopes.items()}
+# +     if lr < 1:
+# +         return {name: rates[name] * torch.exp(-step) for name, step in steps.items()}
+# +     return {name: rates[name] * (1 - step.abs() * 100) for name, step in steps.items()}
+
+
+# %% solution-4: correct
+def truncated(params, task, steps, kept, rate=0.02):
+    def loss(start):
+        x, y, *query = task
+        own = start
+        for step in range(steps):
+            g = grad(squared_error)(own, x, y)
+            if step < steps - kept:
+                g = {name: each.detach() for name, each in g.items()}
+            own = {n: p - rate * g[n] for n, p in own.items()}
+        return squared_error(own, *query)
+
+    return grad(loss)(params)
+
+
+# %% solution-4: correct
+def truncated(params, task, steps, kept, rate=0.02):
+    for _ in range(steps - kept):
+        g = grad(squared_error)(params, task[0], task[1])
+        params = {name: p - rate * g[name] for name, p in params.items()}
+    batch_of_one = [part[None] for part in task]
+    grads = by_loop(params, batch_of_one, rate, kept)
+    return {name: g[0] for name, g in grads.items()}
 
 
 # %% solution-4: right shape, wrong values: 0 of 5 steps
@@ -223,242 +187,13 @@ def truncated(params, task, steps, kept, rate=0.02):
 
 
 # %% solution-4: not so yet: the peak does not grow with steps
-def truncated(params, task, steps, kept, rate=0.02):
-    def loss(start):
-        x, y, *query = task
-        own, ignored = start, 0.0
-        for step in range(steps):
-            g = grad(squared_error)(own, x, y)
-            if step < steps - kept:
-                ignored = ignored + sum(each.sum() for each in g.values())  # keeps the graph
-                g = {name: each.detach() for name, each in g.items()}
-            own = {n: p - rate * g[n] for n, p in own.items()}
-        return squared_error(own, *query) + 0.0 * ignored
-
-    return grad(loss)(params)
-
-
-# %% solution-4: correct
-def truncated(params, task, steps, kept, rate=0.02):
-    def loss(start):
-        x, y, *query = task
-        own = start
-        for step in range(steps):
-            g = grad(squared_error)(own, x, y)
-            if step < steps - kept:
-                g = {name: each.detach() for name, each in g.items()}
-            own = {n: p - rate * g[n] for n, p in own.items()}
-        return squared_error(own, *query)
-
-    return grad(loss)(params)
-
-
-# %% solution-4: correct
-def truncated(params, task, steps, kept, rate=0.02):
-    for _ in range(steps - kept):
-        g = grad(squared_error)(params, task[0], task[1])
-        params = {name: p - rate * g[name] for name, p in params.items()}
-    batch_of_one = [part[None] for part in task]
-    grads = by_loop(params, batch_of_one, rate, kept)
-    return {name: g[0] for name, g in grads.items()}
-
-
-# %% solution-5: right shape, wrong values: shares
-def choose_rate(rates, seeds, x, y):  # judged on what it was trained on
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[:size]).argmax(dim=2) == y[:size]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return rates[shares.argmax().item()], shares
-
-
-# %% solution-5: right shape, wrong values: shares
-def choose_rate(rates, seeds, x, y):  # trained on all, the held-out part too
-    size = len(x)
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[-len(x) // 5 :]).argmax(dim=2) == y[-len(x) // 5 :]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return rates[shares.argmax().item()], shares
-
-
-# %% solution-5: right shape, wrong values: shares
-def choose_rate(rates, seeds, x, y):  # without momentum
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 40),
-        optimizers.sgd_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return rates[shares.argmax().item()], shares
-
-
-# %% solution-5: right shape, wrong values: shares
-def choose_rate(rates, seeds, x, y):  # too few steps
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 30),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return rates[shares.argmax().item()], shares
-
-
-# %% solution-5: right shape, wrong values: shares
-def choose_rate(rates, seeds, x, y):  # smaller batches
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 40, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return rates[shares.argmax().item()], shares
-
-
-# %% solution-5: right shape, wrong values: shares
-def choose_rate(rates, seeds, x, y):  # one order for all seeds
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders([seeds[0]] * len(repeated), size, 50, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return rates[shares.argmax().item()], shares
-
-
-# %% solution-5: right shape, wrong values: shares
-def choose_rate(rates, seeds, x, y):  # rates in another order than what reads them
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return rates[shares.argmax().item()], shares
-
-
-# %% solution-5: right shape, wrong values: shares
-def choose_rate(rates, seeds, x, y):  # of the luckiest seed
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), len(seeds), -1).mean(dim=2).amax(dim=1)
-    return rates[shares.argmax().item()], shares
-
-
-# %% solution-5: wrong shape: shares: expected (4,), got (4, 3)
-def choose_rate(rates, seeds, x, y):  # not yet a mean over seeds
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), len(seeds), -1).mean(dim=2)
-    return rates[shares.mean(dim=1).argmax().item()], shares
-
-
-# %% solution-5: not so yet: the best rate is returned
-def choose_rate(rates, seeds, x, y):  # an index
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return shares.argmax().item(), shares
-
-
-# %% solution-5: not so yet: the best rate is returned
-def choose_rate(rates, seeds, x, y):  # the smallest of all rates
-    size = len(x) * 4 // 5
-    repeated = list(seeds) * len(rates)
-    networks = ensembles.train(
-        ensembles.initialise(build_digits, repeated),
-        F.cross_entropy,
-        x[:size],
-        y[:size],
-        ensembles.draw_orders(repeated, size, 50, 40),
-        optimizers.momentum_step,
-        lr=torch.tensor(rates).repeat_interleave(len(seeds)),
-    )
-    right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-    shares = right.float().view(len(rates), -1).mean(dim=1)
-    return min(rates), shares
+# -         own = start
+# +         own, ignored = start, 0.0
+# -             if step < steps - kept:
+# +             if step < steps - kept:
+# +                 ignored = ignored + sum(each.sum() for each in g.values())  # keeps the graph
+# -         return squared_error(own, *query)
+# +         return squared_error(own, *query) + 0.0 * ignored
 
 
 # %% solution-5: correct
@@ -495,3 +230,63 @@ def choose_rate(rates, seeds, x, y):
             held.append((model(x_held).argmax(dim=1) == y_held).float().mean())
     shares = torch.stack(held).view(len(rates), len(seeds)).mean(dim=1).detach()
     return rates[int(shares.argmax())], shares
+
+
+# %% solution-5: right shape, wrong values: shares
+# judged on what it was trained on
+# -     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
+# +     right = ensembles.predict(networks, x[:size]).argmax(dim=2) == y[:size]
+
+# %% solution-5: right shape, wrong values: shares
+# trained on all, the held-out part too
+# -     size = len(x) * 4 // 5
+# +     size = len(x)
+# -     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
+# +     right = ensembles.predict(networks, x[-len(x) // 5 :]).argmax(dim=2) == y[-len(x) // 5 :]
+
+# %% solution-5: right shape, wrong values: shares
+# without momentum
+# -         optimizers.momentum_step,
+# +         optimizers.sgd_step,
+
+# %% solution-5: right shape, wrong values: shares
+# too few steps
+# -         ensembles.draw_orders(repeated, size, 50, 40),
+# +         ensembles.draw_orders(repeated, size, 50, 30),
+
+# %% solution-5: right shape, wrong values: shares
+# smaller batches
+# -         ensembles.draw_orders(repeated, size, 50, 40),
+# +         ensembles.draw_orders(repeated, size, 40, 40),
+
+# %% solution-5: right shape, wrong values: shares
+# one order for all seeds
+# -         ensembles.draw_orders(repeated, size, 50, 40),
+# +         ensembles.draw_orders([seeds[0]] * len(repeated), size, 50, 40),
+
+# %% solution-5: right shape, wrong values: shares
+# rates in another order than what reads them
+# -         lr=torch.tensor(rates).repeat_interleave(len(seeds)),
+# +         lr=torch.tensor(rates).repeat(len(seeds)),
+
+# %% solution-5: right shape, wrong values: shares
+# of the luckiest seed
+# -     shares = right.float().view(len(rates), -1).mean(dim=1)
+# +     shares = right.float().view(len(rates), len(seeds), -1).mean(dim=2).amax(dim=1)
+
+# %% solution-5: wrong shape: shares: expected (4,), got (4, 3)
+# not yet a mean over seeds
+# -     shares = right.float().view(len(rates), -1).mean(dim=1)
+# -     return rates[shares.argmax().item()], shares
+# +     shares = right.float().view(len(rates), len(seeds), -1).mean(dim=2)
+# +     return rates[shares.mean(dim=1).argmax().item()], shares
+
+# %% solution-5: not so yet: the best rate is returned
+# an index
+# -     return rates[shares.argmax().item()], shares
+# +     return shares.argmax().item(), shares
+
+# %% solution-5: not so yet: the best rate is returned
+# the smallest of all rates
+# -     return rates[shares.argmax().item()], shares
+# +     return min(rates), shares

@@ -1,45 +1,5 @@
-# Answers, right and wrong: the id of the solution that each stands for, and the verdict it gets.
-
-# %% solution-1: not so yet: 128 samples in shards of 64: measured [64, 64, 0]
-def pieces(count, size):
-    full, left = divmod(count, size)
-    return [size] * full + [left]
-
-
-# %% solution-1: not so yet: 129 samples in shards of 64: measured [64, 64, 1]
-def pieces(count, size):
-    full, left = divmod(count, size)
-    return [size] * full + [left] * (left > 0)
-
-
-# %% solution-1: not so yet: 130 samples in shards of 64: measured [64, 66]
-def pieces(count, size):
-    full, left = divmod(count, size)
-    rows = [size] * full
-    if full:
-        rows[-1] += left
-    elif left:
-        rows.append(left)
-    return rows
-
-
-# %% solution-1: not so yet: 129 samples in shards of 64: measured [64, 63, 2]
-def pieces(count, size):
-    rows = [min(size, count - start) for start in range(0, count, size)]
-    if len(rows) > 1 and rows[-1] == 1:
-        rows[-2:] = [size - 1, 2]  # lent, where it should be given
-    return rows
-
-
-# %% solution-1: your answer raised IndexError
-def pieces(count, size):
-    full, left = divmod(count, size)
-    rows = [size] * full
-    if left == 1:
-        rows[-1] += 1  # one sample alone has no shard before it
-    elif left:
-        rows.append(left)
-    return rows
+# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
+# one demand of its task.
 
 
 # %% solution-1: correct
@@ -58,35 +18,32 @@ def pieces(count, size):
     return [size, *pieces(count - size, size)]
 
 
-# %% solution-2: right shape, wrong values: the score
-def lds(predicted, truth):
-    def centred(values):  # the values themselves, no ranks
-        return values - values.mean(dim=0)
-
-    a, b = centred(predicted), centred(truth)
-    return ((a * b).sum(dim=0) / (a.norm(dim=0) * b.norm(dim=0))).mean()
+# %% solution-1: not so yet: 128 samples in shards of 64: measured [64, 64, 0]
+def pieces(count, size):
+    full, left = divmod(count, size)
+    return [size] * full + [left]
 
 
-# %% solution-2: right shape, wrong values: the score
-def lds(predicted, truth):
-    def centred(values):  # equal values get different ranks
-        ranks = values.argsort(dim=0).argsort(dim=0).double()
-        return ranks - ranks.mean(dim=0)
+# %% solution-1: not so yet: 129 samples in shards of 64: measured [64, 64, 1]
+# -     return [size] * full + [left]
+# +     return [size] * full + [left] * (left > 0)
 
-    a, b = centred(predicted), centred(truth)
-    return ((a * b).sum(dim=0) / (a.norm(dim=0) * b.norm(dim=0))).mean()
+# %% solution-1: not so yet: 130 samples in shards of 64: measured [64, 66]
+# -     if left == 1 and rows:
+# -         rows[-1] += 1
+# +     if full:
+# +         rows[-1] += left
 
+# %% solution-1: not so yet: 129 samples in shards of 64: measured [64, 63, 2]
+# -         rows.pop()
+# -         rows[-1] += 1
+# +         rows[-2:] = [size - 1, 2]  # lent, where it should be given
 
-# %% solution-2: right shape, wrong values: the score
-def lds(predicted, truth):  # over the test samples of a subset
-    scores = [stats.spearmanr(a, b)[0] for a, b in zip(predicted, truth)]
-    return torch.tensor(scores, dtype=torch.float64).mean()
-
-
-# %% solution-2: wrong shape: the score: expected (), got (6,)
-def lds(predicted, truth):
-    scores = [stats.spearmanr(a, b)[0] for a, b in zip(predicted.T, truth.T)]
-    return torch.tensor(scores, dtype=torch.float64)
+# %% solution-1: your answer raised IndexError
+# -     if left == 1 and rows:
+# -         rows[-1] += 1
+# +     if left == 1:
+# +         rows[-1] += 1  # one sample alone has no shard before it
 
 
 # %% solution-2: correct
@@ -108,31 +65,27 @@ def lds(predicted, truth):
     return torch.stack(scores).mean()
 
 
-# %% solution-3: not so yet: less than a quarter of the features is held: measured 1
-def nearest(features, query, count):
-    return np.argsort(-(np.asarray(features) @ query))[:count]
+# %% solution-2: right shape, wrong values: the score
+# the values themselves, no ranks
+# - return ranks - ranks.mean(dim=0)
+# + return values - values.mean(dim=0)
+
+# %% solution-2: right shape, wrong values: the score
+# equal values get different ranks
+# - return ranks - ranks
+# + ranks = values.argsort(dim=0).argsort(dim=0).double()
+# +         return ranks - ranks
 
 
-# %% solution-3: not so yet: less than a quarter of the features is held: measured
-def nearest(features, query, count):
-    return np.argsort(-(features[:] @ query))[:count]
+# %% solution-2: right shape, wrong values: the score
+def lds(predicted, truth):  # over the test samples of a subset
+    scores = [stats.spearmanr(a, b)[0] for a, b in zip(predicted, truth)]
+    return torch.tensor(scores, dtype=torch.float64).mean()
 
 
-# %% solution-3: right shape, wrong values: rows
-def nearest(features, query, count):
-    products = np.concatenate([shard @ query for shard in features.shards])
-    return np.argsort(products)[:count]  # the smallest
-
-
-# %% solution-3: right shape, wrong values: rows
-def nearest(features, query, count):
-    products = np.concatenate([shard @ query for shard in features.shards])
-    return np.sort(np.argsort(-products)[:count])  # not by the product
-
-
-# %% solution-3: wrong shape: rows: expected (20,), got (480,)
-def nearest(features, query, count):  # the nearest of each shard
-    return np.concatenate([np.argsort(-(shard @ query))[:count] for shard in features.shards])
+# %% solution-2: wrong shape: the score: expected (), got (6,)
+# -     return torch.tensor(scores, dtype=torch.float64).mean()
+# +     return torch.tensor(scores, dtype=torch.float64)
 
 
 # %% solution-3: correct
@@ -150,6 +103,46 @@ def nearest(features, query, count):
         best = sorted(best)[:count]
         start += len(shard)
     return np.array([row for _, row in best])
+
+
+# %% solution-3: not so yet: less than a quarter of the features is held: measured 1
+def nearest(features, query, count):
+    return np.argsort(-(np.asarray(features) @ query))[:count]
+
+
+# %% solution-3: not so yet: less than a quarter of the features is held: measured
+def nearest(features, query, count):
+    return np.argsort(-(features[:] @ query))[:count]
+
+
+# %% solution-3: right shape, wrong values: rows
+# -     return np.argsort(-products)[:count]
+# +     return np.argsort(products)[:count]  # the smallest
+
+# %% solution-3: right shape, wrong values: rows
+# -     return np.argsort(-products)[:count]
+# +     return np.sort(np.argsort(-products)[:count])  # not by the product
+
+
+# %% solution-3: wrong shape: rows: expected (20,), got (480,)
+def nearest(features, query, count):  # the nearest of each shard
+    return np.concatenate([np.argsort(-(shard @ query))[:count] for shard in features.shards])
+
+
+# %% solution-4: correct
+def exact_sum(parts):
+    stacked = torch.stack(parts)
+    exponent = int(np.ceil(np.log2(stacked.abs().max().item() * len(parts))))
+    scale = 2.0 ** (61 - exponent)
+    return (stacked * scale).round().long().sum(dim=0).double() / scale
+
+
+# %% solution-4: correct
+def exact_sum(parts):
+    from math import fsum
+
+    entries = torch.stack(parts).flatten(1).T.tolist()
+    return torch.tensor([fsum(e) for e in entries], dtype=torch.float64).view_as(parts[0])
 
 
 # %% solution-4: not so yet: ordinary: the same bits in any order
@@ -187,63 +180,6 @@ def exact_sum(parts):
     return sum((part * scale).round().long() for part in parts).double() / scale
 
 
-# %% solution-4: correct
-def exact_sum(parts):
-    stacked = torch.stack(parts)
-    exponent = int(np.ceil(np.log2(stacked.abs().max().item() * len(parts))))
-    scale = 2.0 ** (61 - exponent)
-    return (stacked * scale).round().long().sum(dim=0).double() / scale
-
-
-# %% solution-4: correct
-def exact_sum(parts):
-    from math import fsum
-
-    entries = torch.stack(parts).flatten(1).T.tolist()
-    return torch.tensor([fsum(e) for e in entries], dtype=torch.float64).view_as(parts[0])
-
-
-# %% solution-5: right shape, wrong values: step 3, 2 workers
-def private_step(world, number):
-    chance = torch.rand(n, generator=torch.Generator().manual_seed(number))
-    drawn = (chance < rate).nonzero().squeeze(1).to(where)
-    sums = [clipped(drawn[rank::world]) + noise(number) for rank in range(world)]  # each
-    return all_reduce(sums) / expected_batch
-
-
-# %% solution-5: right shape, wrong values: step 3, 1 workers
-def private_step(world, number):
-    chance = torch.rand(n, generator=torch.Generator().manual_seed(number))
-    drawn = (chance < rate).nonzero().squeeze(1).to(where)
-    sums = [clipped(drawn[rank::world]) for rank in range(world)]
-    return (all_reduce(sums) + noise(number)) / len(drawn)  # of this draw
-
-
-# %% solution-5: right shape, wrong values: step 3, 2 workers
-def private_step(world, number):
-    chance = torch.rand(n, generator=torch.Generator().manual_seed(number))
-    drawn = (chance < rate).nonzero().squeeze(1).to(where)
-    sums = [clipped(drawn[rank::world]) for rank in range(world)]
-    return (all_reduce(sums) / world + noise(number)) / expected_batch  # a mean
-
-
-# %% solution-5: right shape, wrong values: step 3, 2 workers
-def private_step(world, number):
-    sums = []
-    for rank in range(world):  # a draw of its own for each worker, all with one seed
-        share = torch.arange(n)[rank::world]
-        chance = torch.rand(len(share), generator=torch.Generator().manual_seed(number))
-        sums.append(clipped(share[chance < rate].to(where)))
-    return (all_reduce(sums) + noise(number)) / expected_batch
-
-
-# %% solution-5: right shape, wrong values: step 3, 1 workers
-def private_step(world, number):
-    chance = torch.rand(n, generator=torch.Generator().manual_seed(number))
-    drawn = (chance < rate).nonzero().squeeze(1).to(where)
-    return all_reduce([clipped(drawn[rank::world]) for rank in range(world)]) / expected_batch
-
-
 # %% solution-5: correct
 def private_step(world, number):
     mask = torch.rand(n, generator=torch.Generator().manual_seed(number)) < rate
@@ -260,3 +196,34 @@ def private_step(world, number):
     for share in shares:
         total = total + clipped(share)
     return total / (rate * n)
+
+
+# %% solution-5: right shape, wrong values: step 3, 2 workers
+# -     sums = [clipped(drawn[rank::world]) for rank in range(world)]
+# -     return (all_reduce(sums) + noise(number)) / expected_batch
+# +     sums = [clipped(drawn[rank::world]) + noise(number) for rank in range(world)]  # each
+# +     return all_reduce(sums) / expected_batch
+
+# %% solution-5: right shape, wrong values: step 3, 1 workers
+# -     return (all_reduce(sums) + noise(number)) / expected_batch
+# +     return (all_reduce(sums) + noise(number)) / len(drawn)  # of this draw
+
+# %% solution-5: right shape, wrong values: step 3, 2 workers
+# -     return (all_reduce(sums) + noise(number)) / expected_batch
+# +     return (all_reduce(sums) / world + noise(number)) / expected_batch  # a mean
+
+
+# %% solution-5: right shape, wrong values: step 3, 2 workers
+def private_step(world, number):
+    sums = []
+    for rank in range(world):  # a draw of its own for each worker, all with one seed
+        share = torch.arange(n)[rank::world]
+        chance = torch.rand(len(share), generator=torch.Generator().manual_seed(number))
+        sums.append(clipped(share[chance < rate].to(where)))
+    return (all_reduce(sums) + noise(number)) / expected_batch
+
+
+# %% solution-5: right shape, wrong values: step 3, 1 workers
+# -     sums = [clipped(drawn[rank::world]) for rank in range(world)]
+# -     return (all_reduce(sums) + noise(number)) / expected_batch
+# +     return all_reduce([clipped(drawn[rank::world]) for rank in range(world)]) / expected_batch

@@ -1,10 +1,13 @@
 """Answers to the exercises of a lesson: which must be judged how, and whether they were.
 
 A file of answers, `NN_name.py`, holds blocks: a line `# %% solution-1: wrong shape` that names the
-solution in whose place the answer stands and says how its verdict begins, then the answer.
+solution in whose place the answer stands and says how its verdict begins, then the answer. One that
+differs little from another is a diff in comments, `# - ` before what goes and `# + ` before what
+comes: of the first that has what goes, among the solution and the answers above.
 """
 
 import ast
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,19 +82,44 @@ def answers(notebook: NotebookNode, blocks: Sequence[Block]) -> list[Answer]:
         the check must print what is saved: no answer before it has left anything behind.
 
     Raises:
-        ValueError: A solution is not one function or class with docstrings.
+        ValueError: A solution is not one function or class with docstrings, or a diff fits nothing.
     """
     found = []
     for solution, check in exercises(notebook):
+        whole = [solution.source]
         stub, name = copies.stub(solution.source), ast.parse(solution.source).body[0].name
         found.append(Answer(f"{solution.id} stub", stub, check, f"{STILL_TO_DO}{name}"))
         given = [each for each in blocks if each.solution == solution.id]
         for number, each in enumerate(given, 1):
-            label = f"{solution.id} answer {number}"
-            found.append(Answer(label, each.source, check, each.verdict))
+            label, source = f"{solution.id} answer {number}", each.source
+            if source.startswith("#"):
+                source = edited(source, whole)
+            else:
+                whole.append(source)
+            found.append(Answer(label, source, check, each.verdict))
         saved = "".join(each.get("text", "") for each in check.outputs)
         found.append(Answer(f"{solution.id} again", solution.source, check, CORRECT, saved))
     return found
+
+
+def edited(diff: str, sources: Sequence[str]) -> str:
+    """Apply a diff to the first of some answers that has all that goes, each part once.
+
+    Raises:
+        ValueError: It is no diff, or there is no such answer.
+    """
+    lines = re.findall(r"(?m)^# ([-+])(?: (.*))?$", diff)
+    parts = [
+        (sign, "\n".join(text for _, text in group))
+        for sign, group in itertools.groupby(lines, lambda line: line[0])
+    ]
+    changes = [*zip(parts[::2], parts[1::2], strict=True)]
+    for source in sources if changes else ():
+        if all(source.count(old) == 1 for (_, old), _ in changes):
+            for (_, old), (_, new) in changes:
+                source = source.replace(old, new)
+            return source
+    raise ValueError(f"no answer has what goes in:\n{diff}")
 
 
 def complaint(answer: Answer, printed: str) -> str | None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.support.zoo import Apply, Case, squared
+from tests.support.zoo import Apply, Case, squared, with_statistics
 
 sizes, seeds = st.integers(1, 4), st.integers(0, 2**16)
 
@@ -82,19 +82,13 @@ def _norm(draw: st.DrawFn) -> nn.Module:
     if kind == "rms":
         return nn.RMSNorm(WIDTH)
     if kind == "batch 2d":
-        return Apply(_as_images, norm=_with_statistics(nn.BatchNorm2d(WIDTH)))
+        return Apply(_as_images, norm=with_statistics(nn.BatchNorm2d(WIDTH)))
     norm = {
         "group": lambda: nn.GroupNorm(2, WIDTH),
-        "batch": lambda: _with_statistics(nn.BatchNorm1d(WIDTH)),
+        "batch": lambda: with_statistics(nn.BatchNorm1d(WIDTH)),
         "instance": lambda: nn.InstanceNorm1d(WIDTH, affine=True),
     }[kind]()
     return Apply(lambda m, x: m.norm(x.transpose(1, 2)).transpose(1, 2), norm=norm)
-
-
-def _with_statistics(norm: nn.Module) -> nn.Module:
-    norm.running_mean.uniform_(-1, 1)
-    norm.running_var.uniform_(0.5, 2)
-    return norm.eval()
 
 
 def _as_images(self: Apply, tokens: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
 """Values to compare with, made by hand: a loop over the samples that shares no code with helpers.
 
-`Truth` builds a model anew for each sample. `oracle` copies one that is there, and `by_pairs` runs
-it as it is.
+`Truth` builds a model anew for each sample; `oracle` copies one that is there.
 """
 
 import copy
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
@@ -25,6 +24,13 @@ def without_functorch(*args: object, **options: object) -> dict[str, Tensor]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "functorch", None)
         return functorch_gradients(*args, **options)
+
+
+def refused(*words: str, error: type[Exception] = ValueError) -> AbstractContextManager[object]:
+    """Expect an error of one line that holds these words."""
+    return pytest.raises(
+        error, check=lambda e: "\n" not in str(e) and all(each in str(e) for each in words)
+    )
 
 
 METHODS: dict[str, Callable[..., dict[str, Tensor]]] = {
@@ -115,7 +121,11 @@ class Truth:
                     rows[name].append(
                         (zeros if parameter.grad is None else parameter.grad).detach()
                     )
-        return {name: torch.stack(each) for name, each in rows.items()}
+        shapes = {name: parameter.shape for name, parameter in self.case.model.named_parameters()}
+        return {
+            name: torch.stack(each) if each else torch.zeros(0, *shapes[name], dtype=torch.float64)
+            for name, each in rows.items()
+        }
 
 
 @contextmanager
@@ -131,20 +141,11 @@ def by_hand() -> Iterator[None]:
         outputs = (inputs - mean) / (var + eps).sqrt()
         return outputs if weight is None else outputs * weight.view(shape) + bias.view(shape)
 
-    def batch_norm(
-        inputs, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-    ):
+    def batch_norm(inputs, mean, var, weight=None, bias=None, training=False, _=0.1, eps=1e-5):
         return normalise(inputs, mean, var, weight, bias, eps, None)
 
     def instance_norm(
-        inputs,
-        mean=None,
-        var=None,
-        weight=None,
-        bias=None,
-        use_input_stats=True,
-        momentum=0.1,
-        eps=1e-5,
+        inputs, mean=None, var=None, weight=None, bias=None, use_input_stats=True, _=0.1, eps=1e-5
     ):
         if use_input_stats:
             mean = var = None
@@ -172,35 +173,21 @@ def oracle(
     loss_fn: Callable[[Tensor, Tensor], Tensor],
     data: Tensor,
     targets: Tensor,
-    wrt: list[str] | None = None,
+    wrt: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Run a fresh float64 copy of the model per sample; read `.grad` after `.backward()`."""
-    if wrt is None:
-        wrt = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    rows: dict[str, list[Tensor]] = {name: [] for name in wrt}
-    for index in range(len(data)):
-        fresh = copy.deepcopy(model).double()
-        parameters = dict(fresh.named_parameters())
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in wrt)
+    """Compute the gradients by copies of a model in float64, one for each sample."""
+    wanted = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    wanted = wanted if wrt is None else list(wrt)
+
+    def make() -> Case:
+        case = Case(copy.deepcopy(model), data.detach(), targets.detach(), loss_fn)
+        for name, parameter in case.model.named_parameters():
             parameter.grad = None
-        sample, target = (
-            t[index : index + 1].detach().to(torch.float64 if t.is_floating_point() else t.dtype)
-            for t in (data, targets)
-        )
-        loss = loss_fn(fresh(sample), target)
-        if loss.requires_grad:
-            loss.backward()
-        for name in wrt:
-            gradient = parameters[name].grad
-            rows[name].append(torch.zeros_like(parameters[name]) if gradient is None else gradient)
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    return {
-        name: torch.stack([row.detach() for row in rows[name]])
-        if rows[name]
-        else torch.zeros((0, *shapes[name]), dtype=torch.float64)
-        for name in wrt
-    }
+            parameter.requires_grad_(name in wanted)
+        return case.to(torch.float64)
+
+    rows = Truth(make).gradients
+    return {name: rows[name] for name in wanted}
 
 
 def assert_equal(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

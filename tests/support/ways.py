@@ -91,17 +91,22 @@ def _empirical(truth: Truth) -> Named:
     return {n: torch.einsum("b,b...->...", slopes, g) / len(slopes) for n, g in rows.items()}
 
 
-def _newton(truth: Truth) -> Named:
-    """`J_i^T H_i J_i v`, the mean over samples."""
+def _sandwich(truth: Truth, inner: Callable[[Tensor, Tensor], Tensor]) -> Named:
+    """`J_i^T H_i J_i v`, the mean over samples, where H_i is `inner(outputs_i, target_i)`."""
     case, every = truth.case, truth.jacobians
     vector = torch.cat([each.flatten() for each in _vector(case).values()])
-    hessian = torch.autograd.functional.hessian
-    weighed = [
-        hessian(lambda z, t=target: case.loss_fn(z[None], t[None]), output) @ pushed
-        for output, target, pushed in zip(truth.outputs, case.targets, every @ vector, strict=True)
-    ]
-    total = torch.einsum("byp,by->p", every, torch.stack(weighed)) / len(weighed)
+    middle = torch.stack([*map(inner, truth.outputs, case.targets)])
+    total = torch.einsum("byp,byz,bzq,q->p", every, middle, every, vector) / len(every)
     return jacobians.unflatten_jacobians(total, case.model)
+
+
+def _newton(truth: Truth) -> Named:
+    loss_fn, hessian = truth.case.loss_fn, torch.autograd.functional.hessian
+    return _sandwich(truth, lambda z, t: hessian(lambda z: loss_fn(z[None], t[None]), z))
+
+
+def _fisher(truth: Truth) -> Named:
+    return _sandwich(truth, lambda z, t: (p := z.softmax(0)).diag() - p.outer(p))
 
 
 def _as_gradients(truth: Truth) -> Named:
@@ -170,6 +175,11 @@ WAYS = {
         lambda c, _: curvature.empirical_fisher_product(*c.args, _vector(c), chunk_size=2),
         _empirical,
         _has_parameters,
+    ),
+    "Fisher": Way(
+        lambda c, _: curvature.fisher_product(c.model, c.data, _vector(c), chunk_size=2),
+        _fisher,
+        lambda truth: _has_parameters(truth) and _has_jacobians(truth),
     ),
     "Gauss-Newton": Way(
         lambda c, _: curvature.gauss_newton_product(*c.args, _vector(c), chunk_size=3),

@@ -1,6 +1,7 @@
 """Habits of real models, small: what they keep, wrap, write, cache and cannot batch."""
 
 import functools
+import threading
 import time
 import warnings
 import weakref
@@ -11,30 +12,48 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.zoo import Apply, Case, squared
+from tests.support.zoo import Apply, Case, squared, with_statistics
+
+
+def _weight() -> nn.Parameter:
+    return nn.Parameter(torch.randn(2, 3))
+
+
+def _one(run: Callable[..., Tensor], **more: object) -> nn.Module:
+    return Apply(run, fc=nn.Linear(3, 2), **more)
+
+
+def _two(run: Callable[..., Tensor], **more: object) -> nn.Module:
+    return Apply(run, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), **more)
+
 
 # Normalisation, and then its result read in another order.
 
 
 def _stem(norm: nn.Module, dims: int = 2) -> nn.Module:
     """The patch stem of hybrid vision transformers."""
-    if getattr(norm, "running_mean", None) is not None:
-        norm.running_mean.uniform_(-1, 1)
-        norm.running_var.uniform_(0.5, 2)
-    convolution = (nn.Conv2d if dims == 2 else nn.Conv3d)(2, 4, 3 if dims == 2 else (1, 3, 3))
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
         inputs = inputs if dims == 2 else inputs.unsqueeze(2).expand(-1, -1, 3, -1, -1)
         patches = self.norm(self.conv(inputs)).flatten(2).transpose(1, 2)
         return (patches * self.position).flatten(1)
 
+    convolution = nn.Conv2d(2, 4, 3) if dims == 2 else nn.Conv3d(2, 4, (1, 3, 3))
     position = nn.Parameter(torch.randn(4 if dims == 2 else 12, 4))
-    return Apply(run, conv=convolution, norm=norm.eval(), position=position)
+    return Apply(run, conv=convolution, norm=with_statistics(norm), position=position)
 
 
-def _functional_norm(self: Apply, inputs: Tensor) -> Tensor:
-    maps = F.batch_norm(self.conv(inputs), self.mean, self.var, self.scale, self.shift)
-    return (maps.flatten(2).transpose(1, 2) * self.position).flatten(1)
+def _stem_by_function() -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        maps = F.batch_norm(self.conv(inputs), self.mean, self.var, self.scale, self.shift)
+        return (maps.flatten(2).transpose(1, 2) * self.position).flatten(1)
+
+    own = {"scale": torch.rand(4), "shift": torch.rand(4), "position": torch.randn(4, 4)}
+    own = {name: nn.Parameter(each) for name, each in own.items()}
+    model = Apply(run, conv=nn.Conv2d(2, 4, 3), **own)
+    model.register_buffer("mean", torch.rand(4))
+    model.register_buffer("var", torch.rand(4) + 0.5)
+    return model
 
 
 def _channels_last(norm: nn.Module) -> nn.Module:
@@ -45,9 +64,8 @@ def _channels_last(norm: nn.Module) -> nn.Module:
         maps = self.norm(maps.contiguous(memory_format=torch.channels_last))
         return (maps.flatten(1) * self.scale).sin()
 
-    if getattr(norm, "running_mean", None) is not None:
-        norm.running_mean.uniform_(-1, 1)
-    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=norm.eval(), scale=nn.Parameter(torch.rand(16)))
+    scale = nn.Parameter(torch.rand(16))
+    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=with_statistics(norm), scale=scale)
 
 
 def _tokens_as_images() -> nn.Module:
@@ -57,17 +75,13 @@ def _tokens_as_images() -> nn.Module:
         tokens = self.fc(inputs.flatten(2).transpose(1, 2))
         return self.norm(tokens.transpose(1, 2).unflatten(2, (4, 4))).flatten(1)
 
-    norm = nn.BatchNorm2d(3)
-    norm.running_mean.uniform_(-1, 1)
-    return Apply(run, fc=nn.Linear(2, 3), norm=norm.eval())
+    return Apply(run, fc=nn.Linear(2, 3), norm=with_statistics(nn.BatchNorm2d(3)))
 
 
 def _norm_then_relu(norm: nn.Module) -> nn.Module:
     """The block of residual networks, which saves memory by writing into the normalised maps."""
-    if getattr(norm, "running_mean", None) is not None:
-        norm.running_mean.uniform_(-1, 1)
-    body = nn.Sequential(nn.Conv2d(2, 4, 3), norm.eval(), nn.ReLU(inplace=True))
-    return nn.Sequential(body, nn.Conv2d(4, 2, 1), nn.Flatten())
+    body = nn.Conv2d(2, 4, 3), with_statistics(norm), nn.ReLU(inplace=True)
+    return nn.Sequential(*body, nn.Conv2d(4, 2, 1), nn.Flatten())
 
 
 def _norm_then_added() -> nn.Module:
@@ -77,16 +91,7 @@ def _norm_then_added() -> nn.Module:
         maps.mul_(0.5)[:, 0] *= 3
         return maps.flatten(2).transpose(1, 2).reshape(len(inputs), -1).sin_()
 
-    return Apply(run, conv=nn.Conv2d(2, 2, 3), norm=nn.BatchNorm2d(2).eval())
-
-
-def _stem_by_function() -> nn.Module:
-    position = nn.Parameter(torch.randn(4, 4))
-    model = Apply(_functional_norm, conv=nn.Conv2d(2, 4, 3), position=position)
-    model.register_buffer("mean", torch.rand(4))
-    model.register_buffer("var", torch.rand(4) + 0.5)
-    model.scale, model.shift = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
-    return model
+    return Apply(run, conv=nn.Conv2d(2, 2, 3), norm=with_statistics(nn.BatchNorm2d(2)))
 
 
 # State that a forward keeps on `self`, in place.
@@ -98,11 +103,6 @@ def _dictionary_cache(self: Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) @ self.cache["product"]
 
 
-def _list_grows(self: Apply, inputs: Tensor) -> Tensor:
-    self.cache.append(self.fc(inputs).tanh())
-    return sum(self.cache)
-
-
 def _nested(self: Apply, inputs: Tensor) -> Tensor:
     self.cache["inner"]["calls"].append(1)
     return self.fc(inputs) * len(self.cache["inner"]["calls"])
@@ -111,10 +111,6 @@ def _nested(self: Apply, inputs: Tensor) -> Tensor:
 class Memory:
     """A plain object that a model keeps its state in."""
 
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.scale = 1.0
-
 
 def _object(self: Apply, inputs: Tensor) -> Tensor:
     self.cache.steps.append(1)
@@ -122,9 +118,10 @@ def _object(self: Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) * self.cache.scale * len(self.cache.steps)
 
 
-def _plain_tensor(self: Apply, inputs: Tensor) -> Tensor:
-    self.cache.mul_(1.5)
-    return self.fc(inputs * self.cache)
+def _with_memory(run: Callable[..., Tensor]) -> nn.Module:
+    model = Apply(run, fc=nn.Linear(3, 2), cache=Memory())
+    vars(model.cache).update(steps=[], scale=1.0, weight=model.fc.weight, bias=model.fc.bias)
+    return model
 
 
 def _hidden_states(self: Apply, inputs: Tensor) -> Tensor:
@@ -158,13 +155,12 @@ def _timed(model: nn.Module) -> nn.Module:
     return model
 
 
+_compiled = functools.partial(torch.compile, backend="eager")
+
+
 def _compiled_forward(model: nn.Module) -> nn.Module:
-    model.forward = torch.compile(model.forward, backend="eager")
+    model.forward = _compiled(model.forward)
     return model
-
-
-def _inner_wrapped() -> nn.Module:
-    return nn.Sequential(_timed(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2))
 
 
 def _closing_hook() -> nn.Module:
@@ -174,10 +170,6 @@ def _closing_hook() -> nn.Module:
     return model
 
 
-def _compiled_part() -> nn.Module:
-    return nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager"), nn.Linear(3, 2))
-
-
 # A parameter that also stands in a list, or in an object.
 
 
@@ -185,13 +177,6 @@ def _listed() -> nn.Module:
     model = Apply(lambda m, x: m.fc(x) @ m.weights[0] + m.weights[1], fc=nn.Linear(3, 3))
     model.extra, model.shift = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2))
     model.weights = [model.extra, model.shift]
-    return model
-
-
-def _in_an_object() -> nn.Module:
-    model = Apply(lambda m, x: F.linear(x, m.holder.weight, bias=m.holder.bias), fc=nn.Linear(3, 2))
-    model.holder = Memory()
-    model.holder.weight, model.holder.bias = model.fc.weight, model.fc.bias
     return model
 
 
@@ -257,14 +242,6 @@ def _in_a_closure() -> nn.Module:
     return Apply(lambda m, x: m.fc(x) + x @ torch.stack([weight, weight]).sum(0).T, fc=fc)
 
 
-# Forwards that write into weights.
-
-
-def _clamped(self: Apply, inputs: Tensor) -> Tensor:
-    self.fc.weight.data.clamp_(-0.3, 0.3)
-    return self.fc(inputs)
-
-
 def _halved(self: Apply, inputs: Tensor) -> Tensor:
     self.fc.weight.data.mul_(0.5)
     return self.fc(inputs)
@@ -326,18 +303,6 @@ def _sparse() -> nn.Module:
     return model
 
 
-class Doubling(torch.autograd.Function):
-    """An autograd function as they were written before `setup_context`."""
-
-    @staticmethod
-    def forward(ctx, inputs: Tensor) -> Tensor:
-        return inputs * 2
-
-    @staticmethod
-    def backward(ctx, grads: Tensor) -> Tensor:
-        return grads * 2
-
-
 def _observed() -> nn.Module:
     from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 
@@ -346,36 +311,21 @@ def _observed() -> nn.Module:
 
 
 class Padded(nn.Module):
-    """A language model that looks whether there is padding at all."""
+    """A language model with a mask of padding; it may look whether there is any at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, looks: bool) -> None:
         super().__init__()
-        self.words = nn.Embedding(6, 4)
+        self.looks, self.words, self.head = looks, nn.Embedding(6, 4), nn.Linear(4, 2)
         layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.encoder = nn.TransformerEncoder(layer, 1)
-        self.head = nn.Linear(4, 2)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        padding = tokens == 0
-        padding[:, 0] = False
-        if not padding.any():
+        padding = (tokens == 0) & (torch.arange(3) > 0)
+        if self.looks and not padding.any():
             padding = None
         return self.head(self.encoder(self.words(tokens), src_key_padding_mask=padding)[:, 0])
-
-
-def _always_masked(self: Apply, tokens: Tensor) -> Tensor:
-    padding = (tokens == 0) & (torch.arange(3) > 0)
-    return self.head(self.encoder(self.words(tokens), src_key_padding_mask=padding)[:, 0])
-
-
-def _locked() -> nn.Module:
-    import threading
-
-    model = Apply(lambda m, x: m.fc(x), fc=nn.Linear(3, 2))
-    model.lock = threading.Lock()
-    return model
 
 
 # A loss, or another module, that looks at what the forward kept.
@@ -397,13 +347,7 @@ def _auxiliary() -> tuple[nn.Module, Loss]:
 
 def _list_of_losses() -> tuple[nn.Module, Loss]:
     """Keep parts of the loss, as variational networks do."""
-
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        hidden = self.fc(inputs).tanh()
-        self.losses.append(hidden.square().sum())
-        return self.head(hidden)
-
-    model = _two(run, losses=[])
+    model = _two(lambda m, x: m.losses.append(m.fc(x).square().sum()) or m.head(m.fc(x)), losses=[])
     return model, lambda p, t: squared(p, t) + sum(model.losses)
 
 
@@ -413,10 +357,6 @@ class Collector:
     def keep(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Be a hook."""
         self.output = output
-
-
-def _keep_in(collector: Collector, module: nn.Module, inputs: object, output: Tensor) -> None:
-    collector.output = output
 
 
 def _collected(hook: Callable[[Collector], Callable[..., None]]) -> tuple[nn.Module, Loss]:
@@ -477,25 +417,9 @@ def _scripted_product(inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 def _listed_for_a_script() -> nn.Module:
-    model = Apply(lambda m, x: _scripted_product(x, m.weights[0]))
-    model.weight = nn.Parameter(torch.randn(2, 3))
+    model = Apply(lambda m, x: _scripted_product(x, m.weights[0]), weight=_weight())
     model.weights = [model.weight]
     return model
-
-
-def _scattered() -> nn.Module:
-    model = Apply(lambda m, x: x @ torch.select_scatter(m.weight, m.row, 0, 1).T)
-    model.weight, model.row = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(3))
-    return model
-
-
-class Connection:
-    """A thing that cannot be copied."""
-
-    scale = 0.5
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Connection":
-        raise TypeError("cannot copy a connection")
 
 
 # Forwards that write into what they are given, or into gradients.
@@ -503,12 +427,7 @@ class Connection:
 
 def _added(self: Apply, inputs: Tensor) -> Tensor:
     inputs += 1
-    return self.fc(inputs)
-
-
-def _added_and_read(self: Apply, inputs: Tensor) -> Tensor:
-    inputs += 1
-    return self.fc(inputs) * float(inputs.detach().mean() > -99)
+    return self.fc(inputs) * (float(inputs.detach().mean() > -99) if self.reads else 1)
 
 
 def _gradient_clamped(self: Apply, inputs: Tensor) -> Tensor:
@@ -519,56 +438,47 @@ def _gradient_clamped(self: Apply, inputs: Tensor) -> Tensor:
     return self.head(hidden)
 
 
-def _two(run: Callable[..., Tensor], **more: object) -> nn.Module:
-    return Apply(run, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), **more)
-
-
 Build = Callable[[], nn.Module | tuple[nn.Module, Loss]]
 ROWS: dict[str, Build] = {
     "kept in a dictionary": lambda: Apply(_dictionary_cache, fc=nn.Linear(3, 3), cache={}),
-    "kept in a list": lambda: Apply(_list_grows, fc=nn.Linear(3, 2), cache=[]),
-    "kept deep inside": lambda: Apply(
-        _nested, fc=nn.Linear(3, 2), cache={"inner": {"calls": []}, "more": ()}
+    "kept in a list": lambda: _one(
+        lambda m, x: m.cache.append(m.fc(x).tanh()) or sum(m.cache), cache=[]
     ),
-    "kept in an object": lambda: Apply(_object, fc=nn.Linear(3, 2), cache=Memory()),
-    "kept in a tensor": lambda: Apply(_plain_tensor, fc=nn.Linear(3, 2), cache=torch.rand(3)),
-    "kept on a layer": lambda: Apply(_new_layer_scale, fc=nn.Linear(3, 2)),
-    "hooks on first use": lambda: Apply(
-        _hidden_states, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), cache=[], seen=[]
-    ),
-    "wrapped by a timer": lambda: _timed(nn.Linear(3, 2)),
-    "wrapped inside": _inner_wrapped,
+    "kept deep inside": lambda: _one(_nested, cache={"inner": {"calls": []}, "more": ()}),
+    "kept in an object": lambda: _with_memory(_object),
+    "kept in a tensor": lambda: _one(lambda m, x: m.fc(x * m.cache.mul_(1.5)), cache=torch.rand(3)),
+    "kept on a layer": lambda: _one(_new_layer_scale),
+    "hooks on first use": lambda: _two(_hidden_states, cache=[], seen=[]),
+    "wrapped inside": lambda: nn.Sequential(_timed(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2)),
     "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),
     "hook over another layer": _closing_hook,
-    "compiled part": _compiled_part,
-    "compiled": lambda: torch.compile(nn.Linear(3, 2), backend="eager"),
+    "compiled part": lambda: nn.Sequential(_compiled(nn.Linear(3, 3)), nn.Linear(3, 2)),
+    "compiled": lambda: _compiled(nn.Linear(3, 2)),
     "parameters in a list": _listed,
-    "parameters in an object": _in_an_object,
+    "parameters in an object": lambda: _with_memory(
+        lambda m, x: F.linear(x, m.cache.weight, bias=m.cache.bias)
+    ),
     "parameter in a closure": _in_a_closure,
     "closure into a function": lambda: _closed_over(Product.apply),
     "closure into an old function": lambda: _closed_over(OldProduct.apply),
     "closure into a function, later": _closed_over_later,
     "closure into a checkpoint": _checkpointed_closure,
-    "max norm": lambda: Apply(
-        lambda m, x: m.fc(x * m.table(torch.tensor([2]))),
-        fc=nn.Linear(3, 2),
-        table=nn.Embedding(6, 3, max_norm=0.5),
+    "max norm": lambda: _one(
+        lambda m, x: m.fc(x * m.table(torch.tensor([2]))), table=nn.Embedding(6, 3, max_norm=0.5)
     ),
-    "weight clamped": lambda: Apply(_clamped, fc=nn.Linear(3, 2)),
-    "weight halved": lambda: Apply(_halved, fc=nn.Linear(3, 2)),
+    "weight halved": lambda: _one(_halved),
     "frozen weight halved": _frozen_written,
     "checkpoint": lambda: _checkpointed(False),
     "checkpoint reentrant": lambda: _checkpointed(True),
     "scripted": _scripted,
     "data parallel": lambda: nn.DataParallel(nn.Linear(3, 2)),
-    "item": lambda: Apply(_item, fc=nn.Linear(3, 2)),
+    "item": lambda: _one(_item),
     "recurrence in place": lambda: Apply(_recurrence, fc=nn.Linear(3, 3)),
     "prelu, outputs as many as samples": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()),
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
-    "old function": lambda: Apply(lambda m, x: Doubling.apply(m.fc(x)), fc=nn.Linear(3, 2)),
+    "old function": lambda: Apply(lambda m, x: OldProduct.apply(x.sin(), m.w), w=_weight()),
     "quantisation observer": _observed,
-    "a lock": _locked,
 }
 # What holds together in plain PyTorch: another module, a loss or a hook looks at what ran.
 LINKED: dict[str, Build] = {
@@ -576,27 +486,26 @@ LINKED: dict[str, Build] = {
     "loss of a list that the forward filled": _list_of_losses,
     "loss of what a method kept": lambda: _collected(lambda collector: collector.keep),
     "loss of what a partial kept": lambda: _collected(
-        lambda collector: functools.partial(_keep_in, collector)
+        lambda collector: functools.partial(Collector.keep, collector)
     ),
     "weak reference to the parent": Parent,
     "a class of parameters": _typed,
     "a view of a parameter": _viewed,
     "scripted function of a list": _listed_for_a_script,
-    "select_scatter": _scattered,
-    "what cannot be copied": lambda: Apply(
-        lambda m, x: m.fc(x) * m.db.scale, fc=nn.Linear(3, 2), db=Connection()
+    "select_scatter": lambda: Apply(
+        lambda m, x: x @ torch.select_scatter(m.weight, m.row, 0, 1).T,
+        weight=_weight(),
+        row=nn.Parameter(torch.randn(3)),
     ),
+    "what cannot be copied": lambda: _one(lambda m, x: m.fc(x), lock=threading.Lock()),
     "data in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)),
-    "data added to": lambda: Apply(_added, fc=nn.Linear(3, 2)),
-    "data added to, and read": lambda: Apply(_added_and_read, fc=nn.Linear(3, 2)),
+    "data added to": lambda: _one(_added, reads=False),
+    "data added to, and read": lambda: _one(_added, reads=True),
     "gradient clamped": lambda: _two(_gradient_clamped),
 }
 WORDS: dict[str, Build] = {
-    "padding looked for": Padded,
-    "padding looked for, eval": lambda: Padded().eval(),
-    "key padding mask, eval": lambda: Apply(
-        _always_masked, words=(p := Padded()).words, encoder=p.encoder, head=p.head
-    ).eval(),
+    "padding looked for": lambda: Padded(looks=True),
+    "key padding mask, eval": lambda: Padded(looks=False).eval(),
 }
 IMAGES: dict[str, Build] = {
     "stem batch norm": lambda: _stem(nn.BatchNorm2d(4)),
@@ -610,7 +519,6 @@ IMAGES: dict[str, Build] = {
     "instance norm, then relu in place": lambda: _norm_then_relu(nn.InstanceNorm2d(4, affine=True)),
     "norm, then writes": _norm_then_added,
     "channels last": lambda: _channels_last(nn.BatchNorm2d(4)),
-    "channels last, instance norm": lambda: _channels_last(nn.InstanceNorm2d(4, affine=True)),
     "channels last, group norm": lambda: _channels_last(nn.GroupNorm(2, 4)),
     "tokens as images": _tokens_as_images,
 }

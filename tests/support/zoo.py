@@ -87,10 +87,6 @@ def _rebind(self: Buffered, inputs: Tensor) -> None:
     self.seen = 0.5 * self.seen + inputs.mean(0)
 
 
-def _copy_batched(self: Buffered, inputs: Tensor) -> None:
-    self.seen.copy_(inputs[0].detach().sin())
-
-
 def _index_batched(self: Buffered, inputs: Tensor) -> None:
     self.seen[1] = inputs[0, 0]
 
@@ -120,21 +116,18 @@ def _stash(self: Apply, inputs: Tensor) -> Tensor:
     return self.head(self.activation)
 
 
-def _batch_norm() -> nn.Module:
-    layer = nn.BatchNorm2d(4)
-    layer.running_mean.uniform_(-1, 1)
-    layer.running_var.uniform_(0.5, 2)
-    return nn.Sequential(nn.Conv2d(2, 4, 3), layer, nn.ReLU(), nn.Flatten()).eval()
+def with_statistics(norm: nn.Module) -> nn.Module:
+    """Give a normalisation running statistics other than 0 and 1, if it has any, and use them."""
+    if getattr(norm, "running_mean", None) is not None:
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+    return norm.eval()
 
 
-def _recurrent(layer: type[nn.RNNBase], start: str = "none", **options: object) -> nn.Module:
-    """Read the last step of a layer called without a state, with `None`, or with a keyword."""
-    calls = {
-        "none": lambda m, x: m.layer(x)[0][:, -1],
-        "positional": lambda m, x: m.layer(x, None)[0][:, -1],
-        "keyword": lambda m, x: m.layer(input=x, hx=None)[0][:, -1],
-    }
-    return Apply(calls[start], layer=layer(4, 3, batch_first=True, **options))
+def _last(layer: type[nn.RNNBase], *start: None, **options: object) -> nn.Module:
+    """Read the last step of a recurrent layer, called without a state or with `None`."""
+    layer = layer(4, 3, batch_first=True, **options)
+    return Apply(lambda m, x: m.layer(x, *start)[0][:, -1], layer=layer)
 
 
 def every_end(self: Apply, inputs: Tensor) -> Tensor:
@@ -158,13 +151,6 @@ def _learned_start() -> nn.Module:
     return Apply(run, layer=nn.LSTM(4, 3, batch_first=True), **states)
 
 
-def _used_twice() -> nn.Module:
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        return self.layer(self.back(self.layer(inputs)[0]))[0].flatten(1)
-
-    return Apply(run, layer=nn.LSTM(4, 3, batch_first=True), back=nn.Linear(3, 4))
-
-
 def _several_sequences(self: Apply, inputs: Tensor) -> Tensor:
     sequences = torch.stack([inputs[0], inputs[0].flip(0), inputs[0] * 2])
     return self.layer(sequences)[0].flatten()[None]
@@ -176,14 +162,9 @@ def _packed(self: Apply, inputs: Tensor) -> Tensor:
 
 
 def _tied_ways() -> nn.Module:
-    model = _ends(nn.LSTM, bidirectional=True)
+    """Share one weight between both directions, and freeze another."""
+    model = _ends(nn.LSTM, num_layers=2, bidirectional=True)
     model.layer.weight_hh_l0_reverse = model.layer.weight_hh_l0
-    return model
-
-
-def _frozen_parts() -> nn.Module:
-    model = _ends(nn.LSTM, num_layers=2)
-    model.layer.weight_hh_l0.requires_grad_(False)
     model.layer.bias_ih_l1.requires_grad_(False)
     return model
 
@@ -195,8 +176,7 @@ def _force(self: Apply, inputs: Tensor) -> Tensor:
 
 def _cell(cell: nn.RNNCellBase) -> nn.Module:
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        state = self.cell(inputs[:, 0])
-        state = self.cell(inputs[:, 1], state)
+        state = self.cell(inputs[:, 1], self.cell(inputs[:, 0]))
         return state[0] if isinstance(state, tuple) else state
 
     return Apply(run, cell=cell)
@@ -213,16 +193,10 @@ def _encoder(train: bool, **options: bool) -> nn.Module:
     ).train(train)
 
 
-class Scalars(nn.Module):
+def _scalars() -> nn.Module:
     """Two parameters without a dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.shift = nn.Parameter(torch.tensor(-0.5))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return (inputs * self.scale).sin() + self.shift
+    scale, shift = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.tensor(-0.5))
+    return Apply(lambda m, x: (x * m.scale).sin() + m.shift, scale=scale, shift=shift)
 
 
 weight_norm = nn.utils.parametrizations.weight_norm
@@ -257,7 +231,7 @@ ROWS: dict[str, Build] = {
     "linear": lambda: nn.Linear(3, 2),
     "no bias": lambda: nn.Linear(3, 2, bias=False),
     "bilinear": lambda: Apply(lambda m, x: m.b(x, x), b=nn.Bilinear(3, 3, 2)),
-    "scalars": Scalars,
+    "scalars": _scalars,
     "prelu": lambda: nn.Sequential(nn.Linear(3, 3), nn.PReLU()),
     "tied weight": lambda: _tie(_two_layers()),
     "shared layer": _share,
@@ -266,7 +240,6 @@ ROWS: dict[str, Build] = {
     "no_grad inside": lambda: Apply(lambda m, x: torch.no_grad()(m.a)(x), a=nn.Linear(3, 2)),
     "buffer counts": lambda: Buffered(_increment),
     "buffer in place": lambda: Buffered(_write_batched),
-    "buffer copied into": lambda: Buffered(_copy_batched),
     "buffer indexed": lambda: Buffered(_index_batched),
     "buffer rebound": lambda: Buffered(_rebind),
     "buffer not persistent": lambda: Buffered(_write_batched, persistent=False),
@@ -284,17 +257,16 @@ WORDS: dict[str, Build] = {
     "embedding bag": lambda: nn.EmbeddingBag(6, 3),
 }
 SEQUENCES: dict[str, Build] = {
-    "lstm": lambda: _recurrent(nn.LSTM),
-    "lstm None": lambda: _recurrent(nn.LSTM, "positional"),
-    "lstm hx=None": lambda: _recurrent(nn.LSTM, "keyword"),
-    "lstm deep": lambda: _recurrent(nn.LSTM, num_layers=2),
-    "lstm both ways": lambda: _recurrent(nn.LSTM, num_layers=2, bidirectional=True),
-    "lstm projected": lambda: _recurrent(nn.LSTM, proj_size=2),
-    "gru": lambda: _recurrent(nn.GRU, num_layers=2, bidirectional=True),
-    "gru None": lambda: _recurrent(nn.GRU, "positional"),
-    "rnn": lambda: _recurrent(nn.RNN, num_layers=2),
-    "rnn relu": lambda: _recurrent(nn.RNN, nonlinearity="relu"),
-    "rnn hx=None": lambda: _recurrent(nn.RNN, "keyword", bias=False),
+    "lstm": lambda: _last(nn.LSTM),
+    "lstm None": lambda: _last(nn.LSTM, None),
+    "lstm deep": lambda: _last(nn.LSTM, num_layers=2),
+    "lstm projected": lambda: _last(nn.LSTM, proj_size=2),
+    "gru": lambda: _last(nn.GRU, num_layers=2, bidirectional=True),
+    "rnn relu": lambda: _last(nn.RNN, nonlinearity="relu"),
+    "rnn hx=None": lambda: Apply(
+        lambda m, x: m.layer(input=x, hx=None)[0].sum(1),
+        layer=nn.RNN(4, 3, bias=False, batch_first=True),
+    ),
     "lstm cell": lambda: _cell(nn.LSTMCell(4, 3)),
     "gru cell": lambda: _cell(nn.GRUCell(4, 3)),
     "rnn cell": lambda: _cell(nn.RNNCell(4, 3)),
@@ -323,13 +295,11 @@ RECURRENCES: dict[str, Build] = {
         _several_sequences, layer=nn.LSTM(4, 3, 2, batch_first=True)
     ),
     "LSTM from a learned start": _learned_start,
-    "LSTM used twice": _used_twice,
     "LSTM of a constant": lambda: Apply(
         lambda m, x: m.layer(torch.ones(1, 2, 4, dtype=x.dtype))[0].flatten(1), layer=nn.LSTM(4, 3)
     ),
     "LSTM of packed sequences": lambda: Apply(_packed, layer=nn.LSTM(4, 3, batch_first=True)),
-    "LSTM with tied ways": _tied_ways,
-    "LSTM, partly frozen": _frozen_parts,
+    "LSTM with tied ways, partly frozen": _tied_ways,
     "LSTM with a computed weight": lambda: Apply(
         every_end, layer=weight_norm(nn.LSTM(4, 3, batch_first=True), "weight_hh_l0")
     ),
@@ -340,7 +310,9 @@ IMAGES: dict[str, Build] = {
     "instance norm": lambda: _instance_norm(tracking=False),
     "instance norm tracking": lambda: _instance_norm(tracking=True),
     "instance norm eval": lambda: _instance_norm(tracking=True).eval(),
-    "batch norm eval": _batch_norm,
+    "batch norm eval": lambda: _images(
+        nn.Conv2d(2, 4, 3), with_statistics(nn.BatchNorm2d(4)), nn.ReLU()
+    ),
     "dilated": lambda: _images(nn.Conv2d(2, 3, 3, dilation=2, padding=1)),
     "grouped": lambda: _images(nn.Conv2d(2, 4, 3, groups=2, stride=2)),
     "transposed": lambda: _images(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2)),
