@@ -253,18 +253,27 @@ def batchable_recurrence(model: nn.Module) -> Iterator[None]:
 def add_zero_state(
     layer: nn.RNNBase | nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Give a recurrent layer that is called without an initial state the zeros it would make."""
+    """Give a recurrent layer an initial state with the batch dimension of `vmap`.
+
+    That is the zeros which the layer would make, or the state that it is called with, and zeros.
+    """
     inputs = args[0] if args else kwargs.get("input")
     given = args[1] if len(args) > 1 else kwargs.get("hx")
-    if given is not None or not isinstance(inputs, Tensor):
+    if not isinstance(inputs, Tensor):
         return None
-    if isinstance(layer, nn.RNNCellBase):
-        lead, output_size = inputs.shape[:-1], layer.hidden_size
+    if isinstance(given, tuple):
+        start = tuple(state + inputs.new_zeros(state.shape) for state in given)
+    elif given is not None:
+        start = given + inputs.new_zeros(given.shape)
     else:
-        layers = layer.num_layers * (2 if layer.bidirectional else 1)
-        batch = inputs.shape[:-1][0 if layer.batch_first else 1 :][:1] if inputs.dim() == 3 else ()
-        lead, output_size = (layers, *batch), layer.proj_size or layer.hidden_size
-    start = inputs.new_zeros((*lead, output_size))
-    if isinstance(layer, nn.LSTM | nn.LSTMCell):
-        start = (start, inputs.new_zeros((*lead, layer.hidden_size)))
+        if isinstance(layer, nn.RNNCellBase):
+            lead, output_size = inputs.shape[:-1], layer.hidden_size
+        else:
+            layers = layer.num_layers * (2 if layer.bidirectional else 1)
+            batch = inputs.shape[:-1][0 if layer.batch_first else 1 :][:1]
+            lead = (layers, *(batch if inputs.dim() == 3 else ()))
+            output_size = layer.proj_size or layer.hidden_size
+        start = inputs.new_zeros((*lead, output_size))
+        if isinstance(layer, nn.LSTM | nn.LSTMCell):
+            start = (start, inputs.new_zeros((*lead, layer.hidden_size)))
     return args[:1], {**kwargs, "hx": start}

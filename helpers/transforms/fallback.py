@@ -32,7 +32,7 @@ _CAUSES = {
     "Sparse": "uses sparse tensors",
     "nested": "uses nested tensors",
     "memory_format": "asks for an order in memory, such as channels_last",
-    "OutOfReach": "uses a parameter by a view of it, in a scripted function or in its own Function",
+    "OutOfReach": "uses a parameter past torch.func: by a view of it, or in a scripted function",
     "backward()": "calls backward() in its forward",
     "requires_grad_()": "calls requires_grad_() in its forward",
     "BackwardHook": "has full backward hooks",
@@ -123,7 +123,7 @@ def find_place(error: Exception, model: nn.Module) -> str:
         if id(module) in names and isinstance(module, nn.Module):
             place = names[id(module)] or "the model"
         step = step.tb_next
-    if place is None and "stateless API" in str(error):  # it refuses before it runs any module
+    if place is None and type(error).__name__ == "OutOfReach":  # it is told by the result
         place = "the model"
     return place or ELSEWHERE
 
