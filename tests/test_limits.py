@@ -5,8 +5,7 @@ import re
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from helpers.limits import entries, find, index
-from helpers.limits import lookup
+from helpers.limits import entries, find, index, lookup
 from helpers.limits.diagnosis.signs import FALLBACKS, SIGNS
 from helpers.limits.lookup import Entry
 from helpers.tooling.lesson import copies, imports
@@ -38,7 +37,9 @@ def test_words_of_symptom_cause_and_way_out_lead_to_an_entry():
 
 
 def test_a_message_that_leads_to_several_tells_them_apart():
-    said = find("RuntimeError: vmap: attempting to use a Tensor in some data-dependent control flow")
+    said = find(
+        "RuntimeError: vmap: attempting to use a Tensor in some data-dependent control flow"
+    )
     assert entries()["one-hot"].apart in said
 
 
