@@ -154,21 +154,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _section(needed: Sequence[Path]) -> list[NotebookNode]:
     """Make the folded section that writes the modules of `helpers`, up to the next heading."""
     folders = sorted({path.parent.as_posix() for path in needed})
+    sources = {path: (imports.ROOT / path).read_text("utf-8") for path in needed}
+    sources |= copies.entries(needed)
     return [
         new_markdown_cell(
             f"## {HEADING}", id=SECTION, metadata={"jp-MarkdownHeadingCollapsed": True}
         ),
         new_markdown_cell(ABOUT, id="colab-about"),  # folded, too
         _folded("colab-folders", FOLDERS.format(folders=json.dumps(folders))),
-        *map(_module, needed),
+        *(_file(path, source) for path, source in sources.items()),
         new_markdown_cell("## Parameters", id="colab-parameters"),
     ]
 
 
-def _module(path: Path) -> NotebookNode:
-    source = (imports.ROOT / path).read_text("utf-8").rstrip()
+def _file(path: Path, source: str) -> NotebookNode:
     name = path.as_posix()
-    text = f"%%writefile {name}\n# @title {name}\n{source}"
+    text = f"%%writefile {name}\n# @title {name}\n{source.rstrip()}"
     return _folded("-".join(path.with_suffix("").parts), text)
 
 

@@ -64,6 +64,8 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
         for path in needed:
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(imports.ROOT / path, draft / path)
+        for path, text in copies.entries(needed).items():
+            (draft / path).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

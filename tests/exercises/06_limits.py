@@ -1,9 +1,7 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
-
+# Answers to the exercises: the id of the solution that each stands for, and the verdict it gets.
 
 # %% solution-1: correct
-class MendedInk(limits.Classifier):
+class MendedInk(Classifier):
     def forward(self, images):
         pixels = images.flatten(1)
         ink = (pixels > 0.5).to(pixels)
@@ -20,7 +18,7 @@ class MendedInk(Ink):
 
 
 # %% solution-1: right shape, wrong values
-class MendedInk(limits.Classifier):
+class MendedInk(Classifier):
     def forward(self, images):
         return super().forward(images) * images.mean(dim=(1, 2, 3))[:, None]
 
@@ -43,9 +41,10 @@ class MendedInk(torch.nn.Module):
 
 
 # %% solution-1: your answer raised RuntimeError
-# -         return super().forward(images) * images.mean(dim=(1, 2, 3))[:, None]
-# +         ink = images[images > 0.5].view(len(images), -1)
-# +         return super().forward(images) * ink.mean(dim=1, keepdim=True)
+class MendedInk(Classifier):
+    def forward(self, images):
+        ink = images[images > 0.5].view(len(images), -1)
+        return super().forward(images) * ink.mean(dim=1, keepdim=True)
 
 
 # %% solution-2: correct
@@ -83,8 +82,12 @@ def weighted_terms(model, images, labels, weights):
 
 
 # %% solution-2: right shape, wrong values
-# - / weights[labels].sum()
-# + / len(images)
+def weighted_terms(model, images, labels, weights):
+    def loss_fn(predictions, targets):
+        return F.cross_entropy(predictions, targets, weight=weights, reduction="sum")
+
+    grads = gradients.func_gradients(model, loss_fn, images, labels)
+    return {name: g / len(images) for name, g in grads.items()}
 
 
 # %% solution-2: wrong shape
@@ -148,14 +151,20 @@ def grads_and_logits(model, images, labels):
 
 
 # %% solution-3: wrong shape
-# -         logits = functional_call(model, params, (image.unsqueeze(0),))
-# -         return F.cross_entropy(logits, label.unsqueeze(0)), logits.squeeze(0)
-# +         logits = functional_call(model, params, (image[None],))
-# +         return F.cross_entropy(logits, label[None]), logits
+def grads_and_logits(model, images, labels):
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def compute_loss(params, image, label):
+        logits = functional_call(model, params, (image[None],))
+        return F.cross_entropy(logits, label[None]), logits
+
+    return vmap(grad(compute_loss, has_aux=True), in_dims=(None, 0, 0))(params, images, labels)
+
 
 # %% solution-3: right shape, wrong values
-# -     return grads, model(images)
-# +     return grads, model(images).softmax(dim=1)
+def grads_and_logits(model, images, labels):
+    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
+    return grads, model(images).softmax(dim=1)
 
 
 # %% solution-3: right shape, wrong values
@@ -170,8 +179,9 @@ def grads_and_logits(model, images, labels):
 
 
 # %% solution-3: wrong dtype
-# -     return grads, model(images)
-# +     return grads, model(images).float()
+def grads_and_logits(model, images, labels):
+    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
+    return grads, model(images).float()
 
 
 # %% solution-4: correct

@@ -1,4 +1,4 @@
-"""`diagnose`: which entries of the gallery apply to a model of your own."""
+"""`diagnose`: which entries of lesson 6 apply to a model of your own."""
 
 from helpers.limits.diagnosis.findings import Diagnosis, Finding, diagnose
 

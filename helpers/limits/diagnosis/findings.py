@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from helpers import compare, gradients
-from helpers.limits.bare import Case
 from helpers.limits.diagnosis import habits, inspection, observation, trial
-from helpers.limits.entry import Entry, describe, one_line
-from helpers.limits.gallery import ENTRIES
+from helpers.limits.diagnosis.signs import describe, one_line
+from helpers.limits.diagnosis.watch import Case
+from helpers.limits.lookup import Entry, entries
 from helpers.transforms import checks, samples
 from helpers.transforms.randomness import streams_kept
 from helpers.transforms.restore import preserved
@@ -31,11 +31,11 @@ class Finding:
     """One thing in a model that bare transforms do not take as it is."""
 
     entry: str
-    """The name of its entry in the gallery, or `"unknown"`."""
+    """The name of its entry in lesson 6, or `"unknown"`."""
     where: str
     """The modules, parameters or buffers, by name; or `loss_fn`."""
     error: str = ""
-    """The error, where no entry of the gallery covers it."""
+    """The error, where no entry covers it."""
 
     @property
     def will(self) -> str:
@@ -56,8 +56,8 @@ class Finding:
         return known.fix if known else "Take the loop for this model."
 
     @property
-    def _known(self) -> Entry | habits.Habit | None:
-        return ENTRIES.get(self.entry) or habits.HABITS.get(self.entry)
+    def _known(self) -> Entry | None:
+        return entries().get(self.entry)
 
 
 @dataclass(frozen=True)

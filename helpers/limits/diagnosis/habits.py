@@ -7,58 +7,19 @@ Reaching its parameters by other ways than as registered, writing into them, kee
 import copy
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from helpers.compare import TOLERANCES, largest_error
-from helpers.limits.bare import Case
 from helpers.limits.diagnosis.inspection import Found, listed
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
+from helpers.limits.diagnosis.watch import Case
 from helpers.transforms.call import CuredNorms, ParameterAliases
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.randomness import streams_kept
 from helpers.transforms.restore import Snapshot, preserved, walk
-
-
-@dataclass(frozen=True)
-class Habit:
-    """A cause that the gallery has no entry for."""
-
-    part: str
-    cause: str
-    fix: str
-
-
-HABITS = {
-    "written-weights": Habit(
-        "silent",
-        "The forward writes into a parameter. Detached parameters share the model's storage, so "
-        "the bare composition changes the model.",
-        "Pass clones, or write outside of the forward; or take `func_gradients`.",
-    ),
-    "state-on-self": Habit(
-        "silent",
-        "The forward keeps state on `self`. Under `vmap` it runs once for all samples, and what it "
-        "keeps is there in the next call, or in the next chunk.",
-        "Keep nothing between calls; or take `func_gradients`, which puts it back.",
-    ),
-    "memory-format": Habit(
-        "loud",
-        "The forward asks for an order in memory other than the usual one, such as "
-        "`contiguous(memory_format=torch.channels_last)`, which `vmap` does not know.",
-        "Convert model and data outside of the forward; or take `func_gradients`, which goes one "
-        "sample after the other there.",
-    ),
-    "nested-tensors": Habit(
-        "loud",
-        "In evaluation mode, `nn.TransformerEncoder` turns what a padding mask covers into nested "
-        "tensors, for which `vmap` has no rule.",
-        "`nn.TransformerEncoder(..., enable_nested_tensor=False)`; or take `func_gradients`.",
-    ),
-}
 
 
 def observe(case: Case) -> Iterator[Found]:

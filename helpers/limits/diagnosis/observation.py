@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from helpers.compare import TOLERANCES, largest_error
-from helpers.limits.bare import Case
 from helpers.limits.diagnosis.inspection import Found, attributes, listed
+from helpers.limits.diagnosis.signs import describe
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
-from helpers.limits.diagnosis.watch import Watch
-from helpers.limits.entry import describe
+from helpers.limits.diagnosis.watch import Case, Watch
 from helpers.transforms.call import CuredNorms
 from helpers.transforms.restore import preserved
 

@@ -5,19 +5,15 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from helpers.limits.bare import Case
 from helpers.limits.diagnosis.inspection import listed
-from helpers.limits.diagnosis.watch import Watch
-from helpers.limits.entry import Entry, describe, one_line
-from helpers.limits.gallery import ENTRIES
+from helpers.limits.diagnosis.signs import FALLBACKS, SIGNS, Sign, describe, one_line
+from helpers.limits.diagnosis.watch import Case, Watch
 from helpers.transforms.call import add_zero_state
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.restore import preserved
 
 UNKNOWN = "unknown"
-"""The name of what no entry of the gallery covers."""
-_HABITS = {"nested_tensor": "nested-tensors", "memory_format": "memory-format"}
-"""By a fragment of the message, what the gallery has no entry for: see `habits`."""
+"""The name of what no entry covers."""
 _WRITES = ("in-place-into-zeros", "copy-into-zeros")
 
 
@@ -46,17 +42,14 @@ def transforms(case: Case) -> Iterator[tuple[str, str, str]]:
         if error is None:
             yield from _fallbacks(watch)
             return
-        habit = next((each for words, each in _HABITS.items() if words in str(error)), None)
-        if habit:
-            yield habit, watch.place, ""
-            return
-        entry = _explain(error, watch)
-        if entry and entry.name in _WRITES and "sample-into-buffer" not in mended:
+        sign = _explain(error, watch)
+        name = sign.entry if sign else UNKNOWN
+        place = _place(sign, watch)
+        if name in _WRITES and "sample-into-buffer" not in mended:
             second, other = _attempt(case, mended | {"sample-into-buffer"})
             if other is None or one_line(other) != one_line(error) or second.place != watch.place:
-                entry = ENTRIES["sample-into-buffer"]
-        name = entry.name if entry else UNKNOWN
-        yield name, _place(entry, watch), "" if entry else describe(error)
+                name, place = "sample-into-buffer", watch.place
+        yield name, place, "" if sign else describe(error)
         if name not in _MENDED or name in mended:
             return
         mended.add(name)
@@ -135,29 +128,24 @@ _MENDED: dict[str, Callable[[nn.Module], None]] = {
 }
 
 
-def _explain(error: Exception, watch: Watch) -> Entry | None:
-    """Find the entry of an error: by its message, then by the function or module that raised."""
-    fitting = [
-        entry
-        for entry in ENTRIES.values()
-        if entry.part == "loud"
-        and isinstance(error, entry.error)
-        and entry.symptom in one_line(error)
-    ]
+def _explain(error: Exception, watch: Watch) -> Sign | None:
+    """Find what an error is a sign of: by its message, then by who raised it."""
+    message = one_line(error)
+    fitting = [sign for sign in SIGNS if isinstance(error, sign.error) and sign.fragment in message]
     near = watch.running or list(watch.names)
     special = [
-        entry
-        for entry in fitting
-        if watch.raised_in in entry.functions or (entry.at and any(map(entry.at, near)))
+        sign
+        for sign in fitting
+        if watch.raised_in in sign.functions or (sign.at and any(map(sign.at, near)))
     ]
-    plain = [entry for entry in fitting if not entry.functions and not entry.at]
+    plain = [sign for sign in fitting if not sign.functions and not sign.at]
     return next(iter(special + plain + fitting), None)
 
 
-def _place(entry: Entry | None, watch: Watch) -> str:
-    """Name the modules that are at fault: all of the entry's kind, or else the innermost."""
-    if entry and entry.at:
-        alike = [name for module, name in watch.names.items() if entry.at(module)]
+def _place(sign: Sign | None, watch: Watch) -> str:
+    """Name the modules that are at fault: all of the sign's kind, or else the innermost."""
+    if sign and sign.at:
+        alike = [name for module, name in watch.names.items() if sign.at(module)]
         if alike:
             return listed(alike)
     return watch.place
@@ -167,10 +155,7 @@ def _fallbacks(watch: Watch) -> Iterator[tuple[str, str, str]]:
     """Sort the operations that fell back by entry; a backward belongs to its forward."""
     places: dict[str, list[str]] = {}
     for operation, place in watch.fallbacks:
-        name = next(
-            (n for n, e in ENTRIES.items() if e.part == "slow" and e.symptom.endswith(operation)),
-            "operator-fallback",
-        )
+        name = FALLBACKS.get(operation, "operator-fallback")
         if place != "the backward pass" or name == "operator-fallback":
             forward = operation.removesuffix("_backward")
             known = any(forward in other for other, where in watch.fallbacks if where != place)

@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,15 @@ from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
 
 from helpers.transforms.randomness import random_state
+
+
+class Case(NamedTuple):
+    """A model, a loss, and a batch to differentiate it at."""
+
+    model: nn.Module
+    loss_fn: Callable[[Tensor, Tensor], Tensor]
+    data: Tensor
+    targets: Tensor
 
 
 class Watch(TorchFunctionMode):

@@ -43,6 +43,24 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
     return notebook
 
 
+def entries(needed: Collection[Path]) -> dict[Path, str]:
+    """Return what the modules of a copy read from lesson 6, which may not lie beside them.
+
+    Args:
+        needed: The modules, as `imports.reached` lists them.
+
+    Returns:
+        The text of the lesson's entries, by the path that it must have; `{}` where no module
+        reads them.
+    """
+    reader = Path("helpers/limits/lookup.py")
+    if reader not in needed:
+        return {}
+    from helpers.limits.lookup import text  # imports torch, which other lessons' copies spare
+
+    return {reader.with_name("entries.md"): text()}
+
+
 def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
     """Let links between lessons lead somewhere else.
 

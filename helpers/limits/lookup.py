@@ -1,0 +1,126 @@
+"""The entries of lesson 6, read from the lesson itself: what is seen, why, and the way out."""
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+LESSON = Path(__file__).parents[2] / "notebooks" / "06_limits.ipynb"
+COPY = Path(__file__).with_name("entries.md")
+"""What stands in a copy of the helpers that travels without the lesson; `text` wrote it."""
+LABELS = {"Cause": "cause", "Way out": "fix", "Told apart": "apart"}
+"""How the paragraphs begin that an entry is read from, and what they are called here."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way in which a per-sample gradient goes wrong."""
+
+    name: str
+    """The heading of the entry in the lesson, and what `diagnose` reports."""
+    seen: tuple[str, ...]
+    """What one sees: `Type: ...fragment of a message...`, or `wrong: ...`, or `slow: ...`."""
+    cause: str
+    fix: str
+    apart: str
+    """How to tell it from other entries with the same message; `""` if there are none."""
+
+    @property
+    def part(self) -> str:
+        """What it does: `"loud"`, `"silent"` or `"slow"`."""
+        kinds = {"wrong": "silent", "slow": "slow", "UserWarning": "slow"}
+        return kinds.get(self.seen[0].partition(":")[0], "loud")
+
+    def matches(self, message: str) -> bool:
+        """Return whether a message holds all fragments of one that the entry shows."""
+        return any(
+            all(part in message for part in parts) for parts in map(_fragments, self.seen) if parts
+        )
+
+
+class Markdown(str):
+    """Text that a notebook shows as Markdown, and that prints as it is."""
+
+    __slots__ = ()
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        # For displays without Markdown. The whole text would stand in a notebook twice.
+        return "print(_) shows this as text"
+
+
+def text(lesson: Path = LESSON) -> str:
+    """Return the text of the entries in a lesson, each from its heading to the next one."""
+    cells = json.loads(lesson.read_text("utf-8"))["cells"]
+    told = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return "\n\n".join(re.findall(r"(?ms)^### [a-z0-9-]+\n.*?(?=^#{2,3} |\Z)", told))
+
+
+@functools.cache
+def entries() -> dict[str, Entry]:
+    """Read the entries of the lesson, by name and in its order."""
+    told = text() if LESSON.exists() else COPY.read_text("utf-8")
+    found = {}
+    for section in re.split(r"(?m)^### ", told)[1:]:
+        name, *paragraphs = re.split(r"\n\n+", section.strip())
+        seen = [re.fullmatch(r"(`+)(.+)\1|((?:wrong|slow): .+)", each) for each in paragraphs]
+        parts = dict.fromkeys(LABELS.values(), "")
+        for each in paragraphs:
+            label, _, rest = each.removeprefix("**").partition(".** ")
+            if label in LABELS:
+                parts[LABELS[label]] = rest
+        shown = tuple(each[2] or each[3] for each in seen if each)
+        found[name] = Entry(name, shown, **parts)
+    return found
+
+
+def find(message: str) -> Markdown:
+    """Write the entries that a message leads to, or a word.
+
+    Args:
+        message: The message of an error or of a warning, whole or in part; or any word that a
+            heading, a symptom, a cause or a way out holds.
+    """
+    said = " ".join(message.split())
+    found = [
+        each
+        for each in entries().values()
+        if each.matches(said)
+        or said.lower() in " ".join((each.name, *each.seen, each.cause, each.fix)).lower()
+    ]
+    if not found:
+        return Markdown(f"No entry of lesson 6 holds {_code(said)}.")
+    rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]
+    for each in found:
+        cells = [_link(each), _seen(each, several=len(found) > 1), each.cause, each.fix]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return Markdown("\n".join(rows))
+
+
+def index() -> Markdown:
+    """Write the list of all entries: name, what one sees, and how to tell it from others."""
+    lines = (f"- {_link(each)}: {_seen(each, several=True)}" for each in entries().values())
+    return Markdown("\n".join(lines))
+
+
+def _link(entry: Entry) -> str:
+    return f"[{entry.name}](#{entry.name})"
+
+
+def _seen(entry: Entry, *, several: bool) -> str:
+    shown = [each if each.startswith(("wrong: ", "slow: ")) else _code(each) for each in entry.seen]
+    return "; ".join(shown) + (f". {entry.apart}" if several and entry.apart else "")
+
+
+def _fragments(seen: str) -> list[str]:
+    """Return the parts of a message that stand between dots, without its type."""
+    return [part for part in seen.partition(": ...")[2].split("...") if part]
+
+
+def _code(text: str) -> str:
+    """Write text as code, between as many backticks as its own do not end."""
+    ticks = "``" if "`" in text else "`"
+    return f"{ticks}{text}{ticks}"
