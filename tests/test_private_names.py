@@ -18,10 +18,6 @@ LATER = {
     ("benchmark.py", "_each_operation"): "what torch's notes on extending name; measures alone",
     # These are about what they import.
     ("study/peers/expanded_weights.py", "build"): "absent",
-    ("limits/entries/silent_losses.py", "loss_reduction"): "the lesson's own error",
-    ("limits/entries/silent_losses.py", "loss_reduction_fixed"): "the lesson's own error",
-    ("limits/entries/loud_autograd.py", "_sets_up_no_context"): "a claim about torch's own code",
-    ("limits/sources.py", "with_helpers"): "the names in a function of the lesson's",
 }
 """Where a function uses private names when it runs, and the test, or the reason, that lets it."""
 
