@@ -150,9 +150,11 @@ def vmapped(
                 )
                 rows = results if isinstance(results, dict) else {"": results}
                 unreached = []
-                for name, each in rows.items():
-                    if start == 0 and name in params and not any(each.stride()[:1]):
-                        unreached.append(name)  # no sample has a gradient of its own
+                for name, each in rows.items() if start == 0 else ():
+                    # Expanded by `vmap`, which of one sample cannot be seen.
+                    shared = each.stride(0) == 0 if len(each) > 1 else not each.any()
+                    if name in params and shared:
+                        unreached.append(name)
                 if unreached:
                     check_unreached(function, model, unreached, batch)
             except streams.Drawn as error:
@@ -162,6 +164,8 @@ def vmapped(
                     raise
                 if isinstance(error, OutOfReach) and not swap:
                     swap, per_sample = True, transform(reaching(function, model, names, swap=True))
+                    if state is not None and start == 0:
+                        streams.restore_random_state(state, device)
                     continue
                 failed = error
                 break
@@ -259,14 +263,16 @@ def check_unreached(
         names: The parameters in question.
         batch: Tensors `(B, ...)`; the first sample is run.
     """
-    with preserved(model, names) as snapshot:
+    device = batch[0].device
+    state = streams.random_state(device)
+    with preserved(model, names):
         own = dict(model.named_parameters())
         leaves = [own[name] for name in names]
         value = function(model, *(tensor[0].detach().clone() for tensor in batch))
         grads = [None]
         if value.requires_grad:
             grads = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
-        snapshot.restore()
+    streams.restore_random_state(state, device)
     if any(each is not None and each.any() for each in grads):
         raise OutOfReach("a parameter is used as it is, out of reach of the transforms")
 
