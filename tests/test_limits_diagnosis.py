@@ -54,6 +54,9 @@ IN_THE_CALL |= {
     "padding-without-a-mask",
     "sample-not-finite",
     "opacus-not-initialized",
+    "opacus-gradients-not-cleared",
+    "opacus-wrapper",
+    "diagonal-of-the-hessian",
 }
 IN_THE_CALL |= {"numpy-of-a-result"}  # its model does not run without transforms either
 # What an entry's first cell shows to be wrong; by default the first of these.
