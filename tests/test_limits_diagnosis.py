@@ -29,6 +29,25 @@ IN_THE_CALL = {
     "prelu-in-jacobians",
     "numpy-of-a-result",  # its model does not run without transforms either
 }
+IN_THE_CALL |= {
+    "forward-mode-attention",
+    "forward-mode-lstm",
+    "forward-mode-operator",
+    "stacked-inside",
+    "compiled-inside",
+    "graph-for-each-batch-size",
+    "autograd-grad-under-vmap",
+    "requires-grad-is-false",
+    "cond-under-grad",
+    "recurrent-rule",
+    "export-of-gradients",
+    "padding-without-a-mask",
+    "sample-not-finite",
+    "opacus-not-initialized",
+    "opacus-gradients-not-cleared",
+    "opacus-wrapper",
+    "diagonal-of-the-hessian",
+}
 # What an entry's first cell shows to be wrong; by default the first of these.
 USUAL = "broken, F.cross_entropy, images, labels"
 WRONG = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from helpers.limits.diagnosis.watch import CUSTOM_OPERATOR
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 
 
@@ -80,6 +81,7 @@ SIGNS = (
     ),
     Sign("vmap: called random operation while in randomness error mode", "random-draws"),
     Sign(_SETUP_CONTEXT, "autograd-function"),
+    Sign(_SETUP_CONTEXT, "custom-operator", functions=(CUSTOM_OPERATOR,)),
     Sign("but it does not have vmap support", "autograd-function-without-vmap"),
     Sign(
         _SETUP_CONTEXT,

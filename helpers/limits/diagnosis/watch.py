@@ -15,6 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from helpers.transforms.randomness import random_state
 
+CUSTOM_OPERATOR = "a custom operator"
+"""What a function of `torch.library.custom_op` is called here, whatever its own name."""
+
 
 class Case(NamedTuple):
     """A model, a loss, and a batch to differentiate it at."""
@@ -63,6 +66,8 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """Note losses on their way in, and errors on their way out."""
         name = getattr(func, "__name__", "")
+        if type(func).__name__.startswith("OpOverload") and not str(func).startswith("aten."):
+            name = CUSTOM_OPERATOR
         if name in ("cross_entropy", "nll_loss"):
             self.loss_calls.append((name, kwargs or {}))
         try:
