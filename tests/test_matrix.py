@@ -54,7 +54,7 @@ UNCALLED = "wild: scripted", "wild: data parallel"
 _ITEM = "reads numbers out of tensors, with .item(), float() or if"
 _WRITES = "the model writes into a tensor that is no parameter or buffer of its own"
 _SLOW = "which torch.vmap takes one sample after the other: that is slower"
-_OUT_OF_REACH = "uses a parameter by a view of it, in a scripted function or in its own Function"
+_OUT_OF_REACH = "the model uses a parameter past torch.func"
 FALLBACKS = {
     "bilinear": f"trilinear, {_SLOW}",
     **dict.fromkeys(
@@ -70,8 +70,7 @@ FALLBACKS = {
     "wild: closure into an old function": "a torch.autograd.Function without setup_context",
     "wild: closure into a function, later": f"the model {_ITEM}",
     "wild: closure into a checkpoint": "the model calls requires_grad_() in its forward",
-    "wild: scripted": "the model is a scripted module",
-    "wild: data parallel": "the model is wrapped in DataParallel: take its .module",
+    "wild: scripted": _OUT_OF_REACH,
     "wild: item": f"the model {_ITEM}",
     "wild: recurrence in place": "writes what belongs to one sample into a tensor of all",
     "wild: sparse buffer": f"uses _sparse_addmm, {_SLOW}",
