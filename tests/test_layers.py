@@ -403,13 +403,12 @@ def test_autocast_in_the_forward():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return self.b(self.a(inputs).tanh()).float()
 
-    model = Apply(run, a=nn.Linear(4, 4), b=nn.Linear(4, 2))
-    one = Case(model, torch.randn(3, 4), torch.randn(3, 2), squared)
-    rows = gradients.func_gradients(*one.args)
+    case = case_of(Apply(run, a=nn.Linear(4, 4), b=nn.Linear(4, 2)), (4,), 3, torch.float32)
+    rows = gradients.func_gradients(*case.args)
     norm = torch.cat([each.flatten(1) for each in rows.values()], 1).norm(dim=1)
     # bfloat16 keeps 8 bits: one rounding is 4e-3
-    close(norms.gradient_norms(*one.args), norm, rtol=2e-2, atol=0)
-    assert all(t.dtype == torch.float32 for t in norms.clipped_sum(*one.args, 1.0).values())
+    close(norms.gradient_norms(*case.args), norm, rtol=2e-2, atol=0)
+    assert all(t.dtype == torch.float32 for t in norms.clipped_sum(*case.args, 1.0).values())
 
 
 def test_memory_of_sums_does_not_grow_with_the_batch():

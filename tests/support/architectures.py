@@ -1,6 +1,7 @@
 """Models drawn at will: networks, convolutions, and what real models are composed of."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,12 +62,12 @@ TOKENS, WIDTH = 4, 4
 Block = Callable[[st.DrawFn], nn.Module]
 
 
-def _linear(draw: st.DrawFn) -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=draw(st.booleans())), _activation(draw))
+def _one_of(draw: st.DrawFn, values: Any) -> Any:
+    return draw(st.sampled_from([*values]))
 
 
 def _activation(draw: st.DrawFn) -> nn.Module:
-    return draw(st.sampled_from([nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.PReLU]))()
+    return _one_of(draw, [nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.PReLU])()
 
 
 def _multilayer(draw: st.DrawFn) -> nn.Module:
@@ -74,21 +75,8 @@ def _multilayer(draw: st.DrawFn) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, inner), _activation(draw), nn.Linear(inner, WIDTH))
 
 
-def _norm(draw: st.DrawFn) -> nn.Module:
-    """Normalise tokens, or channels: then they are read in another order."""
-    kind = draw(st.sampled_from(["layer", "rms", "group", "batch", "instance", "batch 2d"]))
-    if kind == "layer":
-        return nn.LayerNorm(WIDTH, elementwise_affine=draw(st.booleans()))
-    if kind == "rms":
-        return nn.RMSNorm(WIDTH)
-    if kind == "batch 2d":
-        return Apply(_as_images, norm=with_statistics(nn.BatchNorm2d(WIDTH)))
-    norm = {
-        "group": lambda: nn.GroupNorm(2, WIDTH),
-        "batch": lambda: with_statistics(nn.BatchNorm1d(WIDTH)),
-        "instance": lambda: nn.InstanceNorm1d(WIDTH, affine=True),
-    }[kind]()
-    return Apply(lambda m, x: m.norm(x.transpose(1, 2)).transpose(1, 2), norm=norm)
+def _swapped(layer: nn.Module) -> nn.Module:
+    return Apply(lambda m, x: m.layer(x.transpose(1, 2)).transpose(1, 2), layer=layer)
 
 
 def _as_images(self: Apply, tokens: Tensor) -> Tensor:
@@ -97,14 +85,25 @@ def _as_images(self: Apply, tokens: Tensor) -> Tensor:
     return F.relu(self.norm(images), inplace=True).flatten(2).transpose(1, 2)
 
 
+# Of tokens, or of channels: then they are read in another order.
+NORMS: list[Callable[[], nn.Module]] = [
+    lambda: nn.LayerNorm(WIDTH),
+    lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
+    lambda: nn.RMSNorm(WIDTH),
+    lambda: _swapped(nn.GroupNorm(2, WIDTH)),
+    lambda: _swapped(with_statistics(nn.BatchNorm1d(WIDTH))),
+    lambda: _swapped(nn.InstanceNorm1d(WIDTH, affine=True)),
+    lambda: Apply(_as_images, norm=with_statistics(nn.BatchNorm2d(WIDTH))),
+]
+
+
 def _convolution(draw: st.DrawFn) -> nn.Module:
-    size, groups = draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 2, 4]))
-    layer = nn.Conv1d(WIDTH, WIDTH, size, padding=size // 2, groups=groups)
-    return Apply(lambda m, x: m.layer(x.transpose(1, 2)).transpose(1, 2), layer=layer)
+    size, groups = _one_of(draw, [1, 3]), _one_of(draw, [1, 2, 4])
+    return _swapped(nn.Conv1d(WIDTH, WIDTH, size, padding=size // 2, groups=groups))
 
 
 def _attention(draw: st.DrawFn) -> nn.Module:
-    layer = nn.MultiheadAttention(WIDTH, draw(st.sampled_from([1, 2])), batch_first=True)
+    layer = nn.MultiheadAttention(WIDTH, _one_of(draw, [1, 2]), batch_first=True)
     return Apply(lambda m, x: m.layer(x, x, x, need_weights=False)[0], layer=layer)
 
 
@@ -112,10 +111,8 @@ def _causal(draw: st.DrawFn) -> nn.Module:
     """Attention as language models write it, with one weight for queries, keys and values."""
 
     def run(self: Apply, tokens: Tensor) -> Tensor:
-        parts = torch.addmm(self.shift, tokens.flatten(0, 1), self.weight).unflatten(
-            0, tokens.shape[:2]
-        )
-        queries, keys, values = parts.split(WIDTH, dim=-1)
+        parts = torch.addmm(self.shift, tokens.flatten(0, 1), self.weight)
+        queries, keys, values = parts.unflatten(0, tokens.shape[:2]).split(WIDTH, dim=-1)
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
 
     weight = nn.Parameter(torch.randn(WIDTH, 3 * WIDTH))
@@ -123,34 +120,37 @@ def _causal(draw: st.DrawFn) -> nn.Module:
 
 
 def _recurrence(draw: st.DrawFn) -> nn.Module:
-    kind = draw(st.sampled_from([nn.RNN, nn.GRU, nn.LSTM]))
+    kind = _one_of(draw, [nn.RNN, nn.GRU, nn.LSTM])
     layer = kind(WIDTH, WIDTH, draw(st.integers(1, 2)), batch_first=True)
     return Apply(lambda m, x: m.layer(x)[0], layer=layer)
 
 
-def _mixed(draw: st.DrawFn) -> nn.Module:
-    """A weight over the tokens, as MLP mixers have, by an operation that no layer is made of."""
-    operations = {
-        "einsum": lambda m, x: torch.einsum("st,btd->bsd", m.weight, x),
-        "matmul": lambda m, x: m.weight @ x,
-        "transposed": lambda m, x: (x.transpose(1, 2) @ m.weight.T).transpose(1, 2),
-        "scaled": lambda m, x: x * m.weight[0] + m.weight[1].view(1, 1, -1),
-    }
-    run = operations[draw(st.sampled_from(sorted(operations)))]
-    return Apply(run, weight=nn.Parameter(torch.randn(TOKENS, TOKENS)))
+# A weight over the tokens, as MLP mixers have, by an operation that no layer is made of; and views
+# and writes that move no number to another sample.
+OPERATIONS: list[Callable[[Apply, Tensor], Tensor]] = [
+    lambda m, x: torch.einsum("st,btd->bsd", m.weight, x),
+    lambda m, x: m.weight @ x,
+    lambda m, x: (x.transpose(1, 2) @ m.weight.T).transpose(1, 2),
+    lambda m, x: x * m.weight[0] + m.weight[1].view(1, 1, -1),
+    lambda m, x: x.flip(1),
+    lambda m, x: x.roll(1, dims=2),
+    lambda m, x: x.transpose(1, 2),
+    lambda m, x: torch.cat([x[:, ::2], x[:, 1::2]], dim=1),
+    lambda m, x: x.clone().mul_(0.5).add_(1),
+    lambda m, x: torch.cat([each.sin() for each in x.chunk(2, dim=2)][::-1], dim=2),
+]
+BLOCKS: list[Block] = [
+    lambda draw: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH, bias=draw(st.booleans())), _activation(draw)
+    ),
+    lambda draw: _one_of(draw, NORMS)(),
+    *(_multilayer, _convolution, _attention, _causal, _recurrence),
+    lambda draw: Apply(_one_of(draw, OPERATIONS), weight=nn.Parameter(torch.randn(TOKENS, TOKENS))),
+]
 
 
-def _viewed(draw: st.DrawFn) -> nn.Module:
-    """Views and writes that move no number to another sample."""
-    views = {
-        "flipped": lambda m, x: x.flip(1),
-        "rolled": lambda m, x: x.roll(1, dims=2),
-        "transposed": lambda m, x: x.transpose(1, 2),
-        "strided": lambda m, x: torch.cat([x[:, ::2], x[:, 1::2]], dim=1),
-        "written": lambda m, x: x.clone().mul_(0.5).add_(1),
-        "chunked": lambda m, x: torch.cat([each.sin() for each in x.chunk(2, dim=2)][::-1], dim=2),
-    }
-    return Apply(views[draw(st.sampled_from(sorted(views)))])
+def _block(draw: st.DrawFn) -> nn.Module:
+    return _one_of(draw, BLOCKS)(draw)
 
 
 def _residual(draw: st.DrawFn) -> nn.Module:
@@ -161,17 +161,9 @@ def _gated(draw: st.DrawFn) -> nn.Module:
     return Apply(lambda m, x: m.one(x).sigmoid() * m.other(x), one=_block(draw), other=_block(draw))
 
 
-PLAIN: list[Block] = [_linear, _multilayer, _norm, _convolution, _attention, _causal]
-PLAIN += [_recurrence, _mixed, _viewed]
-
-
-def _block(draw: st.DrawFn) -> nn.Module:
-    return draw(st.sampled_from(PLAIN))(draw)
-
-
 def _embedded(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     """Tokens by an index, whose table may be used again at the end, and a position for each."""
-    table = nn.Embedding(5, WIDTH, padding_idx=draw(st.sampled_from([None, 0])))
+    table = nn.Embedding(5, WIDTH, padding_idx=_one_of(draw, [None, 0]))
     position = nn.Parameter(torch.randn(TOKENS, WIDTH))
     model = Apply(lambda m, x: m.table(x) + m.position, table=table, position=position)
     return model, torch.randint(5, (6, TOKENS))
@@ -188,10 +180,10 @@ def architectures(draw: st.DrawFn) -> Case:
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(st.integers(0, 5))
         if kind == 0 and blocks:
-            blocks.append(draw(st.sampled_from(blocks)))  # one part, used twice
+            blocks.append(_one_of(draw, blocks))  # one part, used twice
         else:
             blocks.append({1: _residual, 2: _gated}.get(kind, _block)(draw))
-    head = draw(st.sampled_from(["pooled", "flat", "tied", "none"]))
+    head = _one_of(draw, ["pooled", "flat", "tied", "none"])
     model = nn.Sequential(stem, *blocks)
     if head == "tied" and hasattr(stem, "table"):
         model = Apply(lambda m, x: F.linear(m.body(x)[:, -1], m.body[0].table.weight), body=model)
