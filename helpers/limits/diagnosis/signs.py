@@ -119,9 +119,9 @@ SIGNS = (
 )
 FALLBACKS = {
     "mkldnn_rnn_layer": "lstm-fallback",
-    "_scaled_dot_product_flash_attention_for_cpu": "fused-attention",
+    "_scaled_dot_product": "fused-attention",
 }
-"""By the operation that a warning names, its entry; all others are `operator-fallback`."""
+"""By how the operation that a warning names begins, its entry; else it is `operator-fallback`."""
 
 
 def one_line(error: Exception) -> str:

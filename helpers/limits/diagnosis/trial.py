@@ -155,7 +155,8 @@ def _fallbacks(watch: Watch) -> Iterator[tuple[str, str, str]]:
     """Sort the operations that fell back by entry; a backward belongs to its forward."""
     places: dict[str, list[str]] = {}
     for operation, place in watch.fallbacks:
-        name = FALLBACKS.get(operation, "operator-fallback")
+        starting = (entry for start, entry in FALLBACKS.items() if operation.startswith(start))
+        name = next(starting, "operator-fallback")
         if place != "the backward pass" or name == "operator-fallback":
             forward = operation.removesuffix("_backward")
             known = any(forward in other for other, where in watch.fallbacks if where != place)
