@@ -111,7 +111,7 @@ def _choose(
     """Choose a way; return it, and for how many parameters it holds the derivatives of a sample."""
     if method in ("jacobian", "vector"):
         return method, count
-    found = sides.of_outputs(model, data[:1], outputs)
+    found = sides.of_outputs(model, data[:1], 1)  # of their sum, for the structure alone
     params = checks.select_parameters(model)
     dense = sum(p.numel() for name, p in params.items() if sides.linear(found, name) is None)
     if dense < count and (method == "structured" or 2 * outputs * dense <= _CHUNK):

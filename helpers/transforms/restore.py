@@ -53,14 +53,14 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
             )
         if parameter.is_leaf:
             before.append((parameter, parameter.requires_grad, parameter.grad))
-            parameter.requires_grad_(name in names)
+            parameter.requires_grad = name in names  # as a method, torch forbids it under vmap
             parameter.grad = None
     try:
         yield snapshot
     finally:
         snapshot.restore()
         for parameter, flag, gradient in before:
-            parameter.requires_grad_(flag)
+            parameter.requires_grad = flag
             parameter.grad = gradient
 
 
