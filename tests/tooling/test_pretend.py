@@ -19,6 +19,15 @@ import tests.support.pretend
 """
 CANNOT = {
     "03_torch_func": {"check-3": "rounding decides between nearly equal values of a pooling"},
+    "06_limits": dict.fromkeys(
+        [
+            *("numpy-of-a-result", "numpy-of-a-result-mended", "one-hot", "packed-sequence"),
+            *("packed-sequence-mended", "recurrent-layer", "sparse-embedding", "tied-names"),
+            *("layernorm-under-autocast", "lazy-module", "lazy-module-mended"),
+            *("wrong-loss-reduction", "shared-layer", "parameter-in-a-list", "operator-fallback"),
+        ],
+        "shows an error, in words or at a place of a CPU; not yet told apart for other devices",
+    ),
     "07_speed_and_memory": {
         "equal-code": "ExpandedWeights are a subclass of tensors, as those of the device are",
         "equal-trap-code": "the same",
@@ -33,6 +42,10 @@ SMALLER = {
 }
 """Lessons that train for thousands of steps, and sizes at which they take a minute: an operation
 there goes through Python. That they run is tested, not what so short a training gives."""
+
+RUN = {"06_limits"}
+"""Lessons that are run there, and not compared: models of entries draw from the device's own stream,
+and messages are those of a CPU."""
 
 
 def run_pytest(folder, *arguments, **environment):
@@ -74,7 +87,7 @@ def test_lesson(path, desk):
     for name, value in SMALLER.get(path.stem, {}).items():
         sizes.source, found = re.subn(rf"(?m)^({name}: int = )\d+", rf"\g<1>{value}", sizes.source)
         assert found == 1, name
-    if path.stem in SMALLER:
+    if path.stem in SMALLER or path.stem in RUN:
         for cell in notebook.cells:
             cell.metadata.pop("tags", None)
     save(notebook, path.stem)
