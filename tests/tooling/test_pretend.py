@@ -44,8 +44,8 @@ SMALLER = {
 there goes through Python. That they run is tested, not what so short a training gives."""
 
 RUN = {"06_limits"}
-"""Lessons that are run there, and not compared: models of entries draw from the device's own stream,
-and messages are those of a CPU."""
+"""Lessons that are run there, and not compared: models of entries draw from the device's own
+stream, and messages are those of a CPU."""
 
 
 def run_pytest(folder, *arguments, **environment):
