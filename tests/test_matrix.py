@@ -131,7 +131,8 @@ def test_a_way_is_right_and_leaves_the_model_and_the_data_as_they_were(name, way
     if computed not in SEVERAL_PASSES:
         assert len({str(each.message) for each in said}) == len(said)
     if computed == "func":
-        assert bool(said) == (name in FALLBACKS)
+        # Of packed sequences an operation is slow, and then the layer goes to the loop.
+        assert len(said) == (name in FALLBACKS) + (name == "LSTM of packed sequences")
         assert all(FALLBACKS[name] in str(each.message) for each in said)
 
 
