@@ -79,9 +79,13 @@ def _cells(notebook: NotebookNode) -> Iterator[Finding]:
     for cell in notebook.cells:
         if re.fullmatch("[0-9a-f]{8}|[0-9a-f-]{36}", cell.id):
             yield cell, "its id is random: give it a readable one"
+        if not cell.source.strip():
+            yield cell, "it is empty"
         for tag in {*files.tags(cell)} - TAGS:
             yield cell, f"there is no tag {tag!r}"
     for cell in files.code_cells(notebook):
+        if any(output.output_type == "error" for output in cell.outputs):
+            yield cell, "its saved output is an error"
         data = [output.get("data", {}) for output in cell.outputs]
         if any("image/png" in each for each in data) != bool(cell.metadata.get("alt")):
             yield cell, "a figure has an alternative text, in cell metadata `alt`, and only that"

@@ -48,6 +48,7 @@ def adds(place, new):
     return lambda notebook: notebook.cells.insert(place, new)
 
 
+ERROR = new_output("error", ename="E", evalue="no", traceback=[])
 OLD = "is an old one: `make outputs` renews it"
 DEVICE, TASK = "holds a device: ", "(answer-2): no task before it: **Exercise 2** "
 DAMAGE = {
@@ -68,6 +69,8 @@ DAMAGE = {
     "no comment": (replaces("sizes", "  # B, the number of samples", ""), "has not the form"),
     "wrong default": (replaces("sizes", "= 64", '= "64"'), 'line \'batch_size: int = "64"  # B'),
     "set-up differs": (replaces("set-up", "(seed)", "(0)"), "(set-up): the second code cell is"),
+    "empty cell": (update("exercise-2", source="\n"), "(exercise-2): it is empty"),
+    "saved error": (update("time", outputs=[ERROR]), "(time): its saved output is an error"),
     "random id": (update("shape", id=new_code_cell().id), "its id is random"),
     "a device": (prints("cuda:0\n"), f"cell 4 (shape): its output is compared, and {DEVICE}"),
     "a device in text": (shows(text_plain="device(type='cpu')"), f"{DEVICE}'cpu'"),
