@@ -47,7 +47,7 @@ class LossOf(AbstractModelOutput):
 def computer(kind: type, case: Case, **options: object) -> object:
     """Make a gradient computer of a case."""
     count = sum(p.numel() for p in case.model.parameters() if p.requires_grad)
-    return kind(case.model, LossOf(case.loss_fn), count, torch.float64, "cpu", **options)
+    return kind(case.model, LossOf(case.loss_fn), count, torch.float64, case.data.device, **options)
 
 
 def empty_out(case: Case) -> Named:
@@ -78,7 +78,7 @@ def _has_parameters(truth: Truth) -> bool:
 def _vector(case: Case) -> Named:
     generator = torch.Generator().manual_seed(0)
     return {
-        name: torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        name: torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device)
         for name, p in case.model.named_parameters()
         if p.requires_grad
     }
