@@ -49,13 +49,10 @@ def adds(place, new):
 
 
 ERROR = new_output("error", ename="E", evalue="no", traceback=[])
-OLD = "is an old one: `make outputs` renews it"
 DEVICE, TASK = "holds a device: ", "(answer-2): no task before it: **Exercise 2** "
 DAMAGE = {
     "not executed": (update("verdict", execution_count=None), "cell 5 (verdict): its count"),
-    "out of order": (update("verdict", execution_count=9), OLD),
     "stale timing": (update("time", source="import timeit"), "cell 6 (time): its count"),
-    "timings of cells": (marked("shape", execution={}), OLD),
     "papermill's block": (lambda notebook: notebook.metadata.update(papermill={}), "metadata or"),
     "old format": (lambda notebook: notebook.update(nbformat_minor=4), "its metadata or format"),
     "mistyped tag": (
@@ -80,7 +77,6 @@ DAMAGE = {
     "a Windows path": (prints(r"in C:\ada"), "holds a path"),
     "a temporary file": (prints("ipykernel_123"), "holds a process or a temporary file"),
     "a time": (prints("took 3.21 ms\n"), "holds a time: '3.21 ms'"),
-    "a time in seconds": (prints("2 s per step"), "holds a time: '2 s'"),
     "tqdm's bar": (prints(" 40%|####      | 2/5"), "holds a progress bar"),
     "stderr": (prints("UserWarning", "stderr"), "cell 4 (shape): its output holds stderr"),
     "solution without docstring": (
@@ -92,7 +88,6 @@ DAMAGE = {
     "check not tagged": (marked("check", tags=[]), "cell 8 (answer): no check tagged"),
     "exercises not explained": (replaces("exercise-1", "three parts", "parts"), "does not explain"),
     "no level": (replaces("exercise-2", "(standard, ", "("), TASK),
-    "no minutes": (replaces("exercise-2", ", 5 minutes", ""), TASK),
     "wrong number": (replaces("exercise-2", "Exercise 2", "Exercise 3"), TASK),
     "one hint": (replaces("exercise-2", "Hint 2", "Answer"), TASK),
     "text after the hints": (

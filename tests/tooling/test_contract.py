@@ -1,13 +1,10 @@
 """The contract as it is held against models of libraries: verdicts on models that break it."""
 
-import sys
-
-import pytest
 import torch
 from torch import nn
 
 from helpers import gradients
-from tests.support import contract, libraries
+from tests.support import contract
 
 
 def linear() -> tuple[nn.Module, torch.Tensor]:
@@ -65,15 +62,3 @@ def test_a_refusal_is_ours_and_any_other_error_is_not():
     assert len(refused) == 7
     broken, _ = contract.check(Alone(3, 2).double(), data)
     assert "loop: ValueError: no batch of one" in broken
-
-
-def test_torchvision_can_be_imported_where_there_is_none():
-    with libraries.pretended_torchvision():
-        from torchvision.ops.misc import FrozenBatchNorm2d
-        from torchvision.transforms import InterpolationMode
-
-        assert isinstance(FrozenBatchNorm2d, type)
-        assert InterpolationMode.NEAREST == "NEAREST"
-    assert "torchvision" not in sys.modules
-    with pytest.raises(ModuleNotFoundError, match="torchvision"):
-        import torchvision.models  # noqa: F401

@@ -74,20 +74,16 @@ def test_pages_say_what_they_are(book):
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_pictures_have_the_texts_of_their_cells(lesson, book):
-    cells = [cell for cell in files.code_cells(files.read(lesson)) if "alt" in cell.metadata]
-    shown = [image["alt"] for image in book[lesson.stem].select(".cell_output img[class]")]
-    assert set(shown) <= {cell.metadata.alt for cell in cells}
+    texts = {cell.metadata.get("alt") for cell in files.read(lesson).cells}
+    assert {image["alt"] for image in book[lesson.stem].select(".cell_output img[class]")} <= texts
     assert book[lesson.stem].select(".cell_output a > img.drawing, .cell_output a > img.shades")
 
 
-def test_index_has_each_lesson_with_a_picture(book):
+def test_index_has_each_lesson_with_a_picture_and_lessons_their_copies_for_colab(book):
     entries = book["index"].select("article section section")
     assert [each.h2.a["href"] for each in entries] == [f"{path.stem}.html" for path in LESSONS]
     assert all(each.img["src"].startswith("data:image/png") for each in entries)
     assert all("Reading: " in each.text for each in entries)
-
-
-def test_lessons_link_to_their_copies_for_colab(book):
     for lesson in LESSONS:
         copy = f"https://colab.research.google.com/github/ada/gradients/blob/colab/{lesson.name}"
         assert book[lesson.stem].find("a", href=copy)
@@ -170,15 +166,14 @@ def test_answer_ends_where_something_else_begins(said, answer):
     assert shown == [(answer, "code"), *([(None, rest)] if rest else [])]
 
 
-def test_answer_may_take_several_cells():
+def test_answer_takes_every_output_and_what_is_said_of_the_last():
     first, last = (new_code_cell(name, outputs=[SHOWN]) for name in ("first", "last"))
-    cells = _folded(new_code_cell("silent"), first, last, new_markdown_cell("Seven."))
-    assert cells == [(None, "silent"), ("", "first"), ("Seven.", "last")]
-
-
-def test_without_an_output_nothing_is_folded():
-    cells = _folded(new_code_cell("silent"), new_markdown_cell("Seven."))
-    assert cells == [(None, "silent"), (None, "Seven.")]
+    silent, said = new_code_cell("silent"), new_markdown_cell("Seven.")
+    assert _folded(silent, said) == [(None, "silent"), (None, "Seven.")]
+    assert _folded(silent, first, last, said) == [
+        *((None, "silent"), ("", "first")),
+        ("Seven.", "last"),
+    ]
 
 
 def test_drawings_are_told_from_pictures_of_numbers():

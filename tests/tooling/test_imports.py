@@ -2,8 +2,8 @@
 
 import pytest
 
-from helpers.tooling.lesson import files, imports
-from tests.tooling.samples import LESSONS, code, lesson
+from helpers.tooling.lesson import imports
+from tests.tooling.samples import code, lesson
 
 SOURCES = {
     "__init__.py": "",
@@ -35,14 +35,3 @@ def test_imports_are_followed(source, modules, tmp_path, monkeypatch):
     monkeypatch.setattr(imports, "ROOT", tmp_path)
     found = imports.reached(lesson(code("here", source)))
     assert [path.as_posix() for path in found] == modules
-
-
-def test_lessons_reach_what_they_need_and_no_tooling():
-    reached = {
-        path.stem[:2]: {each.as_posix() for each in imports.reached(files.read(path))}
-        for path in LESSONS
-    }
-    assert "helpers/jacobians.py" in reached["04"]
-    assert "helpers/jacobians.py" not in reached["01"]
-    for modules in reached.values():
-        assert not [each for each in modules if each.startswith("helpers/tooling")]
