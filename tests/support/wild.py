@@ -359,36 +359,21 @@ class Collector:
         self.output = output
 
 
-def _collected(hook: Callable[[Collector], Callable[..., None]]) -> tuple[nn.Module, Loss]:
+def _collected() -> tuple[nn.Module, Loss]:
     model, collector = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), Collector()
-    model[1].register_forward_hook(hook(collector))
+    model[1].register_forward_hook(collector.keep)
     return model, lambda p, t: squared(p, t) + collector.output.square().mean()
 
 
-class Child(nn.Module):
-    """A module that leaves its result with the module that it stands in."""
-
-    def __init__(self, parent: nn.Module) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
-        self.parent = weakref.ref(parent)
-
-    def forward(self, inputs: Tensor) -> None:
-        self.parent().last = self.fc(inputs)
-
-
-class Parent(nn.Module):
-    """A module that reads what its child left."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = None
-        self.child = Child(self)
-        self.head = nn.Linear(3, 2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.child(inputs)
-        return self.head(self.last)
+def _weakly_linked() -> nn.Module:
+    """A part leaves its result with the module that it stands in."""
+    parent = Apply(lambda m, x: m.child(x) or m.head(m.last), head=nn.Linear(3, 2), last=None)
+    parent.child = Apply(
+        lambda m, x: setattr(m.parent(), "last", m.fc(x)),
+        fc=nn.Linear(3, 3),
+        parent=weakref.ref(parent),
+    )
+    return parent
 
 
 # What a parameter is, besides its numbers.
@@ -452,7 +437,6 @@ ROWS: dict[str, Build] = {
     "wrapped inside": lambda: nn.Sequential(_timed(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2)),
     "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),
     "hook over another layer": _closing_hook,
-    "compiled part": lambda: nn.Sequential(_compiled(nn.Linear(3, 3)), nn.Linear(3, 2)),
     "compiled": lambda: _compiled(nn.Linear(3, 2)),
     "parameters in a list": _listed,
     "parameters in an object": lambda: _with_memory(
@@ -484,11 +468,8 @@ ROWS: dict[str, Build] = {
 LINKED: dict[str, Build] = {
     "loss of what the forward kept": _auxiliary,
     "loss of a list that the forward filled": _list_of_losses,
-    "loss of what a method kept": lambda: _collected(lambda collector: collector.keep),
-    "loss of what a partial kept": lambda: _collected(
-        lambda collector: functools.partial(Collector.keep, collector)
-    ),
-    "weak reference to the parent": Parent,
+    "loss of what a method kept": _collected,
+    "weak reference to the parent": _weakly_linked,
     "a class of parameters": _typed,
     "a view of a parameter": _viewed,
     "scripted function of a list": _listed_for_a_script,
