@@ -31,6 +31,7 @@ CPU = torch.device("cpu")
 _COPIES = {"copy_", "_to_copy", "_copy_from"}
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 _INDEXED |= {"_unsafe_index_put"}
+_INDEXED |= {"_pack_padded_sequence", "_pad_packed_sequence"}  # which want lengths there
 # Operations that take a number on the CPU, a tensor without a dimension, beside others.
 _WITH_NUMBERS = {
     *("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "pow", "rsub", "true_divide"),
@@ -186,6 +187,8 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with no_dispatch():
             op(*args, **kwargs)
         return args[0]
+    if name == "_pack_padded_sequence":
+        return Pretend(result[0]), result[1]  # sizes, which stay on the CPU
     target = kwargs.get("device")
     if target is not None and torch.device(target).type != NAME:
         return result
@@ -229,11 +232,23 @@ def _own_stream() -> Iterator[None]:
         torch.set_rng_state(of_cpu)
 
 
+def _apply(self: Any, fn: Any, *args: Any, of_torch: Any = torch.nn.Module._apply) -> Any:
+    """Let parameters that move there stay the same objects: tied ones, and those in lists."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    moves = isinstance(fn(torch.empty(0)), Pretend)
+    torch.__future__.set_swap_module_params_on_conversion(moves)
+    try:
+        return of_torch(self, fn, *args)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
 def _register() -> torch.library.Library:
     """Make the device, and the operations that torch calls below its Python dispatch."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
     torch.autograd.set_multithreading_enabled(False)  # the engine has no thread for this device
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # `.to()` makes new parameters
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a wrapper's data stays
+    torch.nn.Module._apply = _apply
     torch.accelerator.synchronize = lambda device=None: None
     torch.Generator = Generator
     library = torch.library.Library("aten", "IMPL")
