@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from helpers import gradients, jacobians, norms
 from tests.support.snapshot import Snapshot
+from tests.support.zoo import squared
 
 TOLERANCE = 1e-6
 """The largest difference over the largest entry that counts as equal.
@@ -26,11 +27,6 @@ class Verdict(NamedTuple):
     """Where it broke the contract: wrong numbers, a damaged model, an error."""
     refused: list[str]
     """What a way refused with a `ValueError` of ours, which the contract allows."""
-
-
-def squared(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared error."""
-    return (predictions - targets).square().sum() / 2
 
 
 def check(model: nn.Module, data: Tensor) -> Verdict:

@@ -108,10 +108,6 @@ def test_it_is_what_auto_means():
 # Planted faults: a tensor on the CPU where the device's is wanted.
 
 
-def made_on_the_cpu_in_the_forward(m, x):
-    return m.fc(x + torch.zeros(3, dtype=x.dtype))
-
-
 class OnTheCpuInBackward(torch.autograd.Function):
     """The identity, with a backward that was tried on a CPU only."""
 
@@ -131,7 +127,7 @@ class OnTheCpuInBackward(torch.autograd.Function):
 
 
 FORWARDS = {
-    "a tensor in the forward": made_on_the_cpu_in_the_forward,
+    "a tensor in the forward": lambda m, x: m.fc(x + torch.zeros(3, dtype=x.dtype)),
     "a tensor in the backward": lambda m, x: m.fc(OnTheCpuInBackward.apply(m.fc2(x))),
     "a mask": lambda m, x: m.fc(torch.where(torch.ones(3) > 0, x, 0 * x)),
 }

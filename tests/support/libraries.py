@@ -31,12 +31,9 @@ def make(library: str, name: str, size: int) -> tuple[nn.Module, Tensor]:
     """
     torch.manual_seed(0)
     model, data = LIBRARIES[library].make(name, dict(LISTED[library][name]), size)
-    model = model.eval().double()._apply(_complex_in_double)  # which `double` leaves as it is
+    model.eval().double()
+    model._apply(lambda each: each.to(torch.complex128) if each.is_complex() else each)
     return model, data.double() if data.is_floating_point() else data
-
-
-def _complex_in_double(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.complex128) if tensor.is_complex() else tensor
 
 
 class Flat(nn.Module):

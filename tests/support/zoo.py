@@ -182,11 +182,6 @@ def _cell(cell: nn.RNNCellBase) -> nn.Module:
     return Apply(run, cell=cell)
 
 
-def _attention(train: bool) -> nn.Module:
-    layer = nn.MultiheadAttention(4, 2, batch_first=True).train(train)
-    return Apply(lambda m, x: m.layer(x, x, x)[0], layer=layer)
-
-
 def _encoder(train: bool, **options: bool) -> nn.Module:
     return nn.TransformerEncoderLayer(
         4, 2, dim_feedforward=6, dropout=0.0 if train else 0.1, batch_first=True, **options
@@ -273,8 +268,9 @@ SEQUENCES: dict[str, Build] = {
     "encoder train": lambda: _encoder(True),
     "encoder eval": lambda: _encoder(False),
     "encoder norm first": lambda: _encoder(False, norm_first=True),
-    "attention train": lambda: _attention(True),
-    "attention eval": lambda: _attention(False),
+    "attention": lambda: Apply(
+        lambda m, x: m.layer(x, x, x)[0], layer=nn.MultiheadAttention(4, 2, batch_first=True)
+    ),
     "layer norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
     "depthwise": lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
 }
