@@ -92,6 +92,7 @@ class _Backend(backend_registration._DummyBackendModule):
         """There is nothing to wait for."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Checkpoints ask for it, and end the process where it is not there."""
         return [torch.float16, torch.bfloat16]
 
 
