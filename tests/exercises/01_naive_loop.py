@@ -1,32 +1,26 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def sample_norms(grads):
     return torch.cat([grad.flatten(1) for grad in grads.values()], dim=1).norm(dim=1)
-
 
 # %% solution-1: correct
 def sample_norms(grads):
     norms = [grad.flatten(1).norm(dim=1) for grad in grads.values()]
     return torch.stack(norms).norm(dim=0)
 
-
 # %% solution-1: right shape, wrong values
 def sample_norms(grads):  # the sum over parameters, not all together
     return sum(grad.flatten(1).norm(dim=1) for grad in grads.values())
-
 
 # %% solution-1: right shape, wrong values
 def sample_norms(grads):  # no root
     return sum((grad.flatten(1) ** 2).sum(dim=1) for grad in grads.values())
 
-
 # %% solution-1: wrong shape: norms: expected
 def sample_norms(grads):  # the norm of all samples together
     return sum((grad**2).sum() for grad in grads.values()).sqrt()
-
 
 # %% solution-2: correct
 def lean_sample_grads(images, labels):
@@ -36,7 +30,6 @@ def lean_sample_grads(images, labels):
         for name, grad in zip(result, compute_grad(images[index], labels[index]), strict=True):
             result[name][index].copy_(grad)
     return result
-
 
 # %% solution-2: correct
 def lean_sample_grads(images, labels):
@@ -49,17 +42,14 @@ def lean_sample_grads(images, labels):
             result[name][index] = grad
     return result
 
-
 # %% solution-2: wrong shape: gradients['conv1.weight']: expected
 def lean_sample_grads(images, labels):
     return dict(zip(trained_grads, compute_grad(images[0], labels[0]), strict=True))
-
 
 # %% solution-2: not so yet: peak below 1.2 times the result
 def lean_sample_grads(images, labels):
     rows = [compute_grad(image, label) for image, label in zip(images, labels, strict=True)]
     return {n: torch.stack(g) for n, g in zip(trained_grads, zip(*rows), strict=True)}
-
 
 # %% solution-2: not so yet: names in the order of the parameters
 def lean_sample_grads(images, labels):
@@ -69,7 +59,6 @@ def lean_sample_grads(images, labels):
         for name, grad in zip(trained_grads, compute_grad(image, label), strict=True):
             result[name][index] = grad
     return result
-
 
 # %% solution-2: right shape, wrong values
 def lean_sample_grads(images, labels):  # .grad adds up
@@ -81,11 +70,9 @@ def lean_sample_grads(images, labels):  # .grad adds up
             result[name][index] = p.grad
     return result
 
-
 # %% solution-2: wrong type: gradients: expected a dict, got NoneType: the function returned nothing
 def lean_sample_grads(images, labels):
     compute_sample_grads(images, labels)
-
 
 # %% solution-3: correct
 def clipped_mean(grads, limit):
@@ -96,7 +83,6 @@ def clipped_mean(grads, limit):
         for name, grad in grads.items()
     }
 
-
 # %% solution-3: correct
 def clipped_mean(grads, limit):
     norms = sample_norms(grads)
@@ -106,17 +92,14 @@ def clipped_mean(grads, limit):
             mean[name] += grad[index] * (min(1.0, limit / norm) / len(norms))
     return mean
 
-
 # %% solution-3: right shape, wrong values
 def clipped_mean(grads, limit):  # nothing is clipped
     return {name: grad.mean(dim=0) for name, grad in grads.items()}
-
 
 # %% solution-3: right shape, wrong values
 # samples below the limit do not stay as they are
 # - (limit / norms).clamp(max=1.0)
 # + limit / norms
-
 
 # %% solution-3: right shape, wrong values
 def clipped_mean(grads, limit):  # each parameter by itself, not all together
@@ -126,24 +109,20 @@ def clipped_mean(grads, limit):  # each parameter by itself, not all together
 
     return {name: one(grad) for name, grad in grads.items()}
 
-
 # %% solution-3: right shape, wrong values
 def clipped_mean(grads, limit):  # the mean is clipped, not the samples
     mean = {name: grad.mean(dim=0) for name, grad in grads.items()}
     norm = sum((grad**2).sum() for grad in mean.values()).sqrt()
     return {name: grad * (limit / norm).clamp(max=1.0) for name, grad in mean.items()}
 
-
 # %% solution-3: right shape, wrong values
 # the sum, not the mean
 # -  / len(scale) for
 # +  for
 
-
 # %% solution-3: wrong shape
 def clipped_mean(grads, limit):
     return grads
-
 
 # %% solution-3: not so yet: it changed grads
 def clipped_mean(grads, limit):
@@ -151,7 +130,6 @@ def clipped_mean(grads, limit):
     for name, grad in grads.items():
         grads[name] = torch.einsum("b,b...->...", scale, grad) / len(scale)
     return grads
-
 
 # %% solution-4: correct
 def gradient_noise(images, labels):  # Welford's way, and a float
@@ -163,7 +141,6 @@ def gradient_noise(images, labels):  # Welford's way, and a float
         mean += away / (index + 1)
         spread += (away @ (flat - mean)).item()
     return spread / len(images)
-
 
 # %% solution-4: correct
 def gradient_noise(images, labels):  # two passes, and a tensor of float64
@@ -177,11 +154,9 @@ def gradient_noise(images, labels):  # two passes, and a tensor of float64
             distance += ((grad - center) ** 2).sum().item()
     return distance / len(images)
 
-
 # %% solution-4: right shape, wrong values
 def gradient_noise(images, labels):  # not from their mean
     return torch.stack([gradient_norm(*pair) ** 2 for pair in zip(images, labels)]).mean()
-
 
 # %% solution-4: right shape, wrong values
 # over B - 1
@@ -193,17 +168,14 @@ def gradient_noise(images, labels):  # not from their mean
 # - return squares / len(images) - mean_square
 # + return (squares / len(images) - mean_square) / sum(p.numel() for p in total)
 
-
 # %% solution-4: not so yet: never more than a fifth of all gradients
 def gradient_noise(images, labels):
     grads = compute_sample_grads(images, labels)
     return sum(((g - g.mean(dim=0)) ** 2).flatten(1).sum(dim=1).mean() for g in grads.values())
 
-
 # %% solution-4: wrong shape: gradient noise: expected ()
 def gradient_noise(images, labels):  # a number for each sample
     return gradient_norms(images, labels) ** 2
-
 
 # %% solution-5: correct
 def suspects(images, labels, count):
@@ -214,14 +186,12 @@ def suspects(images, labels, count):
         lengths.append(sum((grad**2).sum() for grad in grads))
     return torch.stack(lengths).topk(count).indices
 
-
 # %% solution-5: correct
 def suspects(images, labels, count):
     wrt = ["fc2.weight", "fc2.bias"]
     grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
     flat = torch.cat([grads[name].flatten(1) for name in wrt], dim=1)
     return flat.norm(dim=1).sort(descending=True).indices[:count]
-
 
 # %% solution-5: right shape, wrong values
 # the shortest first
@@ -242,7 +212,6 @@ def suspects(images, labels, count):
 # norms, not indices
 # - .argsort(descending=True)[:count]
 # + .topk(count).values
-
 
 # %% solution-5: not so yet: only the last layer is differentiated
 def suspects(images, labels, count):

@@ -1,12 +1,10 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def named_gradients(fmodel, model, grads):
     named = dict(zip(fmodel.param_names, grads))
     return {n: named[n].detach() for n, p in model.named_parameters() if p.requires_grad}
-
 
 # %% solution-1: correct
 def named_gradients(fmodel, model, grads):
@@ -18,67 +16,55 @@ def named_gradients(fmodel, model, grads):
                 result[name] = grads[index].clone()
     return result
 
-
 # %% solution-1: wrong shape
 def named_gradients(fmodel, model, grads):  # by position
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     return {name: gradient.detach() for name, gradient in zip(names, grads)}
 
-
 # %% solution-1: not expected: gradients: conv1.weight, conv1.bias
 def named_gradients(fmodel, model, grads):  # the frozen ones, too
     return {name: gradient.detach() for name, gradient in zip(fmodel.param_names, grads)}
-
 
 # %% solution-1: not so yet: they are detached
 def named_gradients(fmodel, model, grads):
     named = zip(fmodel.param_names, grads, strict=True)
     return {name: g for name, g in named if model.get_parameter(name).requires_grad}
 
-
 # %% solution-2: correct
 def refreshed(fmodel, model):
     state = model.state_dict()  # it is detached
     return tuple(state[name] for name in fmodel.param_names)
 
-
 # %% solution-2: correct
 def refreshed(fmodel, model):
     return tuple(model.get_parameter(name).detach().clone() for name in fmodel.param_names)
-
 
 # %% solution-2: not so yet: they are detached
 def refreshed(fmodel, model):
     return tuple(model.get_parameter(name) for name in fmodel.param_names)
 
-
 # %% solution-2: wrong shape: parameters in another order
 def refreshed(fmodel, model):
     return tuple(p.detach() for p in model.parameters())
 
-
 # %% solution-2: right shape, wrong values
 def refreshed(fmodel, model):  # not those of now
     return tuple(p.detach() for p in old_params)
-
 
 # %% solution-2: not so yet: it changed model
 def refreshed(fmodel, model):
     model.requires_grad_(False)
     return tuple(model.get_parameter(name) for name in fmodel.param_names)
 
-
 # %% solution-2: wrong length
 def refreshed(fmodel, model):
     return ()
-
 
 # %% solution-3: correct
 def disagreement_gradient(models, x):
     pixels = x.detach().clone().requires_grad_()
     probabilities = torch.stack([one(pixels).softmax(dim=1) for one in models])
     return torch.autograd.grad(probabilities.var(dim=0).sum(), pixels)[0]
-
 
 # %% solution-3: correct
 def disagreement_gradient(models, x):
@@ -93,16 +79,13 @@ def disagreement_gradient(models, x):
 
     return vmap(grad(disagreement))(x).detach()
 
-
 # %% solution-3: not so yet: no legacy function is called
 def disagreement_gradient(models, x):
     return legacy_disagreement_gradient(models, x)
 
-
 # %% solution-3: right shape, wrong values
 def disagreement_gradient(models, x):
     return -legacy_disagreement_gradient(models, x)
-
 
 # %% solution-3: right shape, wrong values
 def disagreement_gradient(models, x):  # logits, not probabilities
@@ -110,18 +93,15 @@ def disagreement_gradient(models, x):  # logits, not probabilities
     logits = torch.stack([one(pixels) for one in models])
     return torch.autograd.grad(logits.var(dim=0).sum(), pixels)[0]
 
-
 # %% solution-3: wrong shape
 def disagreement_gradient(models, x):
     return legacy_disagreement_gradient(models, x).squeeze(1)
-
 
 # %% solution-3: not so yet: it changed x in place
 def disagreement_gradient(models, x):
     x.requires_grad_()
     probabilities = torch.stack([one(x).softmax(dim=1) for one in models])
     return torch.autograd.grad(probabilities.var(dim=0).sum(), x)[0]
-
 
 # %% solution-4: correct
 def norm_history(model, optimizer, batches):
@@ -135,7 +115,6 @@ def norm_history(model, optimizer, batches):
         loss.backward()
         optimizer.step()
     return torch.tensor(history, device=x.device)
-
 
 # %% solution-4: correct
 def norm_history(model, optimizer, batches):
@@ -156,7 +135,6 @@ def norm_history(model, optimizer, batches):
         optimizer.step()
     return torch.stack(history)
 
-
 # %% solution-4: right shape, wrong values
 # of the model as it was at first
 # -     history = []
@@ -170,7 +148,6 @@ def norm_history(model, optimizer, batches):
 # - in model.named_parameters() if p.requires_grad}
 # + in model.named_parameters()}
 
-
 # %% solution-4: right shape, wrong values
 def norm_history(model, optimizer, batches):  # after the step
     history = []
@@ -182,7 +159,6 @@ def norm_history(model, optimizer, batches):  # after the step
         history.append(sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean())
     return torch.stack(history)
 
-
 # %% solution-4: right shape, wrong values
 def norm_history(model, optimizer, batches):  # the norm of the mean
     history = []
@@ -193,7 +169,6 @@ def norm_history(model, optimizer, batches):  # the norm of the mean
         history.append(sum((g**2).sum() for g in grads).sqrt() * 2)  # B = 1 has no other mean
         optimizer.step()
     return torch.stack(history)
-
 
 # %% solution-4: not so yet: it is detached
 # - p.detach() for

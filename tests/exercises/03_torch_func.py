@@ -1,12 +1,10 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def weighted_grads(params, images, labels, weights):  # the gradient is linear in the weight
     grads = compute_sample_grads(params, images, labels)
     return {n: g * weights.view(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}
-
 
 # %% solution-1: correct
 def weighted_grads(params, images, labels, weights):
@@ -17,11 +15,9 @@ def weighted_grads(params, images, labels, weights):
     mapped = vmap(grad(loss), (None, 0, 0, 0), chunk_size=max(1, len(images) // 2))
     return mapped(params, images, labels, weights)
 
-
 # %% solution-1: right shape, wrong values
 def weighted_grads(params, images, labels, weights):  # no weights
     return compute_sample_grads(params, images, labels)
-
 
 # %% solution-1: right shape, wrong values
 def weighted_grads(params, images, labels, weights):  # all weights for each sample
@@ -29,7 +25,6 @@ def weighted_grads(params, images, labels, weights):  # all weights for each sam
         return (weights * compute_loss(params, sample, target)).sum()
 
     return vmap(grad(loss), in_dims=(None, 0, 0, None))(params, images, labels, weights)
-
 
 # %% solution-1: wrong shape
 def weighted_grads(params, images, labels, weights):  # the gradient of the weighted batch
@@ -39,12 +34,10 @@ def weighted_grads(params, images, labels, weights):  # the gradient of the weig
 
     return grad(loss)(params)
 
-
 # %% solution-2: correct
 def grads_and_losses(params, images, labels):  # a list
     compute = vmap(torch.func.grad_and_value(compute_loss), in_dims=(None, 0, 0))
     return list(compute(params, images, labels))
-
 
 # %% solution-2: correct
 def grads_and_losses(params, images, labels):  # the value as an auxiliary result
@@ -54,12 +47,10 @@ def grads_and_losses(params, images, labels):  # the value as an auxiliary resul
 
     return vmap(grad(loss_twice, has_aux=True), in_dims=(None, 0, 0))(params, images, labels)
 
-
 # %% solution-2: not so yet: one forward pass: measured 2
 def grads_and_losses(params, images, labels):
     losses = vmap(compute_loss, in_dims=(None, 0, 0))(params, images, labels)
     return compute_sample_grads(params, images, labels), losses
-
 
 # %% solution-2: not so yet: one forward pass
 def grads_and_losses(params, images, labels):  # a pass for each sample
@@ -68,38 +59,31 @@ def grads_and_losses(params, images, labels):  # a pass for each sample
     grads = {name: torch.stack([g[name] for g, _ in both]) for name in params}
     return grads, torch.stack([loss for _, loss in both])
 
-
 # %% solution-2: wrong shape
 def grads_and_losses(params, images, labels):
     return compute_sample_grads(params, images, labels), compute_loss(params, images[0], labels[0])
 
-
 # %% solution-2: right shape, wrong values
 def grads_and_losses(params, images, labels):
     return compute_sample_grads(params, images, labels), torch.zeros(len(images), device=device)
-
 
 # %% solution-2: wrong type: gradients and losses[0]: expected a dict, got Tensor
 def grads_and_losses(params, images, labels):  # in the other order
     compute = vmap(torch.func.grad_and_value(compute_loss), in_dims=(None, 0, 0))
     return compute(params, images, labels)[::-1]
 
-
 # %% solution-2: wrong length: gradients and losses: expected 2 items, got 1
 def grads_and_losses(params, images, labels):
     return (compute_sample_grads(params, images, labels),)
-
 
 # %% solution-3: correct
 def ensemble_grads(stacked, images, labels):
     return vmap(lambda params: compute_sample_grads(params, images, labels))(stacked)
 
-
 # %% solution-3: correct
 def ensemble_grads(stacked, images, labels):  # the maps the other way round
     of_models = vmap(grad(compute_loss), in_dims=(0, None, None))
     return vmap(of_models, in_dims=(None, 0, 0), out_dims=1)(stacked, images, labels)
-
 
 # %% solution-3: not so yet: one forward pass: measured 3
 def ensemble_grads(stacked, images, labels):
@@ -110,23 +94,19 @@ def ensemble_grads(stacked, images, labels):
     ]
     return {name: torch.stack([grads[name] for grads in apart]) for name in stacked}
 
-
 # %% solution-3: wrong shape
 def ensemble_grads(stacked, images, labels):
     grads = vmap(compute_sample_grads, in_dims=(0, None, None))(stacked, images, labels)
     return {name: g.transpose(0, 1) for name, g in grads.items()}
-
 
 # %% solution-3: right shape, wrong values
 def ensemble_grads(stacked, images, labels):  # one model for all
     first = {name: p[0].expand_as(p) for name, p in stacked.items()}
     return vmap(compute_sample_grads, in_dims=(0, None, None))(first, images, labels)
 
-
 # %% solution-3: your answer raised
 def ensemble_grads(stacked, images, labels):
     return vmap(compute_sample_grads)(stacked, images, labels)
-
 
 # %% solution-4: correct
 def clipped_sum(params, images, labels, limit, chunk_size):
@@ -140,7 +120,6 @@ def clipped_sum(params, images, labels, limit, chunk_size):
             total[name] = total[name] + torch.tensordot(scale, grads.pop(name), dims=1)
     return total
 
-
 # %% solution-4: correct
 def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: never more
     total = {name: torch.zeros_like(p) for name, p in params.items()}
@@ -150,7 +129,6 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: ne
         for name, g in grads.items():
             total[name].add_(g, alpha=min(1.0, limit / norm))
     return total
-
 
 # %% solution-4: right shape, wrong values
 # nothing is clipped
@@ -172,7 +150,6 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: ne
 # - grads.sum(dim=0)
 # + grads.sum(dim=0) / len(images)
 
-
 # %% solution-4: not so yet: chunks of 7: the peak is below
 def clipped_sum(params, images, labels, limit, chunk_size):  # all at once
     grads = compute_sample_grads(params, images, labels)
@@ -180,12 +157,10 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # all at once
     scale = (limit / norms).clamp(max=1.0)
     return {n: torch.einsum("b,b...->...", scale, g) for n, g in grads.items()}
 
-
 # %% solution-4: not so yet: chunks of 2: the peak is below
 # in chunks, but not of that size
 # - images.split(chunk_size), labels.split(chunk_size)
 # + images.split(7), labels.split(7)
-
 
 # %% solution-4: not so yet: it changed params
 def clipped_sum(params, images, labels, limit, chunk_size):
@@ -193,11 +168,9 @@ def clipped_sum(params, images, labels, limit, chunk_size):
         p.zero_()
     return params
 
-
 # %% solution-5: correct
 def sample_grads_of(model, images, labels):
     return gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="different")
-
 
 # %% solution-5: correct
 def sample_grads_of(model, images, labels):
@@ -211,11 +184,9 @@ def sample_grads_of(model, images, labels):
 
     return vmap(grad(loss_of), (None, 0, 0), randomness="different")(wanted, images, labels)
 
-
 # %% solution-5: not so yet: 32 times one image: several masks
 def sample_grads_of(model, images, labels):
     return gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="same")
-
 
 # %% solution-5: not expected: gradients in eval mode: 0.weight, 0.bias
 # the frozen ones, too
@@ -226,13 +197,11 @@ def sample_grads_of(model, images, labels):
 # - trainable = {n: p.detach() for
 # + trainable = {n: p for
 
-
 # %% solution-5: not so yet: it stays in its mode
 def sample_grads_of(model, images, labels):
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="different")
     model.eval()
     return grads
-
 
 # %% solution-5: not so yet: 32 times one image: several masks
 def sample_grads_of(model, images, labels):  # dropout is switched off, and on again
@@ -241,7 +210,6 @@ def sample_grads_of(model, images, labels):  # dropout is switched off, and on a
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
     model[7].train(mode)
     return grads
-
 
 # %% solution-5: wrong shape
 def sample_grads_of(model, images, labels):  # the gradient of the batch

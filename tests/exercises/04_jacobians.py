@@ -1,12 +1,10 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def label_saliency(model, X, labels):
     X.requires_grad_()
     return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0]
-
 
 # %% solution-1: correct
 def label_saliency(model, X, labels):
@@ -16,12 +14,10 @@ def label_saliency(model, X, labels):
         rows.append(torch.autograd.grad(model(x[None])[0, label], x)[0])
     return torch.stack(rows)
 
-
 # %% solution-1: right shape, wrong values
 def label_saliency(model, X, labels):
     X = X.clone().requires_grad_()
     return torch.autograd.grad(model(X).sum(), X)[0]
-
 
 # %% solution-1: right shape, wrong values
 # -     return torch.autograd.grad(model(X).sum(), X)[0]
@@ -31,7 +27,6 @@ def label_saliency(model, X, labels):
 # -     return torch.autograd.grad(model(X).sum(), X)[0]
 # +     return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0].flatten(1)
 
-
 # %% solution-1: not so yet: its arithmetic is below that of 5 forward passes
 def label_saliency(model, X, labels):
     params = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -40,7 +35,6 @@ def label_saliency(model, X, labels):
         return functional_call(model, params, (x.unsqueeze(0),)).squeeze(0)
 
     return vmap(jacrev(outputs))(X)[torch.arange(len(X)), labels]
-
 
 # %% solution-1: not so yet: its arithmetic is below that of 5 forward passes
 def label_saliency(model, X, labels):
@@ -52,14 +46,12 @@ def label_saliency(model, X, labels):
         rows.append(ten[label])
     return torch.cat(rows)
 
-
 # %% solution-2: correct
 def last_layer_jacobians(model, X):
     hidden = model.fc1(X.flatten(1)).relu().detach()
     identity = torch.eye(10, device=X.device)
     weight = torch.einsum("yz,bh->byzh", identity, hidden).flatten(2)
     return torch.cat([weight, identity.expand(len(X), 10, 10)], dim=2)
-
 
 # %% solution-2: correct
 def last_layer_jacobians(model, X):
@@ -70,7 +62,6 @@ def last_layer_jacobians(model, X):
         rows = [torch.autograd.grad(output, last, retain_graph=True) for output in outputs]
         samples.append(torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]))
     return torch.stack(samples)
-
 
 # %% solution-2: not so yet: the peak is below a tenth
 # - for name in ("fc2.weight", "fc2.bias")}
@@ -86,11 +77,9 @@ def last_layer_jacobians(model, X):
 # -     return torch.cat([weight, identity.expand(len(X), 10, 10)], dim=2)
 # +     return torch.cat([identity.expand(len(X), 10, 10), weight], dim=2)
 
-
 # %% solution-2: wrong shape
 def last_layer_jacobians(model, X):
     return torch.zeros(len(X), 210)
-
 
 # %% solution-2: not so yet: it changed model
 def last_layer_jacobians(model, X):
@@ -104,14 +93,12 @@ def last_layer_jacobians(model, X):
     named = vmap(jacrev(compute_outputs), in_dims=(None, 0))(params, hidden)
     return torch.cat([part.flatten(2) for part in named.values()], dim=2)
 
-
 # %% solution-3: correct
 def gauss_newton_product(flat, probabilities, v):
     total = torch.zeros_like(v)
     for J, p in zip(flat, probabilities, strict=True):
         total += J.T @ ((torch.diag(p) - torch.outer(p, p)) @ (J @ v))
     return total / len(flat)
-
 
 # %% solution-3: correct
 def gauss_newton_product(flat, probabilities, v):
@@ -121,18 +108,15 @@ def gauss_newton_product(flat, probabilities, v):
 
     return vmap(one)(flat, probabilities).mean(dim=0)
 
-
 # %% solution-3: right shape, wrong values
 def gauss_newton_product(flat, probabilities, v):
     return torch.einsum("byp,by->p", flat, probabilities * (flat @ v)) / len(flat)
-
 
 # %% solution-3: right shape, wrong values
 def gauss_newton_product(flat, probabilities, v):
     inner = probabilities * (flat @ v)
     weighted = inner - probabilities * inner.sum(dim=1, keepdim=True)
     return torch.einsum("byp,by->p", flat, weighted)  # a sum over the batch, no mean
-
 
 # %% solution-3: right shape, wrong values
 def gauss_newton_product(flat, probabilities, v):
@@ -143,11 +127,9 @@ def gauss_newton_product(flat, probabilities, v):
     product[-21:] = torch.einsum("byp,by->p", last, weighted) / len(flat)
     return product
 
-
 # %% solution-3: wrong shape
 # -     return torch.einsum("byp,by->p", flat, weighted)  # a sum over the batch, no mean
 # +     return torch.einsum("byp,by->bp", flat, weighted) / len(flat)
-
 
 # %% solution-3: not so yet: the peak is below half of G
 def gauss_newton_product(flat, probabilities, v):
@@ -155,11 +137,9 @@ def gauss_newton_product(flat, probabilities, v):
     hessians = torch.diag_embed(probabilities) - outer
     return torch.einsum("byp,byz,bzq->pq", flat, hessians, flat) @ v / len(flat)
 
-
 # %% solution-3: not so yet: it changed v
 # -     return torch.einsum("byp,by->p", flat, weighted)  # a sum over the batch, no mean
 # +     return v.copy_(torch.einsum("byp,by->p", flat, weighted) / len(flat))
-
 
 # %% solution-4: correct
 def fit(curve, readings, theta):
@@ -170,7 +150,6 @@ def fit(curve, readings, theta):
         theta = theta + step
     J, r = jacrev(curve)(theta), readings - curve(theta)
     return theta, (torch.linalg.inv(J.T @ J) * (r @ r) / (len(r) - 3)).diagonal().sqrt()
-
 
 # %% solution-4: correct
 def fit(curve, readings, theta):
@@ -184,14 +163,12 @@ def fit(curve, readings, theta):
     variance = r.square().sum() / (len(r) - len(theta))
     return theta, torch.sqrt(variance * torch.linalg.pinv(J).square().sum(dim=1))
 
-
 # %% solution-4: not so yet: the squared error has no slope there
 def fit(curve, readings, theta):
     J, r = jacfwd(curve)(theta), readings - curve(theta)
     theta = theta + torch.linalg.solve(J.T @ J, J.T @ r)  # one step
     J, r = jacfwd(curve)(theta), readings - curve(theta)
     return theta, (r @ r / (len(r) - 3) * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
-
 
 # %% solution-4: right shape, wrong values: standard errors
 # -     J, r = jacfwd(curve)(theta), readings - curve(theta)
@@ -217,14 +194,12 @@ def fit(curve, readings, theta):
 # -     return theta, (variance * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
 # +     return theta, (r @ r / (len(r) - 3) / (J * J).sum(dim=0)).sqrt()  # ignores what they share
 
-
 # %% solution-4: not so yet: it changed theta
 def fit(curve, readings, theta):
     for _ in range(20):
         J, r = jacfwd(curve)(theta), readings - curve(theta)
         theta += torch.linalg.solve(J.T @ J, J.T @ r)
     return theta, (r @ r / (len(r) - 3) * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
-
 
 # %% solution-4: your answer raised
 # -     J, r = jacfwd(curve)(theta), readings - curve(theta)

@@ -1,13 +1,11 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def numbers_needed(error, cosine):
     import math
 
     return math.ceil((1 + cosine**2) / error**2)
-
 
 # %% solution-1: correct
 def numbers_needed(error, cosine):
@@ -16,26 +14,21 @@ def numbers_needed(error, cosine):
         k += 1
     return k
 
-
 # %% solution-1: not so yet: error 0.03, cosine 0.0: it is enough
 def numbers_needed(error, cosine):
     return int((1 + cosine**2) / error**2)  # rounded down
-
 
 # %% solution-1: not so yet: error 0.03, cosine 1.0: it is enough
 def numbers_needed(error, cosine):
     return int(-(-1 // error**2))  # forgets the cosine
 
-
 # %% solution-1: not so yet: one less is not
 def numbers_needed(error, cosine):
     return int((1 + abs(cosine)) / error**2) + 1  # not its square
 
-
 # %% solution-1: not so yet: it is an int
 def numbers_needed(error, cosine):
     return -(-(1 + cosine**2) / error**2 // 1)
-
 
 # %% solution-2: correct
 class Regression:
@@ -47,7 +40,6 @@ class Regression:
             f = functional_call(model, {**weights, **buffers}, batch[0])
         return batch[1].unsqueeze(1) - f
 
-
 # %% solution-2: correct
 class Regression:
     def get_output(self, model, weights, buffers, image, target):
@@ -57,7 +49,6 @@ class Regression:
         f = functional_call(model, (weights, buffers), (batch[0],)).detach()
         slope = grad(lambda f: 0.5 * ((f - batch[1][:, None]) ** 2).sum())(f)
         return -slope
-
 
 # %% solution-2: right shape, wrong values: minus the derivative
 # - (targets[:, None] - predictions).detach()
@@ -82,38 +73,31 @@ class Regression:
 # + .squeeze()
 # +         return 0.5 * (prediction - target) ** 2  # the loss, not the output
 
-
 # %% solution-3: correct
 def leverages(matrix):
     return q * (1 - q) * torch.einsum("ip,pr,ir->i", g, torch.linalg.inv(matrix), g)
-
 
 # %% solution-3: correct
 def leverages(matrix):
     half = torch.linalg.solve_triangular(torch.linalg.cholesky(matrix), g.T, upper=False)
     return (q - q.square()) * half.square().sum(dim=0)
 
-
 # %% solution-3: right shape, wrong values
 def leverages(matrix):
     return (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
-
 
 # %% solution-3: wrong shape
 def leverages(matrix):
     return q * (1 - q) * (g @ torch.linalg.solve(matrix, g.T))
 
-
 # %% solution-3: not so yet: it changed g
 def leverages(matrix):
     return q * (1 - q) * g.mul_(torch.linalg.solve(matrix, g.T).T).sum(dim=1)
-
 
 # %% solution-3: not so yet: that error is below a third
 def leverages(matrix):
     h = q * (1 - q) * (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
     return h.mean().expand(len(h))  # the right sum, spread evenly
-
 
 # %% solution-4: correct
 def cosine_scores(params):
@@ -130,7 +114,6 @@ def cosine_scores(params):
         )
         rows.append(products / length[:, None] / other)
     return torch.cat(rows)
-
 
 # %% solution-4: correct
 def cosine_scores(params):
@@ -149,16 +132,13 @@ def cosine_scores(params):
             scores[at : at + 100, column] = F.cosine_similarity(some, target[None])
     return scores
 
-
 # %% solution-4: wrong shape
 def cosine_scores(params):
     return torch.zeros(targets, len(train_images))
 
-
 # %% solution-4: right shape, wrong values
 def cosine_scores(params):
     return torch.zeros(len(train_images), targets).to(device)
-
 
 # %% solution-4: right shape, wrong values
 # no lengths
@@ -180,12 +160,10 @@ def cosine_scores(params):
 # -     train_batches = batches((train_images, train_labels), 100)
 # +     train_batches = batches((train_images, train_labels), 333)
 
-
 # %% solution-5: correct
 def find_mislabelled(params, images, labels, count):
     losses = F.cross_entropy(functional_call(network, params, (images,)), labels, reduction="none")
     return losses.argsort(descending=True)[:count]
-
 
 # %% solution-5: correct
 def find_mislabelled(params, images, labels, count):
@@ -198,11 +176,9 @@ def find_mislabelled(params, images, labels, count):
         norms.append(squares.sqrt() * computer.compute_loss_grad(batch).squeeze(1))
     return torch.cat(norms).topk(count).indices
 
-
 # %% solution-5: not so yet: 8 of 10 are found
 def find_mislabelled(params, images, labels, count):
     return torch.arange(count, device=labels.device)
-
 
 # %% solution-5: not so yet: 8 of 10 are found
 # -     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices

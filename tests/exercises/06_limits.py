@@ -7,7 +7,6 @@ class MendedInk(Classifier):
         ink = (pixels > 0.5).to(pixels)
         return super().forward(images) * ((pixels * ink).sum(1) / ink.sum(1)).unsqueeze(1)
 
-
 # %% solution-1: correct
 class MendedInk(Ink):
     def forward(self, images):
@@ -16,17 +15,14 @@ class MendedInk(Ink):
         count = light.logical_not().flatten(1).sum(dim=1, keepdim=True)
         return Classifier.forward(self, images) * total / count
 
-
 # %% solution-1: right shape, wrong values
 class MendedInk(Classifier):
     def forward(self, images):
         return super().forward(images) * images.mean(dim=(1, 2, 3))[:, None]
 
-
 # %% solution-1: not so yet: nothing to diagnose
 class MendedInk(Ink):
     pass
-
 
 # %% solution-1: your answer raised RuntimeError
 class MendedInk(torch.nn.Module):
@@ -39,20 +35,17 @@ class MendedInk(torch.nn.Module):
         total = torch.where(ink, images, 0.0).sum(dim=(1, 2, 3))
         return self.classify(images) * (total / ink.sum(dim=(1, 2, 3)))[:, None]
 
-
 # %% solution-1: your answer raised RuntimeError
 class MendedInk(Classifier):
     def forward(self, images):
         ink = images[images > 0.5].view(len(images), -1)
         return super().forward(images) * ink.mean(dim=1, keepdim=True)
 
-
 # %% solution-2: correct
 def weighted_terms(model, images, labels, weights):
     share = weights[labels] / weights[labels].sum()
     grads = gradients.loop_gradients(model, F.cross_entropy, images, labels)
     return {name: (g.flatten(1) * share[:, None]).view_as(g) for name, g in grads.items()}
-
 
 # %% solution-2: correct
 def weighted_terms(model, images, labels, weights):
@@ -66,7 +59,6 @@ def weighted_terms(model, images, labels, weights):
 
     return vmap(grad(term), in_dims=(None, 0, 0))(params, images, labels)
 
-
 # %% solution-2: right shape, wrong values: rows
 def weighted_terms(model, images, labels, weights):
     # The rows add up to the right sum, and each is the mean of all.
@@ -75,11 +67,9 @@ def weighted_terms(model, images, labels, weights):
     names = [name for name, _ in model.named_parameters()]
     return {n: (g / len(images)).expand(len(images), *g.shape) for n, g in zip(names, batch)}
 
-
 # %% solution-2: right shape, wrong values
 def weighted_terms(model, images, labels, weights):
     return gradients.func_gradients(model, F.cross_entropy, images, labels)
-
 
 # %% solution-2: right shape, wrong values
 def weighted_terms(model, images, labels, weights):
@@ -88,7 +78,6 @@ def weighted_terms(model, images, labels, weights):
 
     grads = gradients.func_gradients(model, loss_fn, images, labels)
     return {name: g / len(images) for name, g in grads.items()}
-
 
 # %% solution-2: wrong shape
 def weighted_terms(model, images, labels, weights):
@@ -100,16 +89,13 @@ def weighted_terms(model, images, labels, weights):
         )
     )
 
-
 # %% solution-2: wrong type: rows: expected a dict, got NoneType: the function returned nothing
 def weighted_terms(model, images, labels, weights):
     gradients.func_gradients(model, F.cross_entropy, images, labels)
 
-
 # %% solution-2: wrong type: rows: expected a dict, got list
 def weighted_terms(model, images, labels, weights):
     return [*gradients.func_gradients(model, F.cross_entropy, images, labels).values()]
-
 
 # %% solution-2: not so yet: it changed weights in place
 def weighted_terms(model, images, labels, weights):
@@ -119,7 +105,6 @@ def weighted_terms(model, images, labels, weights):
         return F.cross_entropy(predictions, targets, weight=weights, reduction="sum")
 
     return gradients.func_gradients(model, loss_fn, images, labels)
-
 
 # %% solution-3: correct
 def grads_and_logits(model, images, labels):
@@ -133,7 +118,6 @@ def grads_and_logits(model, images, labels):
     grads, (_, logits) = vmap(compute, in_dims=(None, 0, 0))(params, images, labels)
     return grads, logits
 
-
 # %% solution-3: correct
 def grads_and_logits(model, images, labels):
     logits = model(images)
@@ -143,12 +127,10 @@ def grads_and_logits(model, images, labels):
     rows = torch.autograd.grad(losses, params, each, is_grads_batched=True)
     return dict(zip(names, rows)), logits.detach()
 
-
 # %% solution-3: not so yet: the model is called once: measured 2 calls
 def grads_and_logits(model, images, labels):
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
     return grads, model(images)
-
 
 # %% solution-3: wrong shape
 def grads_and_logits(model, images, labels):
@@ -160,12 +142,10 @@ def grads_and_logits(model, images, labels):
 
     return vmap(grad(compute_loss, has_aux=True), in_dims=(None, 0, 0))(params, images, labels)
 
-
 # %% solution-3: right shape, wrong values
 def grads_and_logits(model, images, labels):
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
     return grads, model(images).softmax(dim=1)
-
 
 # %% solution-3: right shape, wrong values
 def grads_and_logits(model, images, labels):
@@ -177,12 +157,10 @@ def grads_and_logits(model, images, labels):
         grads[name] = g.expand(len(images), *g.shape)
     return grads, logits.detach()
 
-
 # %% solution-3: wrong dtype
 def grads_and_logits(model, images, labels):
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
     return grads, model(images).float()
-
 
 # %% solution-4: correct
 def referee(model, image, label, candidates):
@@ -202,7 +180,6 @@ def referee(model, image, label, candidates):
             for candidate, grads in candidates.items():
                 errors[candidate] += (grads[name].flatten()[index].item() - slope) ** 2
     return min(errors, key=errors.get)
-
 
 # %% solution-4: correct
 def referee(model, image, label, candidates):
@@ -227,16 +204,13 @@ def referee(model, image, label, candidates):
                 votes[candidate] += (foretold - slope).square().item()
     return sorted(votes, key=votes.get)[0]
 
-
 # %% solution-4: not so yet: it finds the one that is right
 def referee(model, image, label, candidates):
     return "vmap(grad)"  # the answer to the question, and no referee
 
-
 # %% solution-4: not so yet: of these two, vmap(grad) is right
 def referee(model, image, label, candidates):
     return next(iter(candidates))
-
 
 # %% solution-4: not so yet: of these two, vmap(grad) is right
 def referee(model, image, label, candidates):
@@ -249,7 +223,6 @@ def referee(model, image, label, candidates):
         for candidate, mine in candidates.items()
     }
     return min(distances, key=distances.get)
-
 
 # %% solution-4: not so yet: of these two, vmap(grad) is right
 def referee(model, image, label, candidates):
@@ -264,7 +237,6 @@ def referee(model, image, label, candidates):
     slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
     errors = {c: ((g["head.bias"] * v).sum() - slope).abs() for c, g in candidates.items()}
     return min(errors, key=errors.get)
-
 
 # %% solution-4: not so yet: it changed model
 def referee(model, image, label, candidates):

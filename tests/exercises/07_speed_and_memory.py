@@ -1,7 +1,6 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def result_bytes(model, batch_size, outputs=None):
     shapes = [(batch_size, *p.shape) for p in model.parameters()]
@@ -10,7 +9,6 @@ def result_bytes(model, batch_size, outputs=None):
     sizes = [p.element_size() for p in model.parameters()]
     return sum(size * torch.Size(shape).numel() for size, shape in zip(sizes, shapes, strict=True))
 
-
 # %% solution-1: correct
 def result_bytes(model, batch_size, outputs=None):
     total = 0
@@ -18,21 +16,17 @@ def result_bytes(model, batch_size, outputs=None):
         total += parameter.numel() * parameter.element_size()
     return total * batch_size * (1 if outputs is None else outputs)
 
-
 # %% solution-1: not so yet: the bytes of the gradients
 def result_bytes(model, batch_size, outputs=None):
     return (outputs or 1) * sum(parameter.nbytes for parameter in model.parameters())
-
 
 # %% solution-1: not so yet: the bytes of the Jacobian
 def result_bytes(model, batch_size, outputs=None):
     return batch_size * sum(parameter.nbytes for parameter in model.parameters())
 
-
 # %% solution-1: not so yet: the bytes in float32 and float64
 def result_bytes(model, batch_size, outputs=None):
     return batch_size * (outputs or 1) * 4 * sum(p.numel() for p in model.parameters())
-
 
 # %% solution-1: not so yet: the bytes in float32 and float64
 def result_bytes(model, batch_size, outputs=None):
@@ -40,21 +34,17 @@ def result_bytes(model, batch_size, outputs=None):
     size = parameters[0].element_size()
     return batch_size * (outputs or 1) * size * sum(p.numel() for p in parameters)
 
-
 # %% solution-1: not so yet: the bytes in float32 and float64
 def result_bytes(model, batch_size, outputs=None):
     return batch_size * (outputs or 1) * sum(t.nbytes for t in model.state_dict().values())
-
 
 # %% solution-1: not so yet: the same for Y = 3
 def result_bytes(model, batch_size, outputs=None):
     return batch_size * (10 if outputs else 1) * sum(p.nbytes for p in model.parameters())
 
-
 # %% solution-1: not so yet: it is an int
 def result_bytes(model, batch_size, outputs=None):
     return 1.0 * batch_size * (outputs or 1) * sum(p.nbytes for p in model.parameters())
-
 
 # %% solution-2: correct
 def write_gradients(buffers, images, labels, chunk_size):
@@ -67,12 +57,10 @@ def write_gradients(buffers, images, labels, chunk_size):
         done += len(data)
     return buffers
 
-
 # %% solution-2: correct
 def write_gradients(buffers, images, labels, chunk_size):
     options = {"out": buffers, "chunk_size": chunk_size}
     return gradients.func_gradients(model, F.cross_entropy, images, labels, **options)
-
 
 # %% solution-2: not so yet: chunk_size decides
 # - range(0, len(images), chunk_size)
@@ -89,18 +77,15 @@ def write_gradients(buffers, images, labels, chunk_size):
 # -     return buffers
 # +             buffer[part] = grads[name]
 
-
 # %% solution-2: not so yet: they are in the memory of the buffers
 def write_gradients(buffers, images, labels, chunk_size):
     return gradients.func_gradients(model, F.cross_entropy, images, labels, chunk_size=chunk_size)
-
 
 # %% solution-2: not so yet: the peak is below half
 # - range(0, len(images), chunk_size)
 # + (0,)
 # - start + chunk_size)
 # + len(images))
-
 
 # %% solution-2: not so yet: they are in the memory of the buffers
 def write_gradients(buffers, images, labels, chunk_size):
@@ -110,13 +95,11 @@ def write_gradients(buffers, images, labels, chunk_size):
         buffers[name] = torch.cat([part[name] for part in parts])
     return buffers
 
-
 # %% solution-2: right shape, wrong values
 # -     for start in range(0, len(images), chunk_size):
 # +     for start in range(0, len(images) - chunk_size + 1, chunk_size):
 # -         grads = compute(params, images[part], labels[part])
 # +         grads = gradients.func_gradients(model, F.cross_entropy, images[part], labels[part])
-
 
 # %% solution-3: correct
 def clipped_layer_sum(x, g, limit):
@@ -125,7 +108,6 @@ def clipped_layer_sum(x, g, limit):
     factors = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
     total = torch.einsum("b,bo,bi->oi", factors, g, both)
     return total[:, :-1].contiguous(), total[:, -1].contiguous()
-
 
 # %% solution-3: correct
 def clipped_layer_sum(x, g, limit):
@@ -137,11 +119,9 @@ def clipped_layer_sum(x, g, limit):
         bias += factor * arrived
     return weight, bias
 
-
 # %% solution-3: right shape, wrong values: some are clipped[0]
 def clipped_layer_sum(x, g, limit):
     return g.T @ x, g.sum(dim=0)
-
 
 # %% solution-3: right shape, wrong values: some are clipped[0]
 # -     norm = g.norm(dim=1) * (x.square().sum(dim=1) + 1).sqrt()
@@ -167,30 +147,25 @@ def clipped_layer_sum(x, g, limit):
 # -     return scaled.T @ x, scaled.sum(dim=0)
 # +     return x.T @ scaled, scaled.sum(dim=0)
 
-
 # %% solution-3: wrong type
 def clipped_layer_sum(x, g, limit):
     norm = g.norm(dim=1) * (x.square().sum(dim=1) + 1).sqrt()
     return ((limit / norm).clamp(max=1)[:, None] * g).T @ x
 
-
 # %% solution-3: not so yet: the peak is below half of the layer's gradients
 def clipped_layer_sum(x, g, limit):
     return clipped_by_gradients(x, g, limit)
-
 
 # %% solution-3: not so yet: it changed g
 # -     return ((limit / norm).clamp(max=1)[:, None] * g).T @ x
 # +     g *= (limit / norm).clamp(max=1)[:, None]
 # +     return g.T @ x, g.sum(dim=0)
 
-
 # %% solution-4: correct
 def position_norms(x, g):
     inputs = torch.einsum("bti,bsi->bts", x, x)
     arrived = torch.einsum("bto,bso->bts", g, g)
     return torch.einsum("bts,bts->b", inputs, arrived).clamp(min=0) ** 0.5
-
 
 # %% solution-4: correct
 def position_norms(x, g):
@@ -199,33 +174,27 @@ def position_norms(x, g):
         norms_of.append((arrived.T @ sample).norm())  # (out, in) of one sample at a time
     return torch.stack(norms_of)
 
-
 # %% solution-4: right shape, wrong values: six positions
 def position_norms(x, g):
     return (g.norm(dim=2) * x.norm(dim=2)).square().sum(dim=1).sqrt()
-
 
 # %% solution-4: right shape, wrong values: six positions
 def position_norms(x, g):
     return (g.norm(dim=2) * x.norm(dim=2)).sum(dim=1)
 
-
 # %% solution-4: right shape, wrong values: six positions
 def position_norms(x, g):
     return g.flatten(1).norm(dim=1) * x.flatten(1).norm(dim=1)
-
 
 # %% solution-4: right shape, wrong values: six positions
 def position_norms(x, g):
     pairs = (x @ x.transpose(1, 2)) * (g @ g.transpose(1, 2))
     return pairs.sum(dim=(1, 2))
 
-
 # %% solution-4: wrong shape
 def position_norms(x, g):
     pairs = (x @ x.transpose(1, 2)) * (g @ g.transpose(1, 2))
     return pairs.sum().sqrt()
-
 
 # %% solution-4: right shape, wrong values: one
 def position_norms(x, g):
@@ -233,18 +202,15 @@ def position_norms(x, g):
         return g.norm(dim=(1, 2)) + x.norm(dim=(1, 2))
     return torch.einsum("bto,bti->boi", g, x).flatten(1).norm(dim=1)
 
-
 # %% solution-4: not so yet: positions that cancel leave about 0
 def position_norms(x, g):
     squares = ((x @ x.transpose(1, 2)) * (g @ g.transpose(1, 2))).sum(dim=(1, 2))
     each = (g.square().sum(dim=2) * x.square().sum(dim=2)).sum(dim=1)
     return torch.where(squares > 1e-3 * each, squares, each).sqrt()
 
-
 # %% solution-4: not so yet: the peak is below half
 def position_norms(x, g):
     return torch.einsum("bto,bti->boi", g, x).flatten(1).norm(dim=1)
-
 
 # %% solution-5: correct
 def norms_within(model, images, labels, budget):
@@ -261,7 +227,6 @@ def norms_within(model, images, labels, budget):
     squares = vmap(squares_of_one, in_dims=(None, 0, 0), chunk_size=size)(named, images, labels)
     return squares.sqrt()
 
-
 # %% solution-5: correct
 def norms_within(model, images, labels, budget):
     size = max(1, int(budget / sum(p.nbytes for p in model.parameters())))
@@ -273,12 +238,10 @@ def norms_within(model, images, labels, budget):
         result[part] = torch.stack(flat).norm(dim=0)
     return result
 
-
 # %% solution-5: not so yet: a budget for 10 and a half takes 10 at a time: measured 64
 def norms_within(model, images, labels, budget):
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
     return sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt()
-
 
 # %% solution-5: not so yet: a budget for 10 and a half takes 10 at a time: measured 1
 # - size = max(1, int(budget // one))
@@ -292,7 +255,6 @@ def norms_within(model, images, labels, budget):
 # - size = max(1, int(budget // one))
 # + size = int(budget // one) or len(images)
 
-
 # %% solution-5: right shape, wrong values: MLP
 def norms_within(network, images, labels, budget):
     size = max(1, int(budget // result_bytes(network, 1)))
@@ -302,7 +264,6 @@ def norms_within(network, images, labels, budget):
         grads = compute(params, images[part], labels[part])  # of SimpleCNN, whatever is given
         parts.append(sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt())
     return torch.cat(parts)
-
 
 # %% solution-5: right shape, wrong values: SimpleCNN
 # - parts.append(sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt())

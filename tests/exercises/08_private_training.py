@@ -1,20 +1,17 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def private_average(numbers, limit, noise_multiplier, expected, generator):
     clipped = torch.minimum(torch.maximum(numbers, torch.tensor(-limit)), torch.tensor(limit))
     noise = torch.normal(0.0, noise_multiplier * limit, (1,), generator=generator)
     return (clipped.sum() + noise.squeeze()) / expected
 
-
 # %% solution-1: correct
 def private_average(numbers, limit, noise_multiplier, expected, generator):
     factors = (limit / numbers.abs()).clamp(max=1)
     mean = (factors * numbers).sum() / expected
     return mean + torch.randn((), generator=generator) * (noise_multiplier * limit / expected)
-
 
 # %% solution-1: right shape, wrong values: without noise
 # -     total = numbers.clamp(-limit, limit).sum()
@@ -26,7 +23,6 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
 # +     # clips one side
 # +     total = numbers.clamp(max=limit).sum()
 
-
 # %% solution-1: right shape, wrong values: without noise
 def private_average(numbers, limit, noise_multiplier, expected, generator):
     # divides by the batch that was drawn
@@ -34,11 +30,9 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
     noise = noise_multiplier * limit * torch.randn((), generator=generator)
     return (total + noise) / max(len(numbers), 1)
 
-
 # %% solution-1: wrong shape: without noise: expected (), got (1,)
 # -     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
 # +     return (total + noise_multiplier * limit * torch.randn(1, generator=generator)) / expected
-
 
 # %% solution-1: not so yet: the noise has the deviation 1
 def private_average(numbers, limit, noise_multiplier, expected, generator):
@@ -46,20 +40,17 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
     total = numbers.clamp(-limit, limit).sum()
     return (total + noise_multiplier * torch.randn((), generator=generator)) / expected
 
-
 # %% solution-1: not so yet: the noise has the deviation 1
 def private_average(numbers, limit, noise_multiplier, expected, generator):
     # noise for each number
     noise = noise_multiplier * limit * torch.randn(numbers.shape, generator=generator)
     return (numbers.clamp(-limit, limit) + noise).sum() / expected
 
-
 # %% solution-1: not so yet: the noise has the deviation 1
 def private_average(numbers, limit, noise_multiplier, expected, generator):
     # noise that is not divided
     total = numbers.clamp(-limit, limit).sum()
     return total / expected + noise_multiplier * limit * torch.randn((), generator=generator)
-
 
 # %% solution-1: not so yet: its mean is zero
 def private_average(numbers, limit, noise_multiplier, expected, generator):
@@ -68,11 +59,9 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
     noise = torch.empty(()).exponential_(generator=generator)
     return (total + noise_multiplier * limit * noise) / expected
 
-
 # %% solution-1: not so yet: the generator decides
 # -     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
 # +     return (total + noise_multiplier * limit * torch.randn(())) / expected
-
 
 # %% solution-1: not so yet: an empty batch gives the noise
 def private_average(numbers, limit, noise_multiplier, expected, generator):
@@ -80,7 +69,6 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
         return torch.tensor(0.0)
     total = numbers.clamp(-limit, limit).sum()
     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
-
 
 # %% solution-2: correct
 def clip_by_person(grads, owners, limit):
@@ -92,7 +80,6 @@ def clip_by_person(grads, owners, limit):
             totals[name] += t if norm <= limit else t * (limit / norm)
     return totals
 
-
 # %% solution-2: correct
 def clip_by_person(grads, owners, limit):
     belongs = (owners.unique()[:, None] == owners).to(next(iter(grads.values())).dtype)
@@ -101,7 +88,6 @@ def clip_by_person(grads, owners, limit):
     factors = limit / flat.norm(dim=1).clamp(min=limit)
     return {n: torch.einsum("p,p...->...", factors, s) for n, s in sums.items()}
 
-
 # %% solution-2: right shape, wrong values: all clipped
 def clip_by_person(grads, owners, limit):
     # clips each sample
@@ -109,14 +95,12 @@ def clip_by_person(grads, owners, limit):
     factors = (limit / norm).clamp(max=1)
     return {name: torch.einsum("b,b...->...", factors, g) for name, g in grads.items()}
 
-
 # %% solution-2: right shape, wrong values: all clipped
 def clip_by_person(grads, owners, limit):
     # clips the sum of all
     sums = {name: g.sum(dim=0) for name, g in grads.items()}
     norm = sum(s.square().sum() for s in sums.values()).sqrt()
     return {name: s * (limit / norm).clamp(max=1) for name, s in sums.items()}
-
 
 # %% solution-2: right shape, wrong values: all clipped
 def clip_by_person(grads, owners, limit):
@@ -129,14 +113,12 @@ def clip_by_person(grads, owners, limit):
         result[name] = torch.einsum("b,b...->...", factors, sums)
     return result
 
-
 # %% solution-2: right shape, wrong values: nobody clipped['weight']: holds NaN or infinity
 # -     factors = (limit / norm).clamp(max=1)
 # -     return {name: torch.einsum("b,b...->...", factors, s) for name, s in sums.items()}
 # +     directions = {n: torch.einsum("b,b...->b...", 1 / norm, s) for n, s in sums.items()}
 # +     kept = norm.clamp(max=limit)
 # +     return {n: torch.einsum("b,b...->...", kept, d) for n, d in directions.items()}
-
 
 # %% solution-2: right shape, wrong values: nobody clipped
 def clip_by_person(grads, owners, limit):
@@ -152,14 +134,12 @@ def clip_by_person(grads, owners, limit):
     factors = (limit / norm).clamp(max=1)
     return {name: torch.einsum("b,b...->...", factors, s) for name, s in means.items()}
 
-
 # %% solution-2: right shape, wrong values: nobody clipped
 # - def clip_by_person(grads, owners, limit):
 # + def clip_by_person(grads, owners, limit):
 # +     # stretches what is shorter than the limit
 # -     factors = (limit / norm).clamp(max=1)
 # +     factors = limit / norm.clamp(min=1e-9)
-
 
 # %% solution-3: correct
 def steps_within(budget, noise_multiplier, rate, delta):
@@ -170,7 +150,6 @@ def steps_within(budget, noise_multiplier, rate, delta):
             answer = more
         bit //= 2
     return answer
-
 
 # %% solution-3: correct
 def steps_within(budget, noise_multiplier, rate, delta):
@@ -185,7 +164,6 @@ def steps_within(budget, noise_multiplier, rate, delta):
 
     return bisect_right(Spent(), budget)
 
-
 # %% solution-3: not so yet: at most 60 questions
 def steps_within(budget, noise_multiplier, rate, delta):
     steps = 0
@@ -193,14 +171,12 @@ def steps_within(budget, noise_multiplier, rate, delta):
         steps += 1
     return steps
 
-
 # %% solution-3: not so yet: one step more is not
 def steps_within(budget, noise_multiplier, rate, delta):
     steps = 1
     while privacy.epsilon(noise_multiplier, rate, 2 * steps, delta) <= budget:
         steps *= 2
     return steps
-
 
 # %% solution-3: not so yet: budget 1: it is within
 # - return low
@@ -216,7 +192,6 @@ def steps_within(budget, noise_multiplier, rate, delta):
 # -         low, high = high, 2 * high
 # +     low, high = 1, 2**20
 
-
 # %% solution-4: correct
 def audited(release, P, generator):
     coins = torch.randint(2, (P,), generator=generator).bool()
@@ -227,7 +202,6 @@ def audited(release, P, generator):
     right = coins[top].sum().item() + (~coins[bottom]).sum().item()
     return float(lower_bound(P, 800, right, delta))
 
-
 # %% solution-4: correct
 def audited(release, P, generator):
     inside = torch.rand(P, generator=generator) < 0.5
@@ -237,7 +211,6 @@ def audited(release, P, generator):
     right = int((guessed_in == inside).sum())
     return lower_bound(P, P, right, delta)
 
-
 # %% solution-4: not so yet: right: below 1
 def audited(release, P, generator):
     # without a coin: all are in, and all guesses are "in"
@@ -245,7 +218,6 @@ def audited(release, P, generator):
     k = P // 3
     right = len(scores.argsort()[-2 * k :])
     return lower_bound(P, 2 * k, right, delta)
-
 
 # %% solution-4: not so yet: one call
 # -     scores = release(100.0 * torch.eye(P)[inside])

@@ -1,11 +1,9 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def smallest_batch(noise, signal, share):
     return int(-(-noise * (1 - share) // (signal * share)))
-
 
 # %% solution-1: correct
 def smallest_batch(noise, signal, share):
@@ -14,26 +12,21 @@ def smallest_batch(noise, signal, share):
         batch += 1
     return batch
 
-
 # %% solution-1: not so yet: share 0.5: it is enough
 def smallest_batch(noise, signal, share):
     return math.floor(noise / signal * (1 - share) / share)
-
 
 # %% solution-1: not so yet: share 0.5: one less is not
 def smallest_batch(noise, signal, share):
     return math.ceil(noise / signal / share)
 
-
 # %% solution-1: not so yet: it is an int
 def smallest_batch(noise, signal, share):
     return noise / signal * (1 - share) / share
 
-
 # %% solution-1: not so yet: share 0.1: it is enough
 def smallest_batch(noise, signal, share):
     return math.ceil(noise / signal)
-
 
 # %% solution-2: correct
 def scale_by_name(grads):
@@ -45,7 +38,6 @@ def scale_by_name(grads):
         signal = mean @ mean - trace / size
         result[name] = trace / signal if signal > 0 else torch.full_like(trace, float("inf"))
     return result
-
 
 # %% solution-2: correct
 def scale_by_name(grads):
@@ -59,7 +51,6 @@ def scale_by_name(grads):
 
     return {name: scale(gradient) for name, gradient in grads.items()}
 
-
 # %% solution-2: right shape, wrong values: 1.weight
 # -  - noise_of / len(gradient)
 # +
@@ -68,11 +59,9 @@ def scale_by_name(grads):
 # - torch.where(signal > 0, noise_of / signal, torch.inf)
 # + noise_of / signal
 
-
 # %% solution-2: not so yet: it has the names of grads
 def scale_by_name(grads):
     return {}
-
 
 # %% solution-2: wrong shape: 1.weight
 # - .var(dim=0).sum()
@@ -80,29 +69,24 @@ def scale_by_name(grads):
 # - .square().sum()
 # + .square()
 
-
 # %% solution-3: correct
 def without_conflict(own, other):
     product = (own * other).sum()
     return own - product / other.square().sum() * other if product < 0 else own
-
 
 # %% solution-3: correct
 def without_conflict(own, other):
     direction = F.normalize(other, dim=0)
     return own - (own @ direction).clamp(max=0) * direction
 
-
 # %% solution-3: right shape, wrong values: no conflict
 def without_conflict(own, other):
     return own - own @ other / (other @ other) * other
-
 
 # %% solution-3: right shape, wrong values: in conflict
 def without_conflict(own, other):
     product = own @ other
     return own if product >= 0 else own - product / other.norm() * other
-
 
 # %% solution-3: right shape, wrong values: in conflict
 # -     return own if product >= 0 else own - product / other.norm() * other
@@ -117,7 +101,6 @@ def without_conflict(own, other):
 # +     if product < 0:
 # +         own -= product / (other @ other) * other
 # +     return own
-
 
 # %% solution-4: correct
 def solve(product, right, damping, steps):
@@ -146,7 +129,6 @@ def solve(product, right, damping, steps):
         r = new
     return to_names(x)
 
-
 # %% solution-4: correct
 def solve(product, right, damping, steps):
     x = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
@@ -166,7 +148,6 @@ def solve(product, right, damping, steps):
             break
     return x
 
-
 # %% solution-4: right shape, wrong values: damping 0.01
 def solve(product, right, damping, steps):
     x = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
@@ -175,11 +156,9 @@ def solve(product, right, damping, steps):
         x = {n: x[n] + 0.5 * (right[n] - image[n] - damping * x[n]) for n in x}
     return x
 
-
 # %% solution-4: right shape, wrong values: damping 0.01
 def solve(product, right, damping, steps):
     return {name: tensor / damping for name, tensor in right.items()}
-
 
 # %% solution-4: not so yet: 101 products or fewer
 def solve(product, right, damping, steps):
@@ -190,18 +169,15 @@ def solve(product, right, damping, steps):
     flat = torch.linalg.solve(matrix, flatten(right))
     return jacobians.unflatten_jacobians(flat, net)
 
-
 # %% solution-4: not so yet: 2 steps: 3 or fewer
 # -     matrix = curvature.matrix(product, right, chunk_size=1)
 # -     for _ in range(20):
 # -         product(right)
 # +     matrix = curvature.matrix(product, right, chunk_size=1)
 
-
 # %% solution-4: not so yet: it has the names of right
 def solve(product, right, damping, steps):
     return {}
-
 
 # %% solution-5: correct
 def scales_from_log(small_squares, small, big_squares, big, decay):
@@ -212,7 +188,6 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
         weights = weights.to(noise)
         scales[step] = (weights @ noise[: step + 1]) / (weights @ signal[: step + 1])
     return scales
-
 
 # %% solution-5: correct
 def scales_from_log(small_squares, small, big_squares, big, decay):
@@ -226,7 +201,6 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
         scales.append(noise / signal)
     return torch.stack(scales)
 
-
 # %% solution-5: right shape, wrong values: the scales
 def scales_from_log(small_squares, small, big_squares, big, decay):
     noises, signals = two_batch(small_squares, small, big_squares, big)
@@ -237,12 +211,10 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
         scales.append(average / weight)
     return torch.stack(scales)
 
-
 # %% solution-5: right shape, wrong values: the scales
 def scales_from_log(small_squares, small, big_squares, big, decay):
     noises, signals = two_batch(small_squares, small, big_squares, big)
     return noises.cumsum(0) / signals.cumsum(0)
-
 
 # %% solution-5: right shape, wrong values: the scales
 # -     return noises.cumsum(0) / signals.cumsum(0)
@@ -253,7 +225,6 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
 # +         scales.append(noise / signal)
 # +     return torch.stack(scales)
 
-
 # %% solution-5: right shape, wrong values: the scales
 def scales_from_log(small_squares, small, big_squares, big, decay):
     noises, signals = two_batch(big_squares, small, small_squares, big)
@@ -263,7 +234,6 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
         noise, signal = decay * noise + own_noise, decay * signal + own_signal
         scales.append(noise / signal)
     return torch.stack(scales)
-
 
 # %% solution-5: wrong shape: the scales
 # -     return noises.cumsum(0) / signals.cumsum(0)

@@ -1,11 +1,9 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def break_even(samples, outputs):
     return 1 + outputs * samples
-
 
 # %% solution-1: correct
 def break_even(samples, outputs):
@@ -14,27 +12,22 @@ def break_even(samples, outputs):
         p += 1
     return p
 
-
 # %% solution-1: not so yet: N = 64, Y = 10: more numbers
 def break_even(samples, outputs):
     return samples * outputs
-
 
 # %% solution-1: not so yet: with one parameter less not
 def break_even(samples, outputs):
     return samples * outputs**2 + 1
 
-
 # %% solution-1: not so yet: it is an int
 def break_even(samples, outputs):
     return samples * outputs + 1.0
-
 
 # %% solution-2: correct
 def step_effect(theta, slopes, rate):
     flat = theta.transpose(1, 2).flatten(2).flatten(0, 1)
     return (-rate / len(slopes) * flat @ slopes.flatten()).view(len(theta), -1)
-
 
 # %% solution-2: correct
 def step_effect(theta, slopes, rate):
@@ -43,26 +36,21 @@ def step_effect(theta, slopes, rate):
         change -= rate * theta[:, j] @ slopes[j]
     return change / len(slopes)
 
-
 # %% solution-2: right shape, wrong values
 def step_effect(theta, slopes, rate):
     return rate * torch.einsum("ijab,jb->ia", theta, slopes) / len(slopes)
-
 
 # %% solution-2: right shape, wrong values
 def step_effect(theta, slopes, rate):
     return -rate * torch.einsum("ijab,jb->ia", theta, slopes)
 
-
 # %% solution-2: right shape, wrong values
 def step_effect(theta, slopes, rate):
     return -1e-5 * torch.einsum("ijab,jb->ia", theta, slopes) / len(slopes)
 
-
 # %% solution-2: wrong shape
 def step_effect(theta, slopes, rate):
     return -rate * torch.einsum("ijab,jb->ija", theta, slopes) / len(slopes)
-
 
 # %% solution-3: correct
 def loo_errors(theta, residual, ridge):
@@ -75,7 +63,6 @@ def loo_errors(theta, residual, ridge):
         [torch.linalg.inv(eye - block) @ r for block, r in zip(blocks, residual, strict=True)]
     )
 
-
 # %% solution-3: correct
 def loo_errors(theta, residual, ridge):
     n, y = residual.shape
@@ -85,24 +72,20 @@ def loo_errors(theta, residual, ridge):
         errors[i] = torch.linalg.solve(block, residual[i]) / ridge
     return errors
 
-
 # %% solution-3: right shape, wrong values
 def loo_errors(theta, residual, ridge):
     n, y = residual.shape
     inverse = (matrix_of(theta) + ridge * torch.eye(n * y).to(theta)).inverse()
     return residual / (ridge * inverse.diagonal().view(n, y))
 
-
 # %% solution-3: right shape, wrong values
 def loo_errors(theta, residual, ridge):
     return residual
-
 
 # %% solution-3: wrong shape
 # -     return residual / (ridge * inverse.diagonal().view(n, y))
 # +     blocks = inverse.view(n, y, n, y).diagonal(dim1=0, dim2=2).movedim(-1, 0)
 # +     return torch.linalg.solve(ridge * blocks, residual).flatten()
-
 
 # %% solution-4: correct
 def variance(model, x, train, ridge):
@@ -115,7 +98,6 @@ def variance(model, x, train, ridge):
         result.append((own - across @ torch.linalg.solve(inside, across.T)).diagonal() / ridge)
     return torch.cat(result)
 
-
 # %% solution-4: correct
 def variance(model, x, train, ridge):
     rows = [flat_jacobian(model, part)[:, 0].square().sum(1) for part in x.split(20)]
@@ -123,7 +105,6 @@ def variance(model, x, train, ridge):
     inside = kernels.ntk(model, train)[:, :, 0, 0]
     inverse = torch.linalg.inv(inside + ridge * torch.eye(len(inside)).to(inside))
     return (torch.cat(rows) - (across @ inverse * across).sum(1)) / ridge
-
 
 # %% solution-4: not so yet: the peak is below a tenth of P x P
 def variance(model, x, train, ridge):
@@ -133,7 +114,6 @@ def variance(model, x, train, ridge):
     parts = [flat_jacobian(model, part)[:, 0] for part in x.split(10)]
     return torch.cat([(new @ solve * new).sum(1) for new in parts])
 
-
 # %% solution-4: not so yet: it holds no kernel of N x N
 def variance(model, x, train, ridge):
     own = kernels.ntk(model, x)[:, :, 0, 0].diagonal()
@@ -141,7 +121,6 @@ def variance(model, x, train, ridge):
     inside = kernels.ntk(model, train)[:, :, 0, 0]
     inside = inside + ridge * torch.eye(len(inside)).to(inside)
     return (own - (across * torch.linalg.solve(inside, across)).sum(0)) / ridge
-
 
 # %% solution-4: right shape, wrong values
 # -     own = kernels.ntk(model, x)[:, :, 0, 0].diagonal()
@@ -155,7 +134,6 @@ def variance(model, x, train, ridge):
 # -     return (own - (across * torch.linalg.solve(inside, across)).sum(0)) / ridge
 # +     return (own - across.T @ torch.linalg.solve(inside, across)) / ridge
 
-
 # %% solution-5: correct
 def suspects(theta, signs, count):
     errors_without = []
@@ -165,24 +143,20 @@ def suspects(theta, signs, count):
         errors_without.append(signs[i] - theta[i, rest] @ torch.linalg.solve(inside, signs[rest]))
     return torch.stack(errors_without).abs().argsort(descending=True)[:count]
 
-
 # %% solution-5: correct
 def suspects(theta, signs, count):
     inverse = torch.linalg.inv(theta + 2 * torch.eye(len(theta)).to(theta))
     says = signs - inverse @ signs / inverse.diagonal()
     return (says * signs).topk(count, largest=False).indices
 
-
 # %% solution-5: not so yet: 70 of 100 are found
 def suspects(theta, signs, count):
     return theta.diagonal().topk(count).indices
-
 
 # %% solution-5: not so yet: each is named once
 def suspects(theta, signs, count):
     inverse = torch.linalg.inv(theta + torch.eye(len(theta)).to(theta))
     return (inverse @ signs / inverse.diagonal()).abs().topk(1).indices.repeat(count)
-
 
 # %% solution-5: wrong shape
 # -     return (inverse @ signs / inverse.diagonal()).abs().topk(1).indices.repeat(count)

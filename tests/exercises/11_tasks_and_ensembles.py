@@ -1,14 +1,12 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def ensemble_probabilities(params, images):
     def one(p, images):
         return functional_call(digit_net, p, (images,)).softmax(dim=1)
 
     return vmap(one, in_dims=(0, None))(params, images).mean(0)
-
 
 # %% solution-1: correct
 def ensemble_probabilities(params, images):
@@ -18,12 +16,10 @@ def ensemble_probabilities(params, images):
         total = total + F.softmax(functional_call(digit_net, one, (images,)), dim=1)
     return total / len(params["1.weight"])
 
-
 # %% solution-1: right shape, wrong values: probabilities
 def ensemble_probabilities(params, images):
     logits = vmap(lambda p: functional_call(digit_net, p, (images,)))(params)
     return logits.mean(dim=0).softmax(dim=1)  # the mean first
-
 
 # %% solution-1: wrong shape: probabilities: expected (797, 10), got (5, 797, 10)
 # -     return logits.mean(dim=0).softmax(dim=1)  # the mean first
@@ -32,7 +28,6 @@ def ensemble_probabilities(params, images):
 # %% solution-1: right shape, wrong values: probabilities
 # -     return logits.mean(dim=0).softmax(dim=1)  # the mean first
 # +     return logits.softmax(dim=1).mean(dim=0)  # over the images
-
 
 # %% solution-2: correct
 def gradients_of_unequal(params, tasks):
@@ -49,37 +44,31 @@ def gradients_of_unequal(params, tasks):
     x, y = (torch.stack(part) for part in zip(*filled))
     return vmap(grad(error), in_dims=(None, 0, 0, 0))(params, x, y, torch.stack(weights))
 
-
 # %% solution-2: correct
 def gradients_of_unequal(params, tasks):
     # A point repeated counts again, so each is repeated until all tasks have 30 points.
     x, y = (torch.stack([each.repeat(30 // len(each), 1) for each in p]) for p in zip(*tasks))
     return vmap(grad(squared_error), in_dims=(None, 0, 0))(params, x, y)
 
-
 # %% solution-2: right shape, wrong values: gradients
 def gradients_of_unequal(params, tasks):
     x, y = (nn.utils.rnn.pad_sequence(list(p), batch_first=True) for p in zip(*tasks))
     return vmap(grad(squared_error), in_dims=(None, 0, 0))(params, x, y)  # zeros count
-
 
 # %% solution-2: right shape, wrong values: gradients
 # over all, filled too
 # - (squares * mask).sum() / mask.sum()
 # + (squares * mask).mean()
 
-
 # %% solution-2: not so yet: the network runs once: measured 3 runs
 def gradients_of_unequal(params, tasks):
     rows = [grad(squared_error)(params, x, y) for x, y in tasks]
     return {name: torch.stack([row[name] for row in rows]) for name in params}
 
-
 # %% solution-2: wrong shape: gradients['0.weight']: expected (3, 40, 1), got (40, 1)
 def gradients_of_unequal(params, tasks):
     x, y = (torch.cat(p) for p in zip(*tasks))
     return grad(squared_error)(params, x, y)
-
 
 # %% solution-3: correct
 def rate_step(params, rates, tasks, lr):
@@ -92,7 +81,6 @@ def rate_step(params, rates, tasks, lr):
     # by the chain rule: the derivative by the logarithm is that by the rate, times the rate
     return {n: rate * torch.exp(-lr * rate * slopes[n].mean(dim=0)) for n, rate in rates.items()}
 
-
 # %% solution-3: correct
 def rate_step(params, rates, tasks, lr):
     logs = {name: rate.log().detach().requires_grad_() for name, rate in rates.items()}
@@ -104,7 +92,6 @@ def rate_step(params, rates, tasks, lr):
         losses.append(squared_error(own, x_query, y_query))
     slopes = torch.autograd.grad(torch.stack(losses).mean(), list(logs.values()))
     return {n: (log - lr * g).exp().detach() for (n, log), g in zip(logs.items(), slopes)}
-
 
 # %% solution-3: right shape, wrong values: rates
 # by the rate, not by its logarithm
@@ -132,7 +119,6 @@ def rate_step(params, rates, tasks, lr):
 # +         return {name: rates[name] * torch.exp(-step) for name, step in steps.items()}
 # +     return {name: rates[name] * (1 - step.abs() * 100) for name, step in steps.items()}
 
-
 # %% solution-4: correct
 def truncated(params, task, steps, kept, rate=0.02):
     def loss(start):
@@ -147,7 +133,6 @@ def truncated(params, task, steps, kept, rate=0.02):
 
     return grad(loss)(params)
 
-
 # %% solution-4: correct
 def truncated(params, task, steps, kept, rate=0.02):
     for _ in range(steps - kept):
@@ -157,17 +142,14 @@ def truncated(params, task, steps, kept, rate=0.02):
     grads = by_loop(params, batch_of_one, rate, kept)
     return {name: g[0] for name, g in grads.items()}
 
-
 # %% solution-4: right shape, wrong values: 0 of 5 steps
 def truncated(params, task, steps, kept, rate=0.02):
     return grad(query_loss)(params, task, rate, steps)  # always all of them
-
 
 # %% solution-4: right shape, wrong values: 5 of 5 steps
 def truncated(params, task, steps, kept, rate=0.02):
     x, y, *query = task
     return grad(squared_error)(adapt(squared_error, params, x, y, rate, steps), *query)
-
 
 # %% solution-4: right shape, wrong values: 2 of 5 steps
 def truncated(params, task, steps, kept, rate=0.02):
@@ -185,7 +167,6 @@ def truncated(params, task, steps, kept, rate=0.02):
 
     return grad(first_kept)(params)
 
-
 # %% solution-4: not so yet: the peak does not grow with steps
 # -         own = start
 # +         own, ignored = start, 0.0
@@ -194,7 +175,6 @@ def truncated(params, task, steps, kept, rate=0.02):
 # +                 ignored = ignored + sum(each.sum() for each in g.values())  # keeps the graph
 # -         return squared_error(own, *query)
 # +         return squared_error(own, *query) + 0.0 * ignored
-
 
 # %% solution-5: correct
 def choose_rate(rates, seeds, x, y):
@@ -214,7 +194,6 @@ def choose_rate(rates, seeds, x, y):
         shares.append(right.float().mean())
     return max(zip(shares, rates))[1], torch.stack(shares)
 
-
 # %% solution-5: correct
 def choose_rate(rates, seeds, x, y):
     kept, held = (part.split(len(x) * 4 // 5) for part in (x, y)), []
@@ -230,7 +209,6 @@ def choose_rate(rates, seeds, x, y):
             held.append((model(x_held).argmax(dim=1) == y_held).float().mean())
     shares = torch.stack(held).view(len(rates), len(seeds)).mean(dim=1).detach()
     return rates[int(shares.argmax())], shares
-
 
 # %% solution-5: right shape, wrong values: shares
 # judged on what it was trained on

@@ -1,7 +1,6 @@
 # Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
 # one demand of its task.
 
-
 # %% solution-1: correct
 def pieces(count, size):
     rows = [min(size, count - start) for start in range(0, count, size)]
@@ -10,19 +9,16 @@ def pieces(count, size):
         rows[-1] += 1
     return rows
 
-
 # %% solution-1: correct
 def pieces(count, size):
     if count <= size + 1:
         return [count]
     return [size, *pieces(count - size, size)]
 
-
 # %% solution-1: not so yet: 128 samples in shards of 64: measured [64, 64, 0]
 def pieces(count, size):
     full, left = divmod(count, size)
     return [size] * full + [left]
-
 
 # %% solution-1: not so yet: 129 samples in shards of 64: measured [64, 64, 1]
 # -     return [size] * full + [left]
@@ -45,12 +41,10 @@ def pieces(count, size):
 # +     if left == 1:
 # +         rows[-1] += 1  # one sample alone has no shard before it
 
-
 # %% solution-2: correct
 def lds(predicted, truth):
     scores = [stats.spearmanr(a, b)[0] for a, b in zip(predicted.T, truth.T)]
     return torch.tensor(scores, dtype=torch.float64).mean()
-
 
 # %% solution-2: correct
 def lds(predicted, truth):
@@ -64,7 +58,6 @@ def lds(predicted, truth):
         scores.append(torch.corrcoef(torch.stack(ranks))[0, 1])
     return torch.stack(scores).mean()
 
-
 # %% solution-2: right shape, wrong values: the score
 # the values themselves, no ranks
 # - return ranks - ranks.mean(dim=0)
@@ -76,23 +69,19 @@ def lds(predicted, truth):
 # + ranks = values.argsort(dim=0).argsort(dim=0).double()
 # +         return ranks - ranks
 
-
 # %% solution-2: right shape, wrong values: the score
 def lds(predicted, truth):  # over the test samples of a subset
     scores = [stats.spearmanr(a, b)[0] for a, b in zip(predicted, truth)]
     return torch.tensor(scores, dtype=torch.float64).mean()
 
-
 # %% solution-2: wrong shape: the score: expected (), got (6,)
 # -     return torch.tensor(scores, dtype=torch.float64).mean()
 # +     return torch.tensor(scores, dtype=torch.float64)
-
 
 # %% solution-3: correct
 def nearest(features, query, count):
     products = np.concatenate([features[i : i + 50] @ query for i in range(0, len(features), 50)])
     return products.argsort()[::-1][:count]
-
 
 # %% solution-3: correct
 def nearest(features, query, count):
@@ -104,16 +93,13 @@ def nearest(features, query, count):
         start += len(shard)
     return np.array([row for _, row in best])
 
-
 # %% solution-3: not so yet: less than a quarter of the features is held: measured 1
 def nearest(features, query, count):
     return np.argsort(-(np.asarray(features) @ query))[:count]
 
-
 # %% solution-3: not so yet: less than a quarter of the features is held: measured
 def nearest(features, query, count):
     return np.argsort(-(features[:] @ query))[:count]
-
 
 # %% solution-3: right shape, wrong values: rows
 # -     return np.argsort(-products)[:count]
@@ -123,11 +109,9 @@ def nearest(features, query, count):
 # -     return np.argsort(-products)[:count]
 # +     return np.sort(np.argsort(-products)[:count])  # not by the product
 
-
 # %% solution-3: wrong shape: rows: expected (20,), got (480,)
 def nearest(features, query, count):  # the nearest of each shard
     return np.concatenate([np.argsort(-(shard @ query))[:count] for shard in features.shards])
-
 
 # %% solution-4: correct
 def exact_sum(parts):
@@ -136,14 +120,12 @@ def exact_sum(parts):
     scale = 2.0 ** (61 - exponent)
     return (stacked * scale).round().long().sum(dim=0).double() / scale
 
-
 # %% solution-4: correct
 def exact_sum(parts):
     from math import fsum
 
     entries = torch.stack(parts).flatten(1).T.tolist()
     return torch.tensor([fsum(e) for e in entries], dtype=torch.float64).view_as(parts[0])
-
 
 # %% solution-4: not so yet: ordinary: the same bits in any order
 def exact_sum(parts):
@@ -152,12 +134,10 @@ def exact_sum(parts):
         total += part
     return total
 
-
 # %% solution-4: not so yet: tiny: right to 1e-12: measured
 def exact_sum(parts):
     total = sum((part * 2**40).round().long() for part in parts)  # too coarse for tiny numbers
     return total.double() / 2**40
-
 
 # %% solution-4: not so yet: huge: right to 1e-12: measured
 def exact_sum(parts):
@@ -165,13 +145,11 @@ def exact_sum(parts):
     scale = 2.0 ** max(30, 62 - int(np.frexp(largest)[1]))  # huge numbers overflow
     return sum((part * scale).round().long() for part in parts).double() / scale
 
-
 # %% solution-4: not so yet: huge: right to 1e-12: measured
 def exact_sum(parts):
     largest = max(part.abs().max().item() for part in parts)
     scale = 2.0 ** (57 - int(np.frexp(largest)[1]))  # room for 32 of them
     return sum((part * scale).round().long() for part in parts).double() / scale
-
 
 # %% solution-4: not so yet: ordinary: the same bits in any order
 def exact_sum(parts):
@@ -179,14 +157,12 @@ def exact_sum(parts):
     scale = 2.0 ** (50 - int(np.frexp(largest)[1])) * largest
     return sum((part * scale).round().long() for part in parts).double() / scale
 
-
 # %% solution-5: correct
 def private_step(world, number):
     mask = torch.rand(n, generator=torch.Generator().manual_seed(number)) < rate
     own = [torch.arange(n) % world == rank for rank in range(world)]
     sums = [clipped((mask & mine).nonzero().flatten().to(where)) for mine in own]
     return all_reduce([*sums, noise(number)]) / expected_batch  # noise as one more summand
-
 
 # %% solution-5: correct
 def private_step(world, number):
@@ -196,7 +172,6 @@ def private_step(world, number):
     for share in shares:
         total = total + clipped(share)
     return total / (rate * n)
-
 
 # %% solution-5: right shape, wrong values: step 3, 2 workers
 # -     sums = [clipped(drawn[rank::world]) for rank in range(world)]
@@ -212,7 +187,6 @@ def private_step(world, number):
 # -     return (all_reduce(sums) + noise(number)) / expected_batch
 # +     return (all_reduce(sums) / world + noise(number)) / expected_batch  # a mean
 
-
 # %% solution-5: right shape, wrong values: step 3, 2 workers
 def private_step(world, number):
     sums = []
@@ -221,7 +195,6 @@ def private_step(world, number):
         chance = torch.rand(len(share), generator=torch.Generator().manual_seed(number))
         sums.append(clipped(share[chance < rate].to(where)))
     return (all_reduce(sums) + noise(number)) / expected_batch
-
 
 # %% solution-5: right shape, wrong values: step 3, 1 workers
 # -     sums = [clipped(drawn[rank::world]) for rank in range(world)]
