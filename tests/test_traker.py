@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from helpers.data import load_digits
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
-from helpers.projection import project
 
 trak = pytest.importorskip("trak", reason="traker, a test dependency, is not installed")
 from trak.gradient_computers import FunctionalGradientComputer as TheirComputer  # noqa: E402
 from trak.modelout_functions import (  # noqa: E402
     ImageClassificationModelOutput as TheirTask,
 )
-from trak.projectors import BasicProjector  # noqa: E402
 
 TRAINING, TARGETS = 400, 15
 
@@ -51,14 +49,7 @@ def network() -> nn.Module:
     )
 
 
-def scores(
-    folder: Path,
-    digits: tuple[Tensor, Tensor],
-    checkpoints: list[dict[str, Tensor]],
-    computer: type,
-    task: object,
-    **options: object,
-) -> Tensor:
+def scores(folder: Path, digits, checkpoints, computer: type, task, **options) -> Tensor:
     """Run the package as its tutorial does, two models and batches of 50."""
     model = network()
     traker = trak.TRAKer(
@@ -123,14 +114,3 @@ def test_a_subset_of_the_parameters(kind, tmp_path, digits, checkpoints, theirs)
     got = scores(tmp_path / "own", digits, checkpoints, kind, own_task, grad_wrt=names[::-1])
     assert_same(got, expected)
     assert (got - theirs).abs().max() > 1e-2 * theirs.abs().max(), "a subset has other scores"
-
-
-def test_the_package_repeats_a_random_stream_beyond_100_blocks_and_this_projection_does_not():
-    def first_column(model_id: int, column: int) -> Tensor:
-        projector = BasicProjector(5, column + 1, 0, "normal", "cpu", block_size=1)
-        return projector.project(torch.eye(5), model_id)[:, column]
-
-    assert torch.equal(first_column(model_id=0, column=100), first_column(model_id=1, column=0))
-    unit = {"w": torch.eye(5)}
-    columns = [project(unit, 101, kind="normal", model_id=model_id) for model_id in (0, 1)]
-    assert not torch.isclose(*(c[:, i] for c, i in zip(columns, (100, 0), strict=True))).any()
