@@ -103,11 +103,11 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("got", OUTPUTS)
 def test_what_has_no_margin_is_refused(got):
-    model = Apply(OUTPUTS[got])
-    with refused(f"the model must return logits (B, C) with C at least 2, got {got}"):
-        IMAGES.get_output(model, {}, {}, torch.ones(3), torch.tensor(0))
-    with refused(f"the model must return logits (B, C) with C at least 2, got {got}"):
-        IMAGES.get_out_to_loss_grad(model, {}, {}, (torch.ones(1, 3), torch.tensor([0])))
+    state, said = (Apply(OUTPUTS[got]), {}, {}), "must return logits (B, C) with C at least 2, got"
+    with refused(f"{said} {got}"):
+        IMAGES.get_output(*state, torch.ones(3), torch.tensor(0))
+    with refused(f"{said} {got}"):
+        IMAGES.get_out_to_loss_grad(*state, (torch.ones(1, 3), torch.tensor([0])))
 
 
 @pytest.mark.parametrize("label", [torch.tensor(1.0), torch.tensor([1])], ids=["float", "(B, 1)"])
