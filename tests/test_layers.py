@@ -18,53 +18,26 @@ from helpers.transforms.checks import select_parameters
 from tests.support.architectures import case_of
 from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
 from tests.support.ways import WAYS
+from tests.support.wild import Product
 from tests.support.zoo import Apply, Case, squared, with_statistics
 
 close = torch.testing.assert_close
 pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
 
 
-class Weighted(nn.Module):
-    """A function of a weight and an input, between two layers."""
-
-    def __init__(
-        self, shape: tuple[int, ...], function: Callable[[Tensor, Tensor], Tensor]
-    ) -> None:
-        super().__init__()
-        self.before = nn.Linear(4, 4)
-        self.weight = nn.Parameter(torch.randn(shape))
-        self.bias = nn.Parameter(torch.randn(2))
-        self.function = function
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.function(self, self.before(inputs)).tanh()
-
-
 def product(shape: tuple[int, ...], function: Callable[..., Tensor]) -> Callable[[], nn.Module]:
-    return lambda: Weighted(shape, function)
+    """Make what builds a function of a weight and an input, behind a layer."""
+
+    def build() -> nn.Module:
+        weight, bias = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(2))
+        run = lambda m, x: function(m, m.before(x)).tanh()  # noqa: E731
+        return Apply(run, before=nn.Linear(4, 4), weight=weight, bias=bias)
+
+    return build
 
 
 def einsum(equation: str, *shape: int) -> Callable[[], nn.Module]:
     return product(shape, lambda m, x: torch.einsum(equation, x, m.weight))
-
-
-class Square(torch.autograd.Function):
-    """A product with a weight that no function of torch takes by name."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(inputs: Tensor, weight: Tensor) -> Tensor:
-        return inputs * weight.square()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, grads):
-        inputs, weight = ctx.saved_tensors
-        return grads * weight.square(), (2 * grads * inputs * weight).sum((0, 1))
 
 
 def _force(self: Apply, inputs: Tensor) -> Tensor:
@@ -124,7 +97,7 @@ USES: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm((3, 4))),
     "convolution of text padding": lambda: nn.Conv1d(3, 2, 3, padding="same"),
     "functional": pair(lambda m, x: F.linear(m.a(x), m.a.weight.T.tanh()) + m.a.weight.norm()),
-    "custom function": product((4,), lambda m, x: Square.apply(x, m.weight)),
+    "custom function": product((2, 4), lambda m, x: Product.apply(x[0], m.weight)[None]),
     "func.grad inside": pair(_force),
     "constant input": pair(lambda m, x: m.b(x + m.a.weight.sum() + m.a(torch.ones_like(x)))),
     "output changed in place": lambda: nn.Sequential(
