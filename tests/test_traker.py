@@ -1,5 +1,6 @@
 """Drop-in for the real package: `traker` runs on these computers and this task, with its scores."""
 
+import functools
 import logging
 from pathlib import Path
 
@@ -21,16 +22,18 @@ from trak.modelout_functions import (  # noqa: E402
 TRAINING, TARGETS = 400, 15
 
 
-@pytest.fixture(scope="module")
-def digits() -> tuple[Tensor, Tensor]:
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10)
+    )
+
+
+@functools.cache
+def trained() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Return digits, and what a small network, with BatchNorm, has learned from two starts."""
     images, labels = load_digits()
-    return F.avg_pool2d(images, 2)[: TRAINING + TARGETS], labels[: TRAINING + TARGETS]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(digits) -> list[dict[str, Tensor]]:
-    """Train a small network, with BatchNorm, on digits from two starts."""
-    trained = []
+    digits = [each[: TRAINING + TARGETS] for each in (F.avg_pool2d(images, 2), labels)]
+    checkpoints = []
     for start in range(2):
         torch.manual_seed(start)
         model = network()
@@ -39,19 +42,13 @@ def checkpoints(digits) -> list[dict[str, Tensor]]:
             optimizer.zero_grad()
             F.cross_entropy(model(digits[0][:TRAINING]), digits[1][:TRAINING]).backward()
             optimizer.step()
-        trained.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    return trained
+        checkpoints.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    return digits, checkpoints
 
 
-def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10)
-    )
-
-
-def scores(folder: Path, digits, checkpoints, computer: type, task, **options) -> Tensor:
+def scores(folder: Path, computer: type, task: object, **options: object) -> Tensor:
     """Run the package as its tutorial does, two models and batches of 50."""
-    model = network()
+    (digits, checkpoints), model = trained(), network()
     traker = trak.TRAKer(
         model=model,
         task=task,
@@ -84,9 +81,9 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory, digits, checkpoints) -> Tensor:
+def theirs(tmp_path_factory) -> Tensor:
     folder = tmp_path_factory.mktemp("theirs")
-    return scores(folder, digits, checkpoints, TheirComputer, "image_classification")
+    return scores(folder, TheirComputer, "image_classification")
 
 
 @pytest.mark.parametrize(
@@ -99,18 +96,16 @@ def theirs(tmp_path_factory, digits, checkpoints) -> Tensor:
         (TheirComputer, ImageClassificationModelOutput),
     ],
 )
-def test_the_package_gives_its_own_scores(computer, task, tmp_path, digits, checkpoints, theirs):
-    assert_same(scores(tmp_path, digits, checkpoints, computer, task()), theirs)
+def test_the_package_gives_its_own_scores(computer, task, tmp_path, theirs):
+    assert_same(scores(tmp_path, computer, task()), theirs)
 
 
 @pytest.mark.parametrize("kind", [FunctionalGradientComputer, IterativeGradientComputer])
-def test_a_subset_of_the_parameters(kind, tmp_path, digits, checkpoints, theirs):
+def test_a_subset_of_the_parameters(kind, tmp_path, theirs):
     names = ["4.weight", "1.bias"]
-    expected = scores(
-        tmp_path / "theirs", digits, checkpoints, TheirComputer, TheirTask(), grad_wrt=names[::-1]
-    )
+    expected = scores(tmp_path / "theirs", TheirComputer, TheirTask(), grad_wrt=names[::-1])
     own_task = ImageClassificationModelOutput()
     # The package returns the model's order, the computers the order that was asked for.
-    got = scores(tmp_path / "own", digits, checkpoints, kind, own_task, grad_wrt=names[::-1])
+    got = scores(tmp_path / "own", kind, own_task, grad_wrt=names[::-1])
     assert_same(got, expected)
     assert (got - theirs).abs().max() > 1e-2 * theirs.abs().max(), "a subset has other scores"
