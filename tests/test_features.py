@@ -17,8 +17,9 @@ import torch
 from helpers.features import Job, __main__, jobs, open_features, plan, shards, work
 from helpers.features.workers import Workers
 from helpers.gradient_computers import FunctionalGradientComputer
-from helpers.model_outputs import AbstractModelOutput
 from helpers.projection import project_batches
+from tests.support.ways import LossOf
+from tests.support.zoo import Apply, squared
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--model", "mlp", "--samples", "77", "--k", "16", "--shard", "20", "--batch", "8"]
@@ -120,39 +121,19 @@ def test_another_plan_is_refused_by_naming_what_differs(made, capsys):
     assert contents(made) == before
 
 
-class Scaled(torch.nn.Linear):
-    """A layer whose outputs depend on what no state dictionary holds."""
-
-    def __init__(self, scale: float = 1.0, shift: float = 0.0, act=torch.tanh) -> None:
-        super().__init__(3, 2)
-        self.scale, self.act = scale, act
-        self.register_buffer("shift", torch.tensor(shift), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.act(super().forward(x) * self.scale + self.shift)
-
-
-class Times(AbstractModelOutput):
-    """A task with a setting."""
-
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor = factor
-
-    def get_output(self, model, weights, buffers, sample):
-        tensors = (weights, buffers)
-        outputs = torch.func.functional_call(model, tensors, (sample[None],))
-        return self.factor * outputs.sum()
-
-    def get_out_to_loss_grad(self, model, weights, buffers, batch):
-        raise NotImplementedError
-
-
-def small_job(dataset: object = None, task: Times | None = None, **options: object) -> Job:
+def small_job(
+    dataset=None, scale=1.0, shift=0.0, act=torch.tanh, bias=0.0, task=None, grad_wrt=("fc.weight",)
+) -> Job:
     torch.manual_seed(0)
-    model = Scaled(**options)
-    computer = FunctionalGradientComputer(model, task or Times(), 8, torch.float32, "cpu")
-    samples = [(row,) for row in torch.eye(3)]
-    return Job(computer, samples if dataset is None else dataset)
+    model = Apply(lambda m, x: m.act(m.fc(x) * m.scale + m.shift), scale=scale, act=act)
+    model.fc = torch.nn.Linear(3, 2)
+    torch.nn.init.constant_(model.fc.bias, bias)
+    model.register_buffer("shift", torch.tensor(shift), persistent=False)
+    settings = LossOf(squared)
+    settings.factor = task
+    count = 6 if grad_wrt == ("fc.weight",) else 2
+    computer = FunctionalGradientComputer(model, settings, count, torch.float32, "cpu", grad_wrt)
+    return Job(computer, [(row,) for row in torch.eye(3)] if dataset is None else dataset)
 
 
 def made_of(job: Job) -> plan.Plan:
@@ -160,22 +141,19 @@ def made_of(job: Job) -> plan.Plan:
     return plan.make(job, threads=1, device="cpu", **sizes)
 
 
-def test_a_plan_depends_on_all_that_features_are_computed_of():
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("scale", 2.0), ("shift", 1.0), ("act", torch.relu), ("bias", 1e-3), ("task", 2.0)),
+        ("grad_wrt", ("fc.bias",)),
+    ],
+)
+def test_a_plan_depends_on_all_that_features_are_computed_of(option, value):
     """Else the features of two models would lie in one folder."""
-    first = made_of(small_job())
+    first, other = made_of(small_job()), made_of(small_job(**{option: value}))
+    assert other.weights != first.weights
+    assert other.data == first.data == made_of(small_job()).data
     assert made_of(small_job()) == first
-    for options in (
-        {"scale": 2.0},
-        {"shift": 1.0},
-        {"act": torch.relu},
-        {"task": Times(2.0)},
-    ):
-        assert made_of(small_job(**options)).weights != first.weights, options
-    trained = small_job()
-    with torch.no_grad():
-        trained.computer.model.bias[1] += 1e-3
-    assert made_of(trained).weights != first.weights
-    assert made_of(trained).data == first.data
     assert made_of(small_job([(row,) for row in 2 * torch.eye(3)])).data != first.data
 
 
@@ -183,10 +161,8 @@ def test_a_plan_depends_on_all_that_features_are_computed_of():
     ("dataset", "said"),
     [
         ([], "dataset must hold a sample at least, got none"),
-        (
-            [torch.ones(3)] * 3,
-            "such as (image, label), got Tensor",
-        ),  # else its numbers would be parts
+        # Else its numbers would be parts.
+        ([torch.ones(3)] * 3, "such as (image, label), got Tensor"),
         ([{"x": torch.ones(3)}] * 3, "such as (image, label), got dict"),
         ([(torch.ones(3), "a")] * 3, "such as (image, label), got tuple"),
     ],
@@ -334,6 +310,12 @@ def test_processes_give_the_bits_of_one(kind, tmp_path):
         assert written(tmp_path / str(processes), processes, kind) == expected, processes
 
 
+def wait_for_shards(folder: Path, count: int) -> None:
+    until = time.monotonic() + 120
+    while len(list(folder.glob("features-*.npy"))) < count and time.monotonic() < until:
+        time.sleep(0.02)
+
+
 def ranks(parent: int) -> list[int]:
     """List the processes that torchrun has started."""
     listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
@@ -347,16 +329,9 @@ def test_a_killed_process_loses_nothing(tmp_path):
     draw = random.Random(0)
     for attempt in range(2):
         folder = tmp_path / str(attempt)
-        run = subprocess.Popen(
-            command(folder, 2, "--max-restarts", "3"),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        until = time.monotonic() + 120
-        while not list(folder.glob("features-*.npy")) and time.monotonic() < until:
-            time.sleep(0.05)
+        said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        run = subprocess.Popen(command(folder, 2, "--max-restarts", "3"), cwd=ROOT, **said)
+        wait_for_shards(folder, 1)
         time.sleep(draw.uniform(0, 0.5))
         killed = [os.kill(pid, signal.SIGKILL) for pid in ranks(run.pid)[:1]]
         said, _ = run.communicate(timeout=200)
@@ -372,9 +347,7 @@ def test_a_killed_job_goes_on_from_where_it_was(tmp_path):
     folder = tmp_path / "killed"
     options = {"cwd": ROOT, "stderr": subprocess.DEVNULL}
     run = subprocess.Popen(command(folder, 2), start_new_session=True, **options)
-    until = time.monotonic() + 120
-    while len(list(folder.glob("features-*.npy"))) < 3 and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_for_shards(folder, 3)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     kept = {file.name: file.stat().st_mtime_ns for file in folder.glob("features-*.npy")}

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import benchmark
 from helpers.gradient_computers import (
@@ -22,12 +21,14 @@ from helpers.transforms.fallback import FallbackWarning
 from tests.support import wild
 from tests.support.oracle import TOLERANCE, assert_equal, oracle, refused
 from tests.support.ways import LossOf
-from tests.support.zoo import Case, make
+from tests.support.ways import computer as of_case
+from tests.support.zoo import make
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
 KINDS = {"functional": FunctionalGradientComputer, "iterative": IterativeGradientComputer}
 both = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 IMAGES = ImageClassificationModelOutput()
+LABELS = torch.arange(8)
 
 
 def computer(
@@ -42,10 +43,6 @@ def computer(
     names = [n for n, p in params.items() if p.requires_grad] if grad_wrt is None else grad_wrt
     count = sum(params[name].numel() for name in dict.fromkeys(names))
     return kind(model, task, count, dtype, "cpu", grad_wrt, **options)
-
-
-def of_case(kind, case: Case, **options: object) -> AbstractGradientComputer:
-    return computer(kind, case.model, LossOf(case.loss_fn), **options)
 
 
 class Text(nn.Module):
@@ -109,34 +106,27 @@ def test_grad_wrt_gives_these_names_in_its_order_from_any_iterable(kind, wrt):
 
 @both
 def test_what_is_not_wanted_is_not_differentiated(kind):
+    model, batch = SimpleCNN(), (torch.rand(4, 1, 28, 28), LABELS[:4])
+
     def cost(grad_wrt: list[str] | None) -> tuple[int, int]:
         taken = computer(kind, model, dtype=torch.float32, grad_wrt=grad_wrt)
-        with FlopCounterMode(display=False) as counter:
-            peak = benchmark.memory(lambda: taken.compute_per_sample_grad(batch)).peak
-        return counter.get_total_flops(), peak
+        run = lambda: taken.compute_per_sample_grad(batch)  # noqa: E731
+        return benchmark.flops(run), benchmark.memory(run).peak
 
-    model, batch = SimpleCNN(), (torch.rand(4, 1, 28, 28), torch.arange(4))
-    forward = FlopCounterMode(display=False)
-    with forward, torch.no_grad():
-        model(batch[0])
+    forward = benchmark.flops(lambda: model(batch[0]))
     (every_flop, every_byte), (flops, bytes_) = cost(None), cost(["fc2.weight", "fc2.bias"])
-    assert flops < 1.01 * forward.get_total_flops()
-    assert every_flop > 2.5 * forward.get_total_flops()
+    assert flops < 1.01 * forward < 2.5 * forward < every_flop
     # One copy of all weights stands in for the model's, beside one gradient of the batch of 4.
     assert bytes_ < every_byte / 4
 
 
 def test_the_iterative_one_costs_o_of_b():
     taken = computer(IterativeGradientComputer, MLP(), dtype=torch.float32)
-
-    def flops(batch_size: int) -> int:
-        with FlopCounterMode(display=False) as counter:
-            taken.compute_per_sample_grad(
-                (torch.rand(batch_size, 784), torch.arange(batch_size) % 10)
-            )
-        return counter.get_total_flops()
-
-    assert flops(8) == 8 * flops(1)
+    one, eight = (
+        benchmark.flops(lambda n=n: taken.compute_per_sample_grad((torch.rand(n, 784), LABELS[:n])))
+        for n in (1, 8)
+    )
+    assert eight == 8 * one
 
 
 @both
@@ -328,19 +318,16 @@ def test_what_a_task_returns_is_checked(kind):
             make_one(kind, task=Variadic(None, loss_grad)).compute_loss_grad((X,))
 
 
+TRAINING = {nn.BatchNorm1d(2): "1 is BatchNorm in training mode", nn.Dropout(): "model.eval()"}
+
+
 @both
-@pytest.mark.parametrize(
-    ("layer", "words"),
-    [
-        (nn.BatchNorm1d(2), ("1 is BatchNorm in training mode", "GroupNorm")),
-        (nn.Dropout(), ("draws random numbers", "model.eval()")),
-    ],
-)
-def test_a_layer_in_training_mode_is_refused(layer, words, kind):
-    model = nn.Sequential(nn.Linear(3, 2), layer.train())
+@pytest.mark.parametrize("layer", TRAINING)
+def test_a_layer_in_training_mode_is_refused(layer, kind):
+    model = nn.Sequential(nn.Linear(3, 2), layer).train()
     taken = computer(kind, model, dtype=torch.float32)
     for compute in (taken.compute_per_sample_grad, taken.compute_loss_grad):
-        with refused(*words):
+        with refused(TRAINING[layer]):
             compute((X, Y))
     model.eval()
     taken.compute_per_sample_grad((X, Y))

@@ -21,33 +21,16 @@ from tests.test_matrix import CASES, prepare, truth_of
 BATCH = top()["images"], top()["labels"]
 Classifier, bare_gradients = top()["Classifier"], top()["bare_gradients"]
 
-IN_THE_CALL = {
-    *("captured-buffer", "missing-batch-dimension", "default-in-dims", "tied-names", "mixed-modes"),
-    *("wrong-loss-reduction", "batchnorm-in-a-loop", "misspelled-name", "shared-targets"),
-    *("keyword-arguments", "attached-parameters", "tied-weights-apart", "stale-copies"),
-    *("mode-that-does-not-arrive", "chunks-concatenated", "grouped-convolution", "compiled-names"),
-    "prelu-in-jacobians",
-    "numpy-of-a-result",  # its model does not run without transforms either
-}
-IN_THE_CALL |= {
-    "forward-mode-attention",
-    "forward-mode-lstm",
-    "forward-mode-operator",
-    "stacked-inside",
-    "compiled-inside",
-    "graph-for-each-batch-size",
-    "autograd-grad-under-vmap",
-    "requires-grad-is-false",
-    "cond-under-grad",
-    "recurrent-rule",
-    "export-of-gradients",
-    "padding-without-a-mask",
-    "sample-not-finite",
-    "opacus-not-initialized",
-    "opacus-gradients-not-cleared",
-    "opacus-wrapper",
-    "diagonal-of-the-hessian",
-}
+# Entries that go wrong in the call, which `diagnose` does not see.
+IN_THE_CALL = """captured-buffer missing-batch-dimension default-in-dims tied-names mixed-modes
+wrong-loss-reduction batchnorm-in-a-loop misspelled-name shared-targets keyword-arguments
+attached-parameters tied-weights-apart stale-copies mode-that-does-not-arrive chunks-concatenated
+grouped-convolution compiled-names prelu-in-jacobians numpy-of-a-result forward-mode-attention
+forward-mode-lstm forward-mode-operator stacked-inside compiled-inside graph-for-each-batch-size
+autograd-grad-under-vmap requires-grad-is-false cond-under-grad recurrent-rule export-of-gradients
+padding-without-a-mask sample-not-finite opacus-not-initialized opacus-gradients-not-cleared
+opacus-wrapper diagonal-of-the-hessian"""
+IN_THE_CALL = IN_THE_CALL.split()
 # What an entry's first cell shows to be wrong; by default the first of these.
 USUAL = "broken, F.cross_entropy, images, labels"
 WRONG = {
@@ -83,102 +66,89 @@ MEETING = [
     *("item", "numpy-or-list", "tensor-of-tensors", "dynamic-shape", "sample-into-buffer"),
     "replaced-batchnorm",
 ]
+# By case, what is found, and where. With a star the bare composition is right all the same: it is
+# slow, or what is said holds for a copy, for a batch of one, or for gradients that are zero or not
+# wanted.
+TABLE = """\
+bilinear * | operator-fallback at b (_trilinear)
+shared layer | shared-layer at first, second
+frozen * | frozen-parameters at 0.weight, 2.bias
+unused * | no-gradient at z.weight, z.bias
+no_grad inside * | no-gradient at a.weight, a.bias
+buffer counts | aliased-buffers at seen, calls
+buffer rebound * | rebound-buffers at seen, calls; samples-that-meet at fc
+stash | stashed-activation at activation
+weight norm hook | stashed-activation at weight
+spectral norm hook | aliased-buffers at weight_u, weight_v; stashed-activation at weight
+spectral norm | aliased-buffers at parametrizations.weight.0._u, parametrizations.weight.0._v
+embedding bag * | operator-fallback at the model (_embedding_bag)
+instance norm tracking | instancenorm-with-statistics at 1
+wild: kept in a dictionary | stashed-activation at cache
+wild: kept in a list | stashed-activation at cache
+wild: kept deep inside | state-on-self at cache
+wild: kept in an object | state-on-self at cache
+wild: kept in a tensor | captured-buffer at the model; state-on-self at cache
+wild: kept on a layer | state-on-self at fc.scale
+wild: hooks on first use | stashed-activation at seen
+wild: wrapped inside | wrapped-forward at 0.bias, 0.weight; state-on-self at 0.seconds
+wild: wrapped by compile * | wrapped-forward at bias, weight
+wild: hook over another layer * | wrapped-forward at 2.bias, 2.weight
+wild: parameters in a list | parameter-in-a-list at extra, shift
+wild: parameters in an object | parameter-in-a-list at fc.bias, fc.weight
+wild: parameter in a closure | wrapped-forward at fc.weight
+wild: closure into a function | wrapped-forward at fc.weight
+wild: closure into an old function | autograd-function at the model; wrapped-forward at fc.weight
+wild: closure into a function, later |
+    data-dependent-branch at the model; samples-that-meet at the model; wrapped-forward at fc.weight
+wild: closure into a checkpoint |
+    requires-grad-inside at the model; no-gradient at 0.weight, 0.bias;
+    wrapped-forward at 0.bias, 0.weight, 2.bias and 1 more
+wild: channels last | memory-format at the model
+wild: channels last, group norm | memory-format at the model
+wild: tokens as images * | normalisation-of-tokens at norm
+wild: max norm | written-weights at table.weight
+wild: weight halved | written-weights at fc.weight
+wild: frozen weight halved |
+    captured-buffer at the model; frozen-parameters at fc.weight; written-weights at fc.weight
+wild: checkpoint | checkpointing at the model
+wild: checkpoint reentrant | autograd-function at the model
+wild: scripted | scripted-module at the model
+wild: data parallel | data-parallel at the model
+wild: item | item at the model
+wild: recurrence in place | copy-into-zeros at the model
+wild: sparse buffer * | operator-fallback at the model (_sparse_addmm)
+wild: old function | autograd-function at the model
+wild: quantisation observer |
+    sample-into-buffer at 1.activation_post_process; data-dependent-branch at 1;
+    samples-that-meet at 1
+wild: padding looked for | data-dependent-branch at the model
+wild: key padding mask, eval | nested-tensors at encoder
+wild: stem by function * | normalisation-transposed at the model
+buffer in place | sample-into-buffer at the model; samples-that-meet at fc
+buffer indexed | sample-into-buffer at the model; samples-that-meet at fc
+buffer not persistent | sample-into-buffer at the model; samples-that-meet at fc
+encoder train * | fused-attention at self_attn
+encoder eval * | fused-attention at self_attn
+encoder norm first * | fused-attention at self_attn
+wild: stem batch norm * | normalisation-transposed at norm
+wild: stem batch norm 3d * | normalisation-transposed at norm
+wild: stem instance norm * | normalisation-transposed at norm
+wild: stem instance norm tracking * | normalisation-transposed at norm"""
 RECURRENT = [name for name in zoo.SEQUENCES if name.split()[0] in ("lstm", "gru", "rnn")]
-ATTENTION = ["encoder train", "encoder eval", "encoder norm first"]
-INTO_BUFFER = ["in place", "indexed", "not persistent"]
-STEMS = ["batch norm", "batch norm 3d", "instance norm", "instance norm tracking"]
-# By case, the entries that are found, and where.
 FOUND = {
-    "bilinear": [("operator-fallback", "b (_trilinear)")],
-    "shared layer": [("shared-layer", "first, second")],
-    "frozen": [("frozen-parameters", "0.weight, 2.bias")],
-    "unused": [("no-gradient", "z.weight, z.bias")],
-    "no_grad inside": [("no-gradient", "a.weight, a.bias")],
-    "buffer counts": [("aliased-buffers", "seen, calls")],
-    **{
-        f"buffer {how}": [("sample-into-buffer", "the model"), ("samples-that-meet", "fc")]
-        for how in INTO_BUFFER
-    },
-    "buffer rebound": [("rebound-buffers", "seen, calls"), ("samples-that-meet", "fc")],
-    "stash": [("stashed-activation", "activation")],
-    "weight norm hook": [("stashed-activation", "weight")],
-    "spectral norm hook": [
-        ("aliased-buffers", "weight_u, weight_v"),
-        ("stashed-activation", "weight"),
-    ],
-    "spectral norm": [
-        ("aliased-buffers", "parametrizations.weight.0._u, parametrizations.weight.0._v")
-    ],
-    "embedding bag": [("operator-fallback", "the model (_embedding_bag)")],
-    **{
-        name: [("recurrent-layer", "cell" if name.endswith("cell") else "layer")]
-        for name in RECURRENT
-    },
-    **{name: [("fused-attention", "self_attn")] for name in ATTENTION},
-    "instance norm tracking": [("instancenorm-with-statistics", "1")],
-    "wild: kept in a dictionary": [("stashed-activation", "cache")],
-    "wild: kept in a list": [("stashed-activation", "cache")],
-    "wild: kept deep inside": [("state-on-self", "cache")],
-    "wild: kept in an object": [("state-on-self", "cache")],
-    "wild: kept in a tensor": [("captured-buffer", "the model"), ("state-on-self", "cache")],
-    "wild: kept on a layer": [("state-on-self", "fc.scale")],
-    "wild: hooks on first use": [("stashed-activation", "seen")],
-    "wild: wrapped inside": [
-        ("wrapped-forward", "0.bias, 0.weight"),
-        ("state-on-self", "0.seconds"),
-    ],
-    "wild: wrapped by compile": [("wrapped-forward", "bias, weight")],
-    "wild: hook over another layer": [("wrapped-forward", "2.bias, 2.weight")],
-    "wild: parameters in a list": [("parameter-in-a-list", "extra, shift")],
-    "wild: parameters in an object": [("parameter-in-a-list", "fc.bias, fc.weight")],
-    "wild: parameter in a closure": [("wrapped-forward", "fc.weight")],
-    "wild: closure into a function": [("wrapped-forward", "fc.weight")],
-    "wild: closure into an old function": [
-        ("autograd-function", "the model"),
-        ("wrapped-forward", "fc.weight"),
-    ],
-    "wild: closure into a function, later": [
-        ("data-dependent-branch", "the model"),
-        ("samples-that-meet", "the model"),
-        ("wrapped-forward", "fc.weight"),
-    ],
-    "wild: closure into a checkpoint": [
-        ("requires-grad-inside", "the model"),
-        ("no-gradient", "0.weight, 0.bias"),
-        ("wrapped-forward", "0.bias, 0.weight, 2.bias and 1 more"),
-    ],
-    "wild: channels last": [("memory-format", "the model")],
-    "wild: channels last, group norm": [("memory-format", "the model")],
-    "wild: tokens as images": [("normalisation-of-tokens", "norm")],
-    "wild: max norm": [("written-weights", "table.weight")],
-    "wild: weight halved": [("written-weights", "fc.weight")],
-    "wild: frozen weight halved": [
-        ("captured-buffer", "the model"),
-        ("frozen-parameters", "fc.weight"),
-        ("written-weights", "fc.weight"),
-    ],
-    "wild: checkpoint": [("checkpointing", "the model")],
-    "wild: checkpoint reentrant": [("autograd-function", "the model")],
-    "wild: scripted": [("scripted-module", "the model")],
-    "wild: data parallel": [("data-parallel", "the model")],
-    "wild: item": [("item", "the model")],
-    "wild: recurrence in place": [("copy-into-zeros", "the model")],
-    "wild: sparse buffer": [("operator-fallback", "the model (_sparse_addmm)")],
-    "wild: old function": [("autograd-function", "the model")],
-    "wild: quantisation observer": [
-        ("sample-into-buffer", "1.activation_post_process"),
-        ("data-dependent-branch", "1"),
-        ("samples-that-meet", "1"),
-    ],
-    "wild: padding looked for": [("data-dependent-branch", "the model")],
-    "wild: key padding mask, eval": [("nested-tensors", "encoder")],
-    **{f"wild: stem {norm}": [("normalisation-transposed", "norm")] for norm in STEMS},
-    "wild: stem by function": [("normalisation-transposed", "the model")],
+    name: [f"recurrent-layer at {'cell' if name.endswith('cell') else 'layer'}"]
+    for name in RECURRENT
 }
+RIGHT_ALL_THE_SAME = set()
+for line in TABLE.replace("\n    ", " ").splitlines():
+    case, _, findings = line.partition(" | ")
+    FOUND[case.removesuffix(" *")] = findings.split("; ")
+    if case.endswith(" *"):
+        RIGHT_ALL_THE_SAME.add(case.removesuffix(" *"))
 
 
-def found(diagnosis: object) -> list[tuple[str, str]]:
-    return [(finding.entry, finding.where) for finding in diagnosis.findings]
+def found(diagnosis: Diagnosis) -> list[str]:
+    return [f"{finding.entry} at {finding.where}" for finding in diagnosis.findings]
 
 
 def diagnosed(*case: object) -> tuple[Diagnosis, list[warnings.WarningMessage]]:
@@ -211,23 +181,6 @@ def test_it_names_the_cause_of_every_entry(name):
 
 # torch's own: of a checkpoint whose first layer needs no gradient, and of nested tensors.
 TORCH_WARNS = "wild: checkpoint reentrant", "wild: key padding mask, eval"
-# What the bare composition is right for all the same: it is slow, or what is said holds for a copy,
-# for a batch of one, or for gradients that are zero or not wanted.
-RIGHT_ALL_THE_SAME = {
-    "bilinear",
-    "frozen",
-    "unused",
-    "no_grad inside",
-    "buffer rebound",
-    "embedding bag",
-    *ATTENTION,
-    "wild: wrapped by compile",
-    "wild: hook over another layer",
-    "wild: sparse buffer",
-    *(f"wild: stem {norm}" for norm in STEMS),
-    "wild: stem by function",
-    "wild: tokens as images",
-}
 LINKED = [f"wild: {name}" for name in wild.LINKED]
 BEFORE = [name for name in CASES if name.startswith("run before")]
 DIAGNOSED = [name for name in CASES if name not in (*zoo.RECURRENCES, *LINKED, *BEFORE)]
@@ -290,18 +243,18 @@ def test_several_causes_are_named_at_once_loud_ones_first():
     )
     model.fc.weight.requires_grad_(False)
     assert found(diagnose(model.double(), F.cross_entropy, *BATCH)) == [
-        ("batchnorm-in-training", "norms.0, norms.1, norms.2 and 2 more"),
-        ("recurrent-layer", "gru"),
-        ("random-draws", "drop"),
-        ("item", "the model"),
-        ("frozen-parameters", "fc.weight"),
+        "batchnorm-in-training at norms.0, norms.1, norms.2 and 2 more",
+        "recurrent-layer at gru",
+        "random-draws at drop",
+        "item at the model",
+        "frozen-parameters at fc.weight",
     ]
 
 
 def test_what_training_refuses_is_compared_in_evaluation():
     model = nn.Sequential(Classifier(), nn.Dropout(0.5)).double()
     diagnosis = diagnose(model, F.cross_entropy, *BATCH)
-    assert found(diagnosis) == [("random-draws", "1")]
+    assert found(diagnosis) == ["random-draws at 1"]
     assert "func_gradients refuses: the model draws random numbers" in diagnosis.conclusion
     assert "in evaluation mode, func_gradients is equal for all 2" in diagnosis.conclusion
     assert diagnosis.comparison["equal"].all()
@@ -315,7 +268,7 @@ def test_a_difference_is_said():
 def test_draws_of_python_are_found_and_given_back():
     model = zoo.Apply(lambda m, x: m.inner(x) * random.random(), inner=Classifier()).double()
     diagnosis, _ = diagnosed(model, F.cross_entropy, *BATCH)
-    assert found(diagnosis) == [("numpy-draws", "the model")]
+    assert found(diagnosis) == ["numpy-draws at the model"]
 
 
 def refusing(self: zoo.Apply, images: Tensor) -> Tensor:
@@ -332,29 +285,25 @@ def test_an_error_that_no_entry_covers_is_shown():
 
 
 @pytest.mark.parametrize(
-    ("where", "entry"),
-    [
-        ("first.weight, left dead", "shared-layer"),
-        ("logits, left dead", "stashed-activation"),
-    ],
+    "says", ["shared-layer at first.weight, left dead", "stashed-activation at logits, left dead"]
 )
-def test_a_model_that_a_transform_has_harmed_is_recognised(where, entry):
-    diagnosis = diagnose(*run(entry, 1).case(USUAL))  # the cell has run the bare composition
-    assert where in found(diagnosis)[0][1]
-    assert found(diagnosis)[0][0] == entry
+def test_a_model_that_a_transform_has_harmed_is_recognised(says):
+    # The cell has run the bare composition.
+    diagnosis = diagnose(*run(says.split()[0], 1).case(USUAL))
+    assert found(diagnosis)[0].startswith(says)
     assert diagnosis.comparison is None
 
 
 def test_wrappers_are_named_and_taken_off():
     compiled = torch.compile(Classifier().double(), backend="eager")
     diagnosis = diagnose(nn.DataParallel(compiled), F.cross_entropy, *BATCH)
-    assert found(diagnosis) == [("data-parallel", "the model")]
+    assert found(diagnosis) == ["data-parallel at the model"]
     assert diagnosis.comparison["equal"].all()
 
 
 def test_float32_lstm_falls_back():
     diagnosis = diagnose(*zoo.make("lstm", 4).to(torch.float32).args)
-    assert found(diagnosis) in ([("lstm-fallback", "layer")], [("recurrent-layer", "layer")])
+    assert found(diagnosis) in (["lstm-fallback at layer"], ["recurrent-layer at layer"])
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 50])
@@ -365,13 +314,6 @@ def test_it_runs_few_samples_few_times(batch_size):
     assert found(diagnose(model, F.cross_entropy, *data)) == []
     assert max(seen) <= 4
     assert len(seen) <= 13
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_it_works_under_outer_modes(mode):
-    case = zoo.make("linear", 4)
-    with mode():
-        assert found(diagnose(*case.args)) == []
 
 
 def test_both_forms_of_the_result_name_all_findings():
@@ -427,15 +369,20 @@ def of_one(predictions: Tensor, targets: Tensor) -> Tensor:
     return (predictions.squeeze(0) * targets.squeeze(0)[:, None].T[0]).sum().sin()
 
 
-@pytest.mark.parametrize("loss_fn", [of_the_first, of_one])
-def test_a_loss_that_only_looks_suspicious_is_clean(loss_fn):
-    case = zoo.make("linear", 4)
-    assert found(diagnose(case.model, loss_fn, *case.batch)) == []
+def slope(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.grad(lambda x: self.fc(x).tanh().sum()))(inputs)
 
 
-def test_a_field_that_is_a_derivative_is_clean():
-    def run(self: zoo.Apply, inputs: Tensor) -> Tensor:
-        return torch.func.vmap(torch.func.grad(lambda x: self.fc(x).tanh().sum()))(inputs)
+CLEAN = {
+    "a loss of the first": (lambda layer: layer, of_the_first),
+    "a loss of one": (lambda layer: layer, of_one),
+    "a derivative": (lambda layer: zoo.Apply(slope, fc=layer), lambda z, _: z.square().sum()),
+}
 
-    data = torch.randn(2, 4, 3, dtype=torch.float64)
-    assert found(diagnose(zoo.Apply(run, fc=nn.Linear(3, 2)).double(), zoo.squared, *data)) == []
+
+@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_what_only_looks_suspicious_is_clean_in_any_outer_mode(name, mode):
+    case, (change, loss_fn) = zoo.make("linear", 4), CLEAN[name]
+    with mode():
+        assert found(diagnose(change(case.model), loss_fn, *case.batch)) == []

@@ -22,29 +22,20 @@ def tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
-def test_the_margin_is_the_log_odds(classes):
+def test_the_margin_is_the_log_odds_and_the_loss_depends_on_it_by_minus_1_minus_p(classes):
     model = nn.Linear(4, classes).double()
     inputs, labels = torch.randn(5, 4).double(), torch.arange(5) % classes
-    p = model(inputs).softmax(1)[range(5), labels]
-    for x, label, probability in zip(inputs, labels, p, strict=True):
-        margin = IMAGES.get_output(model, *tensors(model), x, label)
-        assert margin.shape == ()
-        torch.testing.assert_close(margin, torch.log(probability / (1 - probability)))
-    loss_grads = IMAGES.get_out_to_loss_grad(model, *tensors(model), (inputs, labels))
-    assert loss_grads.shape == (5, 1)
-    assert not loss_grads.requires_grad
-    torch.testing.assert_close(loss_grads.squeeze(1), (1 - p).detach())
-
-
-def test_the_loss_depends_on_the_margin_by_minus_1_minus_p():
-    logits, labels = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 5, 2])
-    model = nn.Identity()
-    margins = vmap(lambda z, y: IMAGES.get_output(model, {}, {}, z, y))(logits, labels)
-    losses = F.softplus(-margins.requires_grad_())
+    logits = model(inputs).detach()
+    margins = vmap(lambda x, y: IMAGES.get_output(model, *tensors(model), x, y))(inputs, labels)
+    p = logits.softmax(1)[range(5), labels]
+    torch.testing.assert_close(margins.detach(), torch.log(p / (1 - p)))
+    margins = margins.detach().requires_grad_()
+    losses = F.softplus(-margins)
     torch.testing.assert_close(losses, F.cross_entropy(logits, labels, reduction="none"))
     (slopes,) = torch.autograd.grad(losses.sum(), margins)
-    loss_grads = IMAGES.get_out_to_loss_grad(model, {}, {}, (logits, labels))
-    torch.testing.assert_close(loss_grads.squeeze(1), -slopes)
+    loss_grads = IMAGES.get_out_to_loss_grad(model, *tensors(model), (inputs, labels))
+    assert not loss_grads.requires_grad
+    torch.testing.assert_close(loss_grads, -slopes[:, None])
 
 
 def test_a_sure_network_keeps_its_digits():
@@ -103,11 +94,11 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("got", OUTPUTS)
 def test_what_has_no_margin_is_refused(got):
-    model = Apply(OUTPUTS[got])
-    with refused(f"the model must return logits (B, C) with C at least 2, got {got}"):
-        IMAGES.get_output(model, {}, {}, torch.ones(3), torch.tensor(0))
-    with refused(f"the model must return logits (B, C) with C at least 2, got {got}"):
-        IMAGES.get_out_to_loss_grad(model, {}, {}, (torch.ones(1, 3), torch.tensor([0])))
+    state, said = (Apply(OUTPUTS[got]), {}, {}), "must return logits (B, C) with C at least 2, got"
+    with refused(f"{said} {got}"):
+        IMAGES.get_output(*state, torch.ones(3), torch.tensor(0))
+    with refused(f"{said} {got}"):
+        IMAGES.get_out_to_loss_grad(*state, (torch.ones(1, 3), torch.tensor([0])))
 
 
 @pytest.mark.parametrize("label", [torch.tensor(1.0), torch.tensor([1])], ids=["float", "(B, 1)"])

@@ -10,17 +10,6 @@ import torch.nn.functional as F
 from helpers import gradients
 from tests.support import parallel_cases, workers
 
-LOOP = "or call .backward() for one sample after the other, the same in all processes at a time"
-COPY = "into a plain module in each process, which is exact"
-BY_TENSOR = f"copy the full_tensor() of each {COPY}, {LOOP}"
-BY_SHARD = (
-    "is sharded over processes by fully_shard: copy the full_tensor() of each parameter "
-    f"{COPY}, {LOOP}"
-)
-BY_FSDP1 = (
-    "is sharded over processes by FullyShardedDataParallel: copy the weights that "
-    f"summon_full_params shows {COPY}, {LOOP}"
-)
 SAID = {
     "parallelize_module": "0.weight is a DTensor",
     "distribute_module": "0.weight is a DTensor",

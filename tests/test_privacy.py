@@ -29,10 +29,12 @@ def plausible(statistic: float, distribution: object) -> bool:
     return CHANCE / 2 < distribution.cdf(statistic) < 1 - CHANCE / 2
 
 
-def small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def small(count: int = 12) -> tuple[nn.Module, object, torch.Tensor, torch.Tensor]:
+    """Return a model, a loss, and samples."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
-    return model, torch.randn(12, 5).double(), torch.randint(3, (12,))
+    data, targets = torch.randn(12, 5).double(), torch.randint(3, (12,))
+    return model, F.cross_entropy, data[:count], targets[:count]
 
 
 # Batches
@@ -53,25 +55,16 @@ def variance_ratio(values: torch.Tensor, mean: float, variance: float) -> float:
     return ((values - mean).square().sum() / variance).item()
 
 
-def test_each_sample_is_drawn_with_the_rate(drawn):
+def test_samples_and_steps_are_drawn_with_the_rate_without_regard_to_each_other(drawn):
     table, rate = drawn
     steps, n = table.shape
     ratio = variance_ratio(table.sum(0), steps * rate, steps * rate * (1 - rate))
     assert plausible(ratio, stats.chi2(n))
     assert plausible(table.sum().item(), stats.binom(table.numel(), rate))
-
-
-def test_samples_are_drawn_without_regard_to_each_other(drawn):
-    """Then sizes have the variance of a binomial; of batches of one size they have none."""
-    table, rate = drawn
-    steps, n = table.shape
+    # Sizes have the variance of a binomial; of batches of one size they would have none.
     ratio = variance_ratio(table.sum(1), n * rate, n * rate * (1 - rate))
     assert plausible(ratio, stats.chi2(steps))
-
-
-def test_steps_are_drawn_without_regard_to_each_other(drawn):
-    """In an epoch of shuffled batches, two successive ones have no sample in common."""
-    table, rate = drawn
+    # In an epoch of shuffled batches, two successive ones would have no sample in common.
     both = (table[:-1:2] * table[1::2]).sum().item()
     assert plausible(both, stats.binom(table[1::2].numel(), rate**2))
 
@@ -81,49 +74,38 @@ def test_batches_follow_from_the_generator():
     assert all(map(torch.equal, first, again))
     assert not torch.equal(first[0], first[1])
     assert all(torch.equal(batch, batch.sort().values) for batch in first)
-
-
-def test_all_and_none():
     (all_of_them,) = privacy.poisson_batches(4, 1.0, 1, seeded(0))
     assert all_of_them.tolist() == [0, 1, 2, 3]
-    sizes = {len(batch) for batch in privacy.poisson_batches(3, 0.1, 50, seeded(0))}
-    assert 0 in sizes
+    assert 0 in {len(batch) for batch in privacy.poisson_batches(3, 0.1, 50, seeded(0))}
 
 
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan, "0.1", True])
-def test_a_rate_out_of_range_is_refused_at_once(rate):
-    with pytest.raises(ValueError, match="rate must be above 0 and at most 1"):
-        privacy.poisson_batches(10, rate, 1, seeded(0))
-    with pytest.raises(ValueError, match="rate must be"):
-        privacy.epsilon(1.0, rate, 1, 1e-5)
+RATE = "rate must be above 0 and at most 1"
+REFUSED = [((10, rate, 1), RATE) for rate in (0.0, -0.1, 1.1, math.nan, "0.1", True)]
+REFUSED += [((0, 0.5, 1), "n must be a whole"), ((1, 0.5, 1.5), "steps must be a whole number")]
 
 
-def test_counts_are_checked():
-    with pytest.raises(ValueError, match="n must be a whole number"):
-        privacy.poisson_batches(0, 0.5, 1, seeded(0))
-    with pytest.raises(ValueError, match="steps must be a whole number"):
-        privacy.poisson_batches(1, 0.5, 1.5, seeded(0))
+@pytest.mark.parametrize(("given", "what"), REFUSED)
+def test_batches_that_cannot_be_drawn_are_refused_at_once(given, what):
+    with pytest.raises(ValueError, match=what):
+        privacy.poisson_batches(*given, seeded(0))
 
 
 # The sum
 
 
 def test_without_noise_it_is_the_clipped_sum():
-    model, data, targets = small()
-    got = privacy.private_sum(model, F.cross_entropy, data, targets, limit=0.5, noise_multiplier=0)
-    right = norms.clipped_sum(model, F.cross_entropy, data, targets, 0.5)
-    torch.testing.assert_close(got, right, rtol=0, atol=0)
+    got = privacy.private_sum(*small(), limit=0.5, noise_multiplier=0)
+    torch.testing.assert_close(got, norms.clipped_sum(*small(), 0.5), rtol=0, atol=0)
 
 
 def noises(draws: int, count: int = 12, **options: object) -> torch.Tensor:
     """Draw the noise of private sums, all parameters in a row: `(draws, P)`."""
-    model, *batch = small()
-    data, targets = (tensor[:count] for tensor in batch)
-    settings = {"limit": 0.5, "noise_multiplier": 3.0, "generator": seeded(2), **options}
-    plain = norms.clipped_sum(model, F.cross_entropy, data, targets, settings["limit"])
+    given, generator = small(count), seeded(2)
+    settings = {"limit": 0.5, "noise_multiplier": 3.0, "generator": generator, **options}
+    plain = norms.clipped_sum(*given, 0.5)
     rows = []
     for _ in range(draws):
-        total = privacy.private_sum(model, F.cross_entropy, data, targets, **settings)
+        total = privacy.private_sum(*given, **settings)
         rows.append(torch.cat([(total[name] - plain[name]).flatten() for name in plain]))
     return torch.stack(rows)
 
@@ -138,11 +120,8 @@ def test_noise_has_its_variance_however_many_chunks_and_samples(chunk_size, coun
 
 def test_noise_of_steps_and_entries_is_independent():
     noise = noises(60) / 1.5
-    products = {
-        "steps": noise[:-1:2] * noise[1::2],
-        "entries": noise[:, :-1:2] * noise[:, 1::2],
-    }
-    for product in products.values():  # of independent normals: mean 0, variance 1
+    for product in (noise[:-1:2] * noise[1::2], noise[:, :-1:2] * noise[:, 1::2]):
+        # Of independent normals: mean 0, variance 1.
         z = product.sum().item() / product.numel() ** 0.5
         assert plausible(z, stats.norm())
 
@@ -153,43 +132,29 @@ def test_one_step_of_opacus(limit):
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    model, data, targets = small()
-    mine = privacy.private_sum(
-        model,
-        F.cross_entropy,
-        data,
-        targets,
-        limit=limit,
-        noise_multiplier=1.3,
-        generator=seeded(4),
-        chunk_size=5,
-    )
+    model, loss_fn, data, targets = given = small()
+    options = {"noise_multiplier": 1.3, "generator": seeded(4)}
+    mine = privacy.private_sum(*given, limit=limit, chunk_size=5, **options)
     wrapped = GradSampleModule(copy.deepcopy(model), loss_reduction="mean")
-    optimizer = DPOptimizer(
-        torch.optim.SGD(wrapped.parameters(), lr=1.0),
-        noise_multiplier=1.3,
-        max_grad_norm=limit,
-        expected_batch_size=10,
-        generator=seeded(4),
-    )
+    sgd = torch.optim.SGD(wrapped.parameters(), lr=1.0)
+    options |= {"generator": seeded(4), "max_grad_norm": limit, "expected_batch_size": 10}
+    optimizer = DPOptimizer(sgd, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that full backward hooks see no input gradient
-        F.cross_entropy(wrapped(data), targets).backward()
+        loss_fn(wrapped(data), targets).backward()
     optimizer.step()
     before = dict(model.named_parameters())
     theirs = {
-        name.removeprefix("_module."): (before[name.removeprefix("_module.")] - after) * 10
-        for name, after in wrapped.named_parameters()
+        name: (before[name] - after) * 10 for name, after in wrapped._module.named_parameters()
     }
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5 * limit)
 
 
 def test_frozen_parameters_get_none():
-    model, data, targets = small()
-    model[0].weight.requires_grad_(False)
-    options = {"limit": 1.0, "noise_multiplier": 1.0}
+    given = small()
+    given[0][0].weight.requires_grad_(False)
     with torch.inference_mode():
-        got = privacy.private_sum(model, F.cross_entropy, data, targets, **options)
+        got = privacy.private_sum(*given, limit=1.0, noise_multiplier=1.0)
     assert list(got) == ["0.bias", "2.weight", "2.bias"]
 
 
@@ -205,11 +170,10 @@ def test_frozen_parameters_get_none():
     ],
 )
 def test_what_the_sum_refuses(change, options, what):
-    model, data, targets = small()
-    model = change(model) if change else model
+    model, *given = small()
     options = {"limit": 1.0, "noise_multiplier": 1.0, **options}
     with pytest.raises((ValueError, TypeError), match=re.escape(what)):
-        privacy.private_sum(model, F.cross_entropy, data, targets, **options)
+        privacy.private_sum(change(model) if change else model, *given, **options)
 
 
 # The guarantee
@@ -264,6 +228,7 @@ def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, setting)
 @pytest.mark.parametrize(
     ("call", "given", "what"),
     [
+        (privacy.epsilon, {"rate": 1.1}, "rate must be above 0 and at most 1"),
         (privacy.epsilon, {"delta": 0.0}, "delta must be above 0 and below 1"),
         (privacy.epsilon, {"accountant": "gdp"}, "accountant must be 'rdp' or 'prv', got 'gdp'"),
         (privacy.epsilon, {"first": -1.0}, "noise_multiplier must be a finite number"),
@@ -278,13 +243,9 @@ def test_what_budgets_refuse(call, given, what):
         call(given.pop("first"), **given)
 
 
-def test_a_delta_that_promises_nothing_is_warned_of():
-    for call, accountant in (
-        (privacy.epsilon, "rdp"),
-        (privacy.noise_multiplier_for, "rdp"),
-        (privacy.noise_multiplier_for, "prv"),
-    ):
-        with pytest.warns(UserWarning, match=r"delta = 0\.02 is not below 1/n") as caught:
-            call(2.0, 0.01, 10, 0.02, accountant=accountant)
-        assert len(caught) == 1
-        assert {warning.filename for warning in caught} == {__file__}
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("call", [privacy.epsilon, privacy.noise_multiplier_for])
+def test_a_delta_that_promises_nothing_is_warned_of(call, accountant):
+    with pytest.warns(UserWarning, match=r"delta = 0\.02 is not below 1/n") as caught:
+        call(2.0, 0.01, 10, 0.02, accountant=accountant)
+    assert [warning.filename for warning in caught] == [__file__]

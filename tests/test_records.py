@@ -92,25 +92,17 @@ def test_no_saved_timing_of_the_lesson_was_disturbed():
     assert {name: share for name, share in shares.items() if share > records.BOUND} == {}
 
 
-RUN = {"batch gradient": (0.01, 0.001), "loop": (0.05, 0.001)}
-
-
-def test_a_large_spread_stands_beside_its_bar():
-    disturbed = {**RUN, "loop": (0.05, 0.04)}
-    texts = plots.multiples({"one": disturbed}, reference="batch gradient").axes[0].texts
-    assert [text.get_text() for text in texts] == ["1", "5 (spread 4)"]
-
-
-def test_pictures_have_a_bar_for_each_candidate_of_each_run_sorted():
-    figure = plots.multiples(
-        {"one": RUN, "other": {**RUN, "vmap": (0.02, 0.001)}}, reference="batch gradient"
-    )
+def test_pictures_have_a_bar_for_each_candidate_of_each_run_and_a_large_spread_beside_it():
+    one = {"batch gradient": (0.01, 0.001), "loop": (0.05, 0.04)}
+    other = {"batch gradient": (0.01, 0.001), "loop": (0.05, 0.001), "vmap": (0.02, 0.001)}
+    figure = plots.multiples({"one": one, "other": other}, reference="batch gradient")
     assert isinstance(figure, matplotlib.figure.Figure)
     (axis,) = figure.axes
     assert {bar.get_x() for bar in axis.patches} == {1}
     assert sorted(round(1 + bar.get_width(), 6) for bar in axis.patches) == [1, 1, 2, 5, 5]
     names = [label.get_text() for label in axis.get_yticklabels()]
     assert names == ["batch gradient", "vmap", "loop"]
+    assert sorted(text.get_text() for text in axis.texts) == ["1", "1", "2", "5", "5 (spread 4)"]
 
 
 def test_nothing_of_the_picture_crosses_its_frame():

@@ -1,5 +1,6 @@
 """Drop-in for the real package: `traker` runs on these computers and this task, with its scores."""
 
+import functools
 import logging
 from pathlib import Path
 
@@ -11,38 +12,14 @@ from torch import Tensor, nn
 from helpers.data import load_digits
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
-from helpers.projection import project
 
 trak = pytest.importorskip("trak", reason="traker, a test dependency, is not installed")
 from trak.gradient_computers import FunctionalGradientComputer as TheirComputer  # noqa: E402
 from trak.modelout_functions import (  # noqa: E402
     ImageClassificationModelOutput as TheirTask,
 )
-from trak.projectors import BasicProjector  # noqa: E402
 
 TRAINING, TARGETS = 400, 15
-
-
-@pytest.fixture(scope="module")
-def digits() -> tuple[Tensor, Tensor]:
-    images, labels = load_digits()
-    return F.avg_pool2d(images, 2)[: TRAINING + TARGETS], labels[: TRAINING + TARGETS]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(digits) -> list[dict[str, Tensor]]:
-    """Train a small network, with BatchNorm, on digits from two starts."""
-    trained = []
-    for start in range(2):
-        torch.manual_seed(start)
-        model = network()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        for _ in range(12):
-            optimizer.zero_grad()
-            F.cross_entropy(model(digits[0][:TRAINING]), digits[1][:TRAINING]).backward()
-            optimizer.step()
-        trained.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    return trained
 
 
 def network() -> nn.Module:
@@ -51,16 +28,27 @@ def network() -> nn.Module:
     )
 
 
-def scores(
-    folder: Path,
-    digits: tuple[Tensor, Tensor],
-    checkpoints: list[dict[str, Tensor]],
-    computer: type,
-    task: object,
-    **options: object,
-) -> Tensor:
+@functools.cache
+def trained() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Return digits, and what a small network, with BatchNorm, has learned from two starts."""
+    images, labels = load_digits()
+    digits = [each[: TRAINING + TARGETS] for each in (F.avg_pool2d(images, 2), labels)]
+    checkpoints = []
+    for start in range(2):
+        torch.manual_seed(start)
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(12):
+            optimizer.zero_grad()
+            F.cross_entropy(model(digits[0][:TRAINING]), digits[1][:TRAINING]).backward()
+            optimizer.step()
+        checkpoints.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    return digits, checkpoints
+
+
+def scores(folder: Path, computer: type, task: object, **options: object) -> Tensor:
     """Run the package as its tutorial does, two models and batches of 50."""
-    model = network()
+    (digits, checkpoints), model = trained(), network()
     traker = trak.TRAKer(
         model=model,
         task=task,
@@ -93,9 +81,9 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory, digits, checkpoints) -> Tensor:
+def theirs(tmp_path_factory) -> Tensor:
     folder = tmp_path_factory.mktemp("theirs")
-    return scores(folder, digits, checkpoints, TheirComputer, "image_classification")
+    return scores(folder, TheirComputer, "image_classification")
 
 
 @pytest.mark.parametrize(
@@ -108,29 +96,16 @@ def theirs(tmp_path_factory, digits, checkpoints) -> Tensor:
         (TheirComputer, ImageClassificationModelOutput),
     ],
 )
-def test_the_package_gives_its_own_scores(computer, task, tmp_path, digits, checkpoints, theirs):
-    assert_same(scores(tmp_path, digits, checkpoints, computer, task()), theirs)
+def test_the_package_gives_its_own_scores(computer, task, tmp_path, theirs):
+    assert_same(scores(tmp_path, computer, task()), theirs)
 
 
 @pytest.mark.parametrize("kind", [FunctionalGradientComputer, IterativeGradientComputer])
-def test_a_subset_of_the_parameters(kind, tmp_path, digits, checkpoints, theirs):
+def test_a_subset_of_the_parameters(kind, tmp_path, theirs):
     names = ["4.weight", "1.bias"]
-    expected = scores(
-        tmp_path / "theirs", digits, checkpoints, TheirComputer, TheirTask(), grad_wrt=names[::-1]
-    )
+    expected = scores(tmp_path / "theirs", TheirComputer, TheirTask(), grad_wrt=names[::-1])
     own_task = ImageClassificationModelOutput()
     # The package returns the model's order, the computers the order that was asked for.
-    got = scores(tmp_path / "own", digits, checkpoints, kind, own_task, grad_wrt=names[::-1])
+    got = scores(tmp_path / "own", kind, own_task, grad_wrt=names[::-1])
     assert_same(got, expected)
     assert (got - theirs).abs().max() > 1e-2 * theirs.abs().max(), "a subset has other scores"
-
-
-def test_the_package_repeats_a_random_stream_beyond_100_blocks_and_this_projection_does_not():
-    def first_column(model_id: int, column: int) -> Tensor:
-        projector = BasicProjector(5, column + 1, 0, "normal", "cpu", block_size=1)
-        return projector.project(torch.eye(5), model_id)[:, column]
-
-    assert torch.equal(first_column(model_id=0, column=100), first_column(model_id=1, column=0))
-    unit = {"w": torch.eye(5)}
-    columns = [project(unit, 101, kind="normal", model_id=model_id) for model_id in (0, 1)]
-    assert not torch.isclose(*(c[:, i] for c, i in zip(columns, (100, 0), strict=True))).any()
