@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
@@ -17,18 +19,20 @@ from helpers.tooling.lesson import files, imports
 from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
-ENVIRONMENT = ROOT / "build" / "colab-env"
+TORCH = torch.__version__.partition("+")[0]
 INSTALLS = r"^\s*[!%].*\bpip\b|[\"']pip[\"']"  # as a command, or as a word in a list of them
 WHERE = "import helpers, torch, IPython\nprint(helpers.__file__, IPython.__version__)"
 
 
 @pytest.fixture(scope="session")
 def colab_python():
-    """Install Colab's versions of packages, or find them installed from the same list."""
-    python, mark = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "requirements.txt"
+    """Install Colab's versions of packages beside the torch at hand, or find them installed."""
+    folder = ROOT / "build" / f"colab-{platform.python_version()}-torch-{TORCH}"
+    python, mark = folder / "bin" / "python", folder / "requirements.txt"
     if not mark.exists() or mark.read_text() != REQUIREMENTS.read_text():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "-r", REQUIREMENTS], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        install = [python, "-m", "pip", "install", "-q", f"torch=={TORCH}", "-r", REQUIREMENTS]
+        subprocess.run(install, check=True)
         mark.write_text(REQUIREMENTS.read_text())  # last, so that it says that all is there
     return python
 
