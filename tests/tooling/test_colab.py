@@ -110,7 +110,7 @@ def test_copy_as_a_file(path):
     nbformat.validate(copy)
     assert copy.metadata.accelerator == "GPU"
     assert copy.metadata.colab.collapsed_sections == [copy.cells[1].metadata.id]
-    assert "needs torch 2.6 or newer" in cell(copy, "colab-ready").source
+    assert "needs torch 2.11 or newer" in cell(copy, "colab-ready").source
     ids = [each.id for each in copy.cells]
     assert [each.metadata.id for each in copy.cells] == ids
     # Below the title the helpers, in a section of their own, then the lesson as it is.
@@ -191,8 +191,8 @@ def test_parameters_become_a_form():
 
 
 def test_old_torch_is_refused(monkeypatch):
-    monkeypatch.setattr("torch.__version__", "2.5.1+cu121")
-    with pytest.raises(RuntimeError, match=r"2\.6 or newer, here is 2\.5\.1\+cu121"):
+    monkeypatch.setattr("torch.__version__", "2.6.0+cu124")
+    with pytest.raises(RuntimeError, match=r"2\.11 or newer, here is 2\.6\.0\+cu124"):
         exec(colab.READY, {})
 
 
