@@ -7,10 +7,13 @@ PARAMS ?=
 LAX ?=
 TIMINGS ?=
 REPO ?=
+TORCH ?=
 
-variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO
-read_by_run := DEVICE LESSON PARAMS
-read_by_nbval := LESSON LAX
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO TORCH
+read_by_run := DEVICE LESSON PARAMS TORCH
+read_by_test := TORCH
+read_by_test-all := TORCH
+read_by_nbval := LESSON LAX TORCH
 read_by_outputs := LESSON TIMINGS
 read_by_bench := DEVICE
 read_by_colab := LESSON REPO
@@ -30,8 +33,12 @@ ifneq ($(filter-out 1,$(LAX) $(TIMINGS)),)
 $(error LAX and TIMINGS are 1 or not given)
 endif
 
-python := .venv/bin/python
-made := .venv/made-by-$(subst /,-,$(PYTHON))
+# Another torch has an environment of its own. Saved outputs are those of the pinned one.
+pinned := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
+environment := $(if $(TORCH),build/torch-$(TORCH),.venv)
+python := $(environment)/bin/python
+made := $(environment)/made-by-$(subst /,-,$(PYTHON))
+lax := $(if $(LAX)$(filter-out $(pinned),$(TORCH)),--nbval-lax)
 lists := requirements.txt tests/requirements.txt
 lock := .ci/constraints.txt
 
@@ -63,17 +70,17 @@ test test-all nbval: export OMP_WAIT_POLICY ?= passive
 # Two processes with a thread each take less time than one with two, and not more memory than two
 # lessons do. A lesson's cells stay in one of them; what takes long comes first (tests/conftest.py).
 test test-all: export OMP_NUM_THREADS ?= 1
-pytest := $(python) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+pytest := $(python) -m pytest $(lax) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: lint  ## what a change can break: lint, unit tests, each lesson executed once
-	$(pytest) -m "not whole"
+	$(pytest) -m "not whole" $(if $(TORCH),--tried="make test")
 
 test-all: test  ## then all that takes long: full sizes, editions, Colab's packages, kills
-	$(pytest) -m whole
+	$(pytest) -m whole $(if $(TORCH),--tried="make test-all")
 
 nbval: $(made)  ## execute lessons and compare their saved outputs
 	@lessons=$$($(python) -m helpers.tooling.lesson.files $(LESSON)) \
-		&& exec $(python) -m pytest $(if $(LAX),--nbval-lax) $$lessons
+		&& exec $(python) -m pytest $(lax) $(if $(LESSON),,$(if $(TORCH),--tried="make nbval")) $$lessons
 
 outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README
 	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
@@ -122,15 +129,12 @@ help:  ## list this
 	@echo "  DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
 	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student: only these lessons"
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
-	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU, other torch)"
+	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU)"
+	@echo "  TORCH=2.15.0     run, test, test-all, nbval: in build/torch-2.15.0/, with that torch"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
 	@echo "  REPO=owner/name  colab, html: the repository on GitHub that links lead to"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
 
-# .venv is made anew for another interpreter, or if it was left half-made; else it is brought up to
-# the lists in place. The mark is set last.
+# Made anew for another interpreter, or if it was left half-made; else brought up to the lists.
 $(made): $(lists) $(lock)
-	@"$(PYTHON)" -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
-	test -e $@ || "$(PYTHON)" -m venv --clear .venv
-	$(python) -m pip install $(lists:%=-r %) -c $(lock)
-	touch $@
+	@"$(PYTHON)" .ci/environment.py $@ $(TORCH)

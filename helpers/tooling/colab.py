@@ -55,9 +55,9 @@ READY = """\
 import torch
 
 version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-if version < (2, 6):
+if version < (2, 11):
     raise RuntimeError(
-        "this lesson needs torch 2.6 or newer, here is " + torch.__version__ + ": choose a newer "
+        "this lesson needs torch 2.11 or newer, here is " + torch.__version__ + ": choose a newer "
         "runtime (Runtime > Change runtime type), or run `%pip install -U torch` in a cell of your "
         "own, restart the session, and run all cells"
     )

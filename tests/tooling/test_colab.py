@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
@@ -17,18 +19,20 @@ from helpers.tooling.lesson import files, imports
 from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
-ENVIRONMENT = ROOT / "build" / "colab-env"
+TORCH = torch.__version__.partition("+")[0]
 INSTALLS = r"^\s*[!%].*\bpip\b|[\"']pip[\"']"  # as a command, or as a word in a list of them
 WHERE = "import helpers, torch, IPython\nprint(helpers.__file__, IPython.__version__)"
 
 
 @pytest.fixture(scope="session")
 def colab_python():
-    """Install Colab's versions of packages, or find them installed from the same list."""
-    python, mark = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "requirements.txt"
+    """Install Colab's versions of packages beside the torch at hand, or find them installed."""
+    folder = ROOT / "build" / f"colab-{platform.python_version()}-torch-{TORCH}"
+    python, mark = folder / "bin" / "python", folder / "requirements.txt"
     if not mark.exists() or mark.read_text() != REQUIREMENTS.read_text():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "-r", REQUIREMENTS], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        install = [python, "-m", "pip", "install", "-q", f"torch=={TORCH}", "-r", REQUIREMENTS]
+        subprocess.run(install, check=True)
         mark.write_text(REQUIREMENTS.read_text())  # last, so that it says that all is there
     return python
 
@@ -106,7 +110,7 @@ def test_copy_as_a_file(path):
     nbformat.validate(copy)
     assert copy.metadata.accelerator == "GPU"
     assert copy.metadata.colab.collapsed_sections == [copy.cells[1].metadata.id]
-    assert "needs torch 2.6 or newer" in cell(copy, "colab-ready").source
+    assert "needs torch 2.11 or newer" in cell(copy, "colab-ready").source
     ids = [each.id for each in copy.cells]
     assert [each.metadata.id for each in copy.cells] == ids
     # Below the title the helpers, in a section of their own, then the lesson as it is.
@@ -192,8 +196,8 @@ def test_a_copy_says_what_it_runs_on(monkeypatch, capsys):
         monkeypatch.setattr("torch.backends.mps.is_available", lambda mps=mps: mps)
         exec(colab.READY, {})
         assert said in capsys.readouterr().out
-    monkeypatch.setattr("torch.__version__", "2.5.1+cu121")
-    with pytest.raises(RuntimeError, match=r"2\.6 or newer, here is 2\.5\.1\+cu121"):
+    monkeypatch.setattr("torch.__version__", "2.6.0+cu124")
+    with pytest.raises(RuntimeError, match=r"2\.11 or newer, here is 2\.6\.0\+cu124"):
         exec(colab.READY, {})
 
 

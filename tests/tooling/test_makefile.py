@@ -10,14 +10,15 @@ import pytest
 
 from tests.tooling.samples import ROOT
 
-# Stands in for Python: makes a .venv of itself, logs what else it is told to do, has no peers to
+# Stands in for Python: makes an environment of itself, logs what it is told to do, has no peers to
 # import, and fails to install as long as there is a file `offline`.
 FAKE_PYTHON = """\
 #!/bin/sh
 case "$*" in
   "-c import backpack"|"-c import jax") test ! -e no-peers || exit 1;;
   "-m venv .venv-jax") mkdir -p .venv-jax/bin; cp "$0" .venv-jax/bin/python;;
-  "-m venv --clear .venv") rm -rf .venv; mkdir -p .venv/bin; cp "$0" .venv/bin/python;;
+  .ci/environment.py*) echo "$*" >> log; test ! -e offline || exit 1
+    mkdir -p "${2%/*}/bin"; cp "$0" "${2%/*}/bin/python"; touch "$2"; exit;;
   "-m pip install"*) test ! -e offline || exit 1;;
   "-m helpers.tooling.lesson.files"*) echo notebooks/01_a.ipynb notebooks/02_b.ipynb;;
 esac
@@ -26,8 +27,7 @@ echo "$*" >> log
 
 
 LISTS = ("requirements.txt", "tests/requirements.txt")
-ANEW = ["-m venv --clear .venv"]
-ANEW += [f"-m pip install {' '.join(f'-r {name}' for name in LISTS)} -c .ci/constraints.txt"]
+ANEW = [".ci/environment.py .venv/made-by-.-fake"]
 LINT = ["-m ruff check", "-m ruff format --check"]
 
 
@@ -105,6 +105,19 @@ COMMANDS = {
     "outputs TIMINGS=1": ["-m helpers.tooling.outputs --timings", "-m helpers.tooling.picture"],
     "colab LESSON=3 'REPO=-x y'": ["-m helpers.tooling.colab 3 --repo=-x y"],
     "student 'LESSON=1 2'": ["-m helpers.tooling.student 1 2"],
+    "run LESSON=3 TORCH=2.15.0": [
+        ".ci/environment.py build/torch-2.15.0/made-by-.-fake 2.15.0",
+        "-m helpers.tooling.run 3 --device auto --params",
+    ],
+    "nbval TORCH=2.15.0": [
+        "-m helpers.tooling.lesson.files",
+        f"-m pytest --nbval-lax --tried=make nbval {CHOSEN}",
+    ],
+    "nbval LESSON=3 TORCH=2.13.0": [
+        ".ci/environment.py build/torch-2.13.0/made-by-.-fake 2.13.0",
+        "-m helpers.tooling.lesson.files 3",
+        f"-m pytest {CHOSEN}",
+    ],
 }
 
 
@@ -151,19 +164,19 @@ def test_clean_removes_what_was_generated(checkout):
     assert log(checkout) == []
 
 
-def test_venv_is_done_only_when_it_is_complete(checkout):
+def test_environment_is_made_first_and_again_when_a_list_changed(checkout):
     (checkout / "offline").touch()
     assert make(checkout, "lint", "PYTHON=./fake").returncode == 2
-    assert log(checkout) == ANEW[:1]
+    assert log(checkout) == ANEW
     (checkout / "offline").unlink()
-    for python, done in (("fake", ANEW + LINT), ("fake", LINT), ("other", ANEW + LINT)):
-        assert make(checkout, "lint", f"PYTHON=./{python}").returncode == 0
+    for done in (ANEW + LINT, LINT):
+        assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
         assert log(checkout) == done
     for later, name in enumerate((*LISTS, ".ci/constraints.txt"), 2**32):
-        os.utime(checkout / ".venv" / "made-by-.-other", (later - 1, later - 1))
+        os.utime(checkout / ".venv" / "made-by-.-fake", (later - 1, later - 1))
         os.utime(checkout / name, (later, later))
-        assert make(checkout, "lint", "PYTHON=./other").returncode == 0
-        assert log(checkout) == ANEW[1:] + LINT
+        assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
+        assert log(checkout) == ANEW + LINT
 
 
 def test_ci_calls_make_and_nothing_else(checkout):

@@ -1,0 +1,78 @@
+"""Make an environment for `make`, or bring it up to the lists: `environment.py MARK [TORCH]`.
+
+MARK is a file in the environment, written last: where it is missing, the environment is made anew.
+Without TORCH all is pinned. With it, that release takes the place of the pinned torch, and what
+torch itself needs comes in versions that go with it; everything else stays as pinned.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+LISTS = ["requirements.txt", "tests/requirements.txt"]
+LOCK = ".ci/constraints.txt"
+OF_TORCH = ("torch", "setuptools", "sympy", "networkx", "fsspec", "filelock")
+"""What torch bounds by itself, and no lesson imports."""
+SPACE = 12  # GB: the newest builds for Linux bring CUDA
+
+
+def refusal(torch: str | None, new: bool) -> str | None:
+    """Say in one sentence why the environment cannot be made, as far as that shows at once."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - an older one may run this line
+        return f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}"
+    if torch and not re.fullmatch(r"\d+\.\d+\.\d+", torch):
+        return f"TORCH must be a release, for example 2.15.0, got {torch}"
+    free = shutil.disk_usage(".").free / 1e9
+    if torch and new and free < SPACE:
+        return f"torch {torch} takes up to {SPACE} GB on disk, and {free:.1f} GB are free"
+    return None
+
+
+def pins(name: str) -> list[str]:
+    """Read a list without its comments, and without what goes with torch."""
+    pinned = re.sub("#.*", "", Path(name).read_text()).split()
+    return [each for each in pinned if each.split("==")[0] not in OF_TORCH]
+
+
+def arguments(torch: str | None, folder: Path) -> list[str]:
+    """List what pip shall install, and within which constraints."""
+    if not torch:
+        return [*(f"-r{name}" for name in LISTS), f"-c{LOCK}"]
+    lock = folder / "constraints.txt"
+    lock.write_text("\n".join(pins(LOCK)))
+    return [f"torch=={torch}", *pins(LISTS[0]), *pins(LISTS[1]), f"-c{lock}"]
+
+
+def make(mark: Path, torch: str | None) -> str | None:
+    """Make the environment; return what went wrong, if anything did, and then leave none."""
+    folder, new = mark.parent, not mark.exists()
+    said = refusal(torch, new)
+    if said:
+        return said
+    done = False
+    try:
+        if new:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        pip = [folder / "bin" / "python", "-m", "pip", "install", *arguments(torch, folder)]
+        # What pip prints stays in sight, as it takes minutes; its errors are read as well.
+        ran = subprocess.run(pip, stderr=subprocess.PIPE, text=True)
+        done = ran.returncode == 0
+    finally:
+        if torch and not done:
+            shutil.rmtree(folder, ignore_errors=True)
+    if done:
+        mark.touch()
+        return None
+    there = re.search(r"requirement torch==\S+ \(from versions: (.*?)\)", ran.stderr)
+    if there:
+        python = "{}.{}".format(*sys.version_info)
+        return f"there is no torch {torch} for Python {python} here, but {there[1]}"
+    return ran.stderr.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(make(Path(sys.argv[1]), *sys.argv[2:] or [None]))

@@ -1,0 +1,152 @@
+"""Faults of torch that the collection goes around: each is there, or a release has mended it.
+
+A test that turns red means that the torch at hand has mended a fault, or brought one back. Write
+the first release without it into `MENDED`, say so in the entry of lesson 6 that it belongs to, and
+see whether the way around it can go.
+"""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad, jacrev, jvp, vmap
+
+HERE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+MENDED = {"forward_mode_grid_sample": (2, 15)}
+"""The first release without a fault."""
+
+
+def raises(messages, function, *arguments):
+    """Tell whether a call raises an error with one of these messages, and no other."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        if not any(each in f"{type(error).__name__}: {error}" for each in messages.split(" or ")):
+            raise
+        return True
+    return False
+
+
+def normalised_alone(images, behind):
+    """Compare the gradient by one image on a CPU with that in a batch of two equal ones."""
+    norm = nn.BatchNorm2d(3).eval()
+
+    def gradient(batch):
+        features = behind(norm(batch)).flatten(1)
+        return torch.autograd.grad(features[0] @ torch.arange(12.0).cos(), batch)[0][0]
+
+    alone = gradient(images.requires_grad_())
+    together = gradient(images.detach().expand(2, -1, -1, -1).requires_grad_())
+    return (alone - together).abs().max() > 0.1
+
+
+def normalisation_transposed():
+    return normalised_alone(torch.randn(1, 3, 2, 2), lambda x: x.flatten(2).transpose(1, 2))
+
+
+def normalisation_of_tokens():
+    return normalised_alone(
+        torch.randn(1, 4, 3).transpose(1, 2).unflatten(2, (2, 2)), nn.Identity()
+    )
+
+
+def prelu_in_jacobians():
+    weight, x = torch.tensor([0.1]), torch.randn(3, 3)
+    found = vmap(jacrev(lambda weight, x: F.prelu(x, weight)), (None, 0))(weight, x)
+    return not torch.allclose(found[..., 0], x.clamp(max=0))
+
+
+def cond_under_grad():
+    def signed(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)).sum()
+
+    return raises("Expected FakeTensor", grad(signed), torch.randn(3))
+
+
+def custom_operator():
+    @torch.library.custom_op("faults::square", mutates_args=())
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    square.register_autograd(
+        lambda ctx, g: 2 * ctx.saved_tensors[0] * g,
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return raises("setup_context staticmethod", grad(lambda x: square(x).sum()), torch.randn(3))
+
+
+def recurrent_rule():
+    gru, state = nn.GRU(2, 3), torch.zeros(1, 3)
+    with torch.no_grad():
+        return raises(
+            "Batching rule not implemented for aten::gru.input",
+            vmap(lambda row: gru(row, state)[0]),
+            torch.randn(4, 5, 2),
+        )
+
+
+def requires_grad_is_false():
+    seen = []
+    vmap(lambda x: seen.append(x.requires_grad) or x)(torch.randn(3, requires_grad=True))
+    return seen == [False]
+
+
+def export_of_gradients():
+    class Program(nn.Module):
+        def forward(self, x):
+            return vmap(grad(lambda x: x.sin()))(x)
+
+    messages = "has no attribute 'constant' or AssertionError: "  # the second before 2.13
+    return raises(messages, torch.export.export, Program(), (torch.randn(3),))
+
+
+def forward_mode(function, *inputs):
+    return raises("Trying to use forward AD", lambda: jvp(function, inputs, inputs))
+
+
+def forward_mode_attention():
+    qkv = torch.randn(1, 2, 8, 4)
+    return forward_mode(lambda q: F.scaled_dot_product_attention(q, qkv, qkv), qkv)
+
+
+def forward_mode_lstm():
+    lstm = nn.LSTM(2, 3)
+    return forward_mode(lambda x: lstm(x)[0], torch.randn(4, 1, 2))
+
+
+def forward_mode_grid_sample():
+    grid = torch.zeros(1, 2, 2, 2)
+    return forward_mode(
+        lambda x: F.grid_sample(x, grid, align_corners=False), torch.randn(1, 1, 3, 3)
+    )
+
+
+def forward_mode_ctc_loss():
+    lengths = torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2])
+    return forward_mode(lambda x: F.ctc_loss(x.log_softmax(2), *lengths), torch.randn(6, 1, 5))
+
+
+FAULTS = [
+    normalisation_transposed,
+    normalisation_of_tokens,
+    prelu_in_jacobians,
+    cond_under_grad,
+    custom_operator,
+    recurrent_rule,
+    requires_grad_is_false,
+    export_of_gradients,
+    forward_mode_attention,
+    forward_mode_lstm,
+    forward_mode_grid_sample,
+    forward_mode_ctc_loss,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_fault(fault):
+    torch.manual_seed(0)
+    mended = MENDED.get(fault.__name__, (99, 0)) <= HERE
+    assert bool(fault()) != mended, f"torch {torch.__version__} differs: see the top of this file"

@@ -1,0 +1,113 @@
+"""The environments that `make` works in, and the table of those in which the tests ran."""
+
+import re
+import subprocess
+import sys
+from importlib import util
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support import tried
+from tests.tooling.samples import ROOT
+
+LOCK = "numpy==2.4.6\nsetuptools==84.2.1\ntorch==2.13.0\n"
+LISTS = {"requirements.txt": "torch==2.13.0  # exactly\n\nnumpy==2.4.6  # arrays\n"}
+LISTS |= {"tests/requirements.txt": "# Tests.\npytest==9.2.0\n", ".ci/constraints.txt": LOCK}
+ABSENT = """\
+ERROR: Could not find a version that satisfies the requirement torch==9.9.9 (from versions: 2.6.0)
+ERROR: No matching distribution found for torch==9.9.9
+"""
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """Load the script in a folder with short lists, where nothing is installed: pip's stand-in."""
+    spec = util.spec_from_file_location("environment", ROOT / ".ci" / "environment.py")
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    for name, text in LISTS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    module.calls, module.complaint = [], ""
+
+    def run(command, **options):
+        module.calls.append([*map(str, command[1:])])
+        if command[2] == "venv":
+            command[-1].mkdir(parents=True, exist_ok=True)
+        failed = command[2] == "pip" and module.complaint
+        return subprocess.CompletedProcess(command, bool(failed), stderr=module.complaint)
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    return module
+
+
+def test_all_is_pinned_or_all_but_torch(environment, tmp_path):
+    lists = ["-rrequirements.txt", "-rtests/requirements.txt", "-c.ci/constraints.txt"]
+    install = ["-m", "pip", "install"]
+    mark = tmp_path / ".venv" / "made"
+    assert environment.make(mark, None) is None
+    assert environment.calls == [["-m", "venv", "--clear", str(mark.parent)], [*install, *lists]]
+    assert environment.make(mark, None) is None
+    assert environment.calls[2:] == [[*install, *lists]]  # it is there, and brought up to the lists
+    other = tmp_path / "build" / "torch-2.15.0" / "made"
+    assert environment.make(other, "2.15.0") is None
+    lock = other.parent / "constraints.txt"
+    assert environment.calls[-1] == [
+        *(*install, "torch==2.15.0", "numpy==2.4.6", "pytest==9.2.0", f"-c{lock}")
+    ]
+    assert lock.read_text() == "numpy==2.4.6"
+    assert other.exists()
+
+
+def test_what_will_not_do_is_said_and_leaves_no_environment(environment, tmp_path, monkeypatch):
+    mark = tmp_path / "build" / "torch-9.9.9" / "made"
+    environment.complaint = ABSENT
+    assert re.fullmatch(
+        r"there is no torch 9\.9\.9 for Python 3\.\d+ here, but 2\.6\.0",
+        environment.make(mark, "9.9.9"),
+    )
+    environment.complaint = "ERROR: no network"
+    assert environment.make(mark, "9.9.9") == "ERROR: no network"
+    assert not mark.parent.exists()
+    ran = len(environment.calls)
+    assert environment.make(mark, "2.15").startswith("TORCH must be a release, for example 2.15.0")
+    free = SimpleNamespace(free=3e9)
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: free)
+    assert "up to 12 GB on disk, and 3.0 GB are free" in environment.make(mark, "2.15.0")
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    assert environment.make(mark, None).startswith("Python 3.11 or newer is needed, this is 3.")
+    assert len(environment.calls) == ran
+    assert not mark.parent.exists()
+
+
+def test_an_interrupted_installation_leaves_no_environment(environment, tmp_path):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    mark = tmp_path / "build" / "torch-2.15.0" / "made"
+    mark.parent.mkdir(parents=True)
+    environment.subprocess.run = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        environment.make(mark, "2.15.0")
+    assert not mark.parent.exists()
+
+
+def test_a_run_keeps_its_row(tmp_path, monkeypatch):
+    file = tmp_path / "TRIED.md"
+    file.write_text(f"{tried.FILE.read_text().partition('|---')[0]}|---|---|---|---|---|---|\n")
+    for version, name, went in (
+        ("2.15.0+cpu", "make test", "1 failed, 9 passed"),
+        ("2.6.0", "make test", "10 passed"),
+        ("2.15.0", "make nbval", "3 passed"),
+        ("2.15.0", "make test", "10 passed"),
+    ):
+        monkeypatch.setattr("torch.__version__", version)
+        tried.keep(name, went, file)
+    rows = [line.split(" | ")[:4] for line in file.read_text().splitlines()[-3:]]
+    assert [(row[0], *row[2:]) for row in rows] == [
+        ("| 2.6.0", "`make test`", "10 passed"),
+        ("| 2.15.0", "`make nbval`", "3 passed"),
+        ("| 2.15.0", "`make test`", "10 passed"),
+    ]
