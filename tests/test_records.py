@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import matplotlib.figure
@@ -35,7 +36,7 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
     records.write(record, tmp_path / "new" / "machine.json")
     assert records.read_all(tmp_path / "new") == {"machine": record}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["machine.json"]
-    assert record.versions["torch"] == torch.__version__
+    assert record.versions["torch"] == version("torch")
     assert record.find("gradients", "MLP", 4) == STUDY
     assert record.find("gradients", "MLP", 5) is None
 

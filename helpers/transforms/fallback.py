@@ -21,6 +21,8 @@ _CAUSES = {
     ),
     "vmap: aten::": "writes what belongs to one sample into a tensor of all samples",
     "mutate a captured": "writes into a tensor that is no parameter or buffer of its own",
+    # Before 2.13, checkpointing saved its inputs by such a function.
+    "_NoopSaveInputs": "uses activation checkpointing, or hooks on saved tensors",
     "setup_context": "uses a torch.autograd.Function without setup_context",
     "generate_vmap_rule": "uses a torch.autograd.Function without a rule for vmap",
     "saved_tensors_hooks": "uses activation checkpointing, or hooks on saved tensors",

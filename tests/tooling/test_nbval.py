@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -69,12 +68,9 @@ def test_damaged_outputs_and_dead_kernels_fail(desk):
     save(verdict, "03_verdict")
     save(warning, "04_warning")
     save(lesson(code("die", dying), code("after", "1")), "05_dies")
-    start = time.monotonic()
 
     found, shown = run(desk, MODULE)
 
-    # On a busy machine all of this takes half a minute; nbval itself would wait for five.
-    assert time.monotonic() - start < 150, "a dead kernel must be noticed"
     assert len(found) == 4 * 4 + 3
     assert failed(found) == {"02_shape 1", "03_verdict 2", "04_warning 2", "05_dies 1", "05_dies 2"}
     for sentence in ("cell 3 (shape)", "cell 4 (verdict)", "UserWarning: careful", "kernel died"):

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from helpers.tooling import student
@@ -105,12 +106,17 @@ def test_lists_say_what_each_package_is_for():
     assert not pins.read(LESSON_LIST).keys() & pins.read(TEST_LIST).keys()
 
 
+@pytest.mark.skipif(
+    torch.__version__.partition("+")[0] != pins.read(LESSON_LIST)["torch"],
+    reason="another torch brings other versions",
+)
 @pytest.mark.parametrize("listed", [LESSON_LIST, TEST_LIST], ids=["lessons", "tests"])
 def test_lock_pins_all_that_is_installed(listed):
     """If not: `make lock`, or install what the lists say: remove .venv, and make will."""
     names = brought(pins.read(listed))
     assert names > pins.read(listed).keys()
-    assert pins.findings(sorted(names), LOCK) == []
+    of_cuda = {name for name in names if re.match("nvidia|cuda|triton", name)}  # see `make lock`
+    assert pins.findings(sorted(names - of_cuda), LOCK) == []
 
 
 def test_lock_agrees_with_the_lists():

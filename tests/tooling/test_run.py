@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 
 import psutil
 import pytest
@@ -59,7 +60,7 @@ def test_every_failure_is_reported_at_the_end(desk, capfd):
     assert about.peak_memory.host > 10e6
     sizes = {"dataset": "random", "batch_size": 7, "hidden": 20, "seed": 0}
     assert about.parameters == {"device": "cpu", **sizes}
-    assert about.versions.torch == torch.__version__
+    assert about.versions.torch == version("torch")
     assert about.machine.threads == torch.get_num_threads()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", about.date)
 

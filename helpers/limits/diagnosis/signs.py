@@ -82,6 +82,7 @@ SIGNS = (
     Sign("vmap: called random operation while in randomness error mode", "random-draws"),
     Sign(_SETUP_CONTEXT, "autograd-function"),
     Sign(_SETUP_CONTEXT, "custom-operator", functions=(CUSTOM_OPERATOR,)),
+    Sign("_NoopSaveInputs, but it does not have vmap support", "checkpointing"),  # before 2.13
     Sign("but it does not have vmap support", "autograd-function-without-vmap"),
     Sign(
         _SETUP_CONTEXT,
