@@ -26,6 +26,7 @@ from helpers.transforms.call import (
     batchable_recurrence,
     on_meta,
 )
+from helpers.transforms.samples import eager
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ def train(
             model = copy.deepcopy(ensemble.model)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
-                with _explained(), batchable_recurrence(model):
+                with _explained(), eager(), batchable_recurrence(model):
                     params, buffers, state = advance_all(params, buffers, state, *batch, *own_rates)
                 progress.update()
             done.append((params, buffers))
@@ -266,7 +267,7 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
         own = {name: buffer.clone() for name, buffer in buffers.items()}
         model = copy.deepcopy(ensemble.model)  # a new one for each chunk
         recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
-        with batchable_recurrence(model):
+        with eager(), batchable_recurrence(model):
             # For recurrent layers vmap has a rule only where they are differentiated.
             if recurrent:
                 return vjp(lambda p: _call(ensemble, model, p | own, inputs), params)[0]

@@ -109,7 +109,7 @@ class ParameterAliases(CuredNorms):
         """Return a list or a tuple with the tensors that are meant."""
         replaced = None
         for index, value in enumerate(values):
-            if type(value) is list or type(value) is tuple:  # `in` breaks torch 2.11 when compiled
+            if type(value) in (list, tuple):
                 other = self._replaced(value)
             elif (name := self._names.get(id(value))) is None or name not in self._tensors:
                 continue
