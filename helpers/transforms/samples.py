@@ -30,6 +30,7 @@ from helpers.transforms.call import (
     swap_registered,
 )
 from helpers.transforms.restore import Snapshot, preserved
+from helpers.transforms.sequences import Sequences, UnequalLengths
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
@@ -303,6 +304,8 @@ def map_samples(
     Raises:
         ValueError: The model draws random numbers and `randomness` is `"error"`.
     """
+    if any(isinstance(leaf, Sequences) for leaf in batch):
+        raise UnequalLengths("sequences of unequal length do not make one tensor")
     for own in (False, True):
         dims = (None, 0 if own else None, *(0,) * len(batch))
         if own:
