@@ -222,7 +222,7 @@ def prepare(
 ) -> tuple[dict[str, Tensor], Batch]:
     """Check the input, choose the parameters, and take the batch apart."""
     checks.check_model(model)
-    batch = batches.take(model, data, targets=targets)
+    batch = batches.take(model, data=data, targets=targets)
     return checks.select_parameters(model, wrt), batch
 
 
@@ -239,7 +239,6 @@ def sample_loss(loss_fn: LossFn, batch: Batch | None = None) -> Callable[..., Te
             data, targets = (leaf.unsqueeze(0) for leaf in sample)
         else:
             data, targets = batch.of_one(sample)
-        args, kwargs = arguments(data)
-        return checks.check_scalar(loss_fn(model(*args, **kwargs), targets))
+        return checks.check_scalar(loss_fn(batches.call(model, data), targets))
 
     return compute_loss

@@ -53,7 +53,7 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
 
 
 def arguments(data: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return how a model is called: `model(**mapping)`, `model(*tuple)`, `model(anything_else)`."""
+    """Return what `call` gives to a model, for `functional_call`."""
     if isinstance(data, MutableMapping):
         return (), dict(data)
     if isinstance(data, tuple) and not isinstance(data, PackedSequence):
@@ -61,9 +61,19 @@ def arguments(data: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (data,), {}
 
 
-def take(model: nn.Module, data: Tree, **others: Tree) -> "Batch":
-    """Take the data of a model apart, and other trees, such as targets, that go with them."""
-    return data if isinstance(data, Batch) else Batch(data=with_bags(model, data), **others)
+def call(model: nn.Module, data: Tree) -> Any:
+    """Call a model as people do: `model(**mapping)`, `model(*tuple)`, `model(anything_else)`."""
+    args, kwargs = arguments(data)
+    return model(*args, **kwargs)
+
+
+def take(model: nn.Module, **trees: Tree) -> "Batch":
+    """Take apart what a model is called with, and other trees, such as targets, behind it.
+
+    A `Batch` in the first place is returned as it is.
+    """
+    name, data = next(iter(trees.items()))
+    return data if isinstance(data, Batch) else Batch(**trees | {name: with_bags(model, data)})
 
 
 class _Place:
@@ -131,8 +141,16 @@ class Batch:
     def __getitem__(self, rows: slice | Tensor) -> "Batch":
         """Return the batch of some samples."""
         chosen = copy.copy(self)
-        chosen.leaves = tuple(leaf[rows] for leaf in self.leaves)
+        index = [rows.to(leaf.device) if isinstance(rows, Tensor) else rows for leaf in self.leaves]
+        chosen.leaves = tuple(leaf[own] for leaf, own in zip(self.leaves, index, strict=True))
         return chosen
+
+    def zeros(self) -> list[Tensor]:
+        """Make the leaves of a sample of zeros."""
+        return [
+            leaf.like if isinstance(leaf, Sequences) else leaf.new_zeros(leaf.shape[1:])
+            for leaf in self.leaves
+        ]
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -304,8 +304,7 @@ def map_samples(
     Raises:
         ValueError: The model draws random numbers and `randomness` is `"error"`.
     """
-    if any(isinstance(leaf, Sequences) for leaf in batch):
-        raise UnequalLengths("sequences of unequal length do not make one tensor")
+    check_stackable(batch)
     for own in (False, True):
         dims = (None, 0 if own else None, *(0,) * len(batch))
         if own:
@@ -322,6 +321,12 @@ def map_samples(
         finally:
             restore()
     raise AssertionError("the second attempt returns or raises")
+
+
+def check_stackable(batch: Sequence[Any]) -> None:
+    """Raise `UnequalLengths` if the samples of a batch do not make one tensor."""
+    if any(isinstance(leaf, Sequences) for leaf in batch):
+        raise UnequalLengths("the samples are of unequal length")
 
 
 @contextlib.contextmanager
