@@ -175,6 +175,12 @@ class Batch:
         pairs = zip(self._of_one, sample, strict=True)
         return self.trees([leaf.unsqueeze(0) if one is None else leaf for one, leaf in pairs])
 
+    def whole(self) -> list[Tree]:
+        """Make the trees of copies of all leaves; `Sequences` of several samples are none."""
+        if len(self) == 1:
+            return self.of_one([leaf[0].clone() for leaf in self.leaves])
+        return self.trees([leaf.clone() for leaf in self.leaves])
+
 
 def _check_sizes(leaves: dict[str, Leaf], trees: dict[str, Tree]) -> None:
     """Raise ValueError, with the paths of two leaves, if their sizes differ."""
