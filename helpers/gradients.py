@@ -7,12 +7,21 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   names, in its order, and only they are differentiated.
 - Values: detached, with the parameter's dtype and device; zeros for a parameter that the loss
   does not reach; `(0, *parameter.shape)` for an empty batch.
+- Batches: `data` and `targets` are tensors `(B, ...)`, or trees of such tensors: dictionaries and
+  other mappings, lists, tuples and dataclasses, one in another. A mapping reaches the model as
+  `model(**data)`, a tuple as `model(*data)`, anything else as `model(data)`. What has no dimension
+  B, a number, a string, `None` or a tensor of shape (), is shared by all samples. `loss_fn` gets
+  what the model returns, so that `lambda out, _: out.loss` will do where the labels are in `data`.
+- Samples of unequal length are taken one after the other. A `PackedSequence` holds B of them, in
+  the order in which they were packed. And where the forward of a model with an `nn.EmbeddingBag`
+  takes an argument `offsets`, it divides the argument before it, as in that layer.
 - The model that is handed in is the one that runs, as by hand. Its parameters, buffers, `.grad`,
   flags, modes, attributes and the containers in them are put back. What a forward keeps elsewhere,
   in a list that a hook fills, in its class, in a global, stays as the forward leaves it.
-- Refused, each with one sentence: sizes of `data` and `targets` that differ, an unknown name in
-  `wrt`, a loss that is not a scalar, BatchNorm in training mode, a model that lies in several
-  processes, and random numbers in the forward when nothing says how samples share them.
+- Refused, each with one sentence: sizes that differ, by the paths of two tensors; what is neither a
+  tensor nor a constant, and a list of B constants; an unknown name in `wrt`, a loss that is not a
+  scalar, BatchNorm in training mode, a model that lies in several processes, and random numbers in
+  the forward when nothing says how samples share them.
 """
 
 import warnings

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from helpers import gradients
+from helpers import ensembles, gradients, jacobians, kernels, limits, norms
+from helpers.optimizers import sgd_step
 from helpers.transforms.fallback import FallbackWarning
 from tests.support.oracle import TOLERANCE, assert_equal, refused
 
@@ -77,3 +78,24 @@ def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
         assert_equal(gradients.func_gradients(*args, chunk_size=2, out=out), expected, TOLERANCE)
     with refused("targets has 2 samples, data 3"):
         gradients.func_gradients(*args[:3], targets[:2])
+
+
+@pytest.mark.filterwarnings("ignore:the samples were taken one after the other")
+def test_sequences_in_the_other_helpers():
+    model = nn.EmbeddingBag(9, 2, mode="sum").double()
+    bags = (torch.tensor([1, 2, 1, 5]), torch.tensor([0, 3]))  # words 1, 2, 1; word 5
+    counts = torch.zeros(2, 9, dtype=torch.float64)
+    counts[0, 1], counts[0, 2], counts[1, 5] = 2, 1, 1
+    expected = torch.einsum("bw,yz->bywz", counts, torch.eye(2, dtype=torch.float64))
+    assert torch.equal(jacobians.func_jacobians(model, bags), expected.flatten(2))
+    kernel = torch.einsum("iywz,jvwz->ijyv", expected, expected)
+    for method in ("jacobian", "vector", "structured"):
+        assert torch.equal(kernels.ntk(model, bags, method=method), kernel)
+    args = (model, lambda out, _: out.sum(), bags)
+    lengths = (2 * counts.square().sum(1)).sqrt()
+    torch.testing.assert_close(norms.gradient_norms(*args, chunk_size=1), lengths)
+    assert "equal for all 1 parameters" in limits.diagnose(*args).conclusion
+    order = torch.zeros(1, 1, 2, dtype=torch.int64)
+    packed = pack_sequence([torch.ones(2, 3)])
+    with refused("samples of unequal length cannot be taken together"):
+        ensembles.train(ensembles.stack([model]), args[1], packed, None, order, sgd_step, lr=1.0)

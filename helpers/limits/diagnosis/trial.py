@@ -12,6 +12,7 @@ from helpers.transforms.batches import arguments
 from helpers.transforms.call import add_zero_state
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.restore import preserved
+from helpers.transforms.samples import check_stackable
 
 UNKNOWN = "unknown"
 """The name of what no entry covers."""
@@ -86,6 +87,7 @@ def _run(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
     compute = vmap(grad(compute_loss), in_dims=(None, dims, 0), randomness=randomness)
     try:
         with watch.hearing(), watch:
+            check_stackable(case.batch.leaves)
             compute(params, buffers, tuple(leaf.clone() for leaf in case.batch.leaves))
     except Exception as error:  # to find out which is the purpose
         return watch, error
