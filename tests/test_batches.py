@@ -57,7 +57,7 @@ FORMS = {
     "dictionary": ({"ids": IDS, "x": X, "scale": SCALE}, lambda x, ids, scale: (x, ids, scale)),
     "ordered": (OrderedDict(x=X, ids=IDS), lambda x, ids: (x, ids, SCALE)),
     "BatchEncoding": (UserDict(x=X, ids=IDS, no=None), lambda x, ids, no: (x, ids, SCALE)),
-    "tuple": ((X, IDS, torch.tensor(SCALE)), lambda x, ids, scale: (x, ids, scale)),
+    "tuple": ((X, IDS, torch.tensor(SCALE)), lambda x, ids, s: (x, ids, s.add_(1) - 1)),
     "named tuple": (Pair(X, IDS), lambda x, ids: (x, ids, SCALE)),
     "list": ([X, IDS, [SCALE, "a"]], lambda batch: (*batch[:2], batch[2][0])),
     "dataclass": (Sample(X, {"ids": IDS}), lambda batch: (batch.x, batch.rest["ids"], SCALE)),
