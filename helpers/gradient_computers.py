@@ -10,7 +10,7 @@ Both return the same dictionary for the same model, with the names, zeros, and r
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,9 @@ from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.model_outputs import AbstractModelOutput
 from helpers.transforms import checks, derivatives, samples
+from helpers.transforms.batches import Batch, Tree
 
-Batch = Sequence[Tensor]
+Given = Sequence[Tree] | MutableMapping[str, Tree]
 Tensors = dict[str, Tensor]
 
 
@@ -103,24 +104,25 @@ class AbstractGradientComputer(ABC):
         self.model = model
 
     @abstractmethod
-    def compute_per_sample_grad(self, batch: Batch) -> Tensors:
+    def compute_per_sample_grad(self, batch: Given) -> Tensors:
         """Differentiate the model output of each sample.
 
         Args:
-            batch: A tuple or a list of tensors `(B, ...)`, as the task's `get_output` takes them.
+            batch: A tuple or a list of tensors `(B, ...)`, or of trees of such tensors, as the
+                task's `get_output` takes them; or one mapping, if it takes one argument.
 
         Returns:
             `{name: (B, *parameter.shape)}`, detached, in `dtype` and on `device`; zeros where the
             output does not reach a parameter.
 
         Raises:
-            TypeError: `batch` is no tuple or list of tensors.
+            TypeError: `batch` is no tuple or list of tensors or trees.
             ValueError: It does not fit the task, the output is no scalar, the model has BatchNorm
                 in training mode, or its forward draws random numbers.
         """
 
     @abstractmethod
-    def compute_loss_grad(self, batch: Batch) -> Tensor:
+    def compute_loss_grad(self, batch: Given) -> Tensor:
         """Compute how strongly the loss of each sample depends on its model output.
 
         Each sample meets the model alone, as in `compute_per_sample_grad`.
@@ -139,54 +141,64 @@ class AbstractGradientComputer(ABC):
     def _params(self, model: nn.Module) -> Tensors:
         return checks.select_parameters(model, self.grad_wrt, argument="grad_wrt")
 
-    def _checked(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Check that the task can take a batch, and that there is no BatchNorm in training mode."""
+    def _checked(self, batch: Given) -> Batch:
+        """Take a batch apart, if the task can take it and no BatchNorm is in training mode."""
         # Not before: `traker` makes a computer first, and calls `model.eval()` later.
         checks.check_model(self.model)
         checks.check_callable(self.model)
         signature = inspect.signature(self.task.get_output)
-        return checks.check_fits(batch, [*signature.parameters.values()][3:])
+        return Batch(**checks.check_fits(batch, [*signature.parameters.values()][3:]))
 
-    def _loss_grads_by_loop(self, batch: tuple[Tensor, ...]) -> Tensor:
-        loss_grads = torch.zeros(len(batch[0]), 1, dtype=self.dtype, device=self.device)
-        if len(batch[0]):
-            samples.loop(self._loss_grad, self.model, (), batch, loss_grads.__setitem__)
+    def _loss_grads_by_loop(self, given: Given) -> Tensor:
+        batch = self._checked(given)
+        loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
+        if len(batch):
+            compute = self._loss_grad(batch, given)
+            samples.loop(compute, self.model, (), batch.leaves, loss_grads.__setitem__)
         return loss_grads
 
     # What `helpers.transforms.samples` calls for each sample.
-    def _output(self, model: nn.Module, *sample: Tensor) -> Tensor:
-        weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        output = self.task.get_output(model, weights, buffers, *sample)
-        return checks.check_scalar(output, "get_output", "one sample", ".squeeze(0) or .sum()")
+    def _output(self, batch: Batch) -> Callable[..., Tensor]:
+        def compute(model: nn.Module, *sample: Tensor) -> Tensor:
+            weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+            output = self.task.get_output(model, weights, buffers, *batch.trees(sample))
+            return checks.check_scalar(output, "get_output", "one sample", ".squeeze(0) or .sum()")
 
-    def _loss_grad(self, model: nn.Module, *sample: Tensor) -> Tensor:
-        weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        batch = tuple(tensor.unsqueeze(0) for tensor in sample)
-        loss_grad = self.task.get_out_to_loss_grad(model, weights, buffers, batch)
-        if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
-            what = getattr(loss_grad, "shape", type(loss_grad).__name__)
-            what = tuple(what) if isinstance(what, torch.Size) else what
-            raise ValueError(f"get_out_to_loss_grad must return (B, 1), got {what} for B = 1")
-        return loss_grad.detach().squeeze(0)
+        return compute
+
+    def _loss_grad(self, batch: Batch, given: Given) -> Callable[..., Tensor]:
+        def compute(model: nn.Module, *sample: Tensor) -> Tensor:
+            weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+            one = tuple(batch.of_one(sample))
+            one = one[0] if isinstance(given, MutableMapping) else one
+            loss_grad = self.task.get_out_to_loss_grad(model, weights, buffers, one)
+            if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
+                what = getattr(loss_grad, "shape", type(loss_grad).__name__)
+                what = tuple(what) if isinstance(what, torch.Size) else what
+                raise ValueError(f"get_out_to_loss_grad must return (B, 1), got {what} for B = 1")
+            return loss_grad.detach().squeeze(0)
+
+        return compute
 
 
 class FunctionalGradientComputer(AbstractGradientComputer):
     """All samples at once, with `vmap` over `grad` of `torch.func`."""
 
     @torch.inference_mode(False)
-    def compute_per_sample_grad(self, batch: Batch) -> Tensors:
+    def compute_per_sample_grad(self, batch: Given) -> Tensors:
         """Differentiate with `vmap(grad(output))`; see `AbstractGradientComputer`."""
+        taken = self._checked(batch)
         grads = derivatives.by_vmap(
-            self._output,
+            self._output(taken),
             self.model,
             self._params(self.model),
-            self._checked(batch),
+            taken.leaves,
             dtype=self.dtype,
             chunk_size=self.chunk_size,
         )
         return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
-    def watch(self, batch: Batch) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
+    def watch(self, batch: Given) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
         """Differentiate, and keep gradients in the factors that layers have of them.
 
         For what follows from factors, such as a projection, in less time and memory than from the
@@ -204,25 +216,25 @@ class FunctionalGradientComputer(AbstractGradientComputer):
             TypeError: As in `compute_per_sample_grad`.
             ValueError: As there.
         """
-        batch = self._checked(batch)
+        taken = self._checked(batch)
         params = self._params(self.model)
-        if not len(batch[0]) or not params:
+        if not len(taken) or not params:
             return params, iter(())
-        chunk = self.chunk_size
-        return params, per_sample_gradients(self._output, self.model, params, batch, chunk)
+        chunk, output = self.chunk_size, self._output(taken)
+        return params, per_sample_gradients(output, self.model, params, taken.leaves, chunk)
 
     @torch.inference_mode(False)
-    def compute_loss_grad(self, batch: Batch) -> Tensor:
+    def compute_loss_grad(self, batch: Given) -> Tensor:
         """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
-        batch = self._checked(batch)
-        if len(batch[0]) == 0:
+        taken = self._checked(batch)
+        if len(taken) == 0:
             return torch.zeros(0, 1, dtype=self.dtype, device=self.device)
         names = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
         loss_grads = samples.vmapped(
-            self._loss_grad,
+            self._loss_grad(taken, batch),
             self.model,
             names,
-            batch,
+            taken.leaves,
             transform=_differentiable if names else lambda function: function,
             otherwise=lambda: self._loss_grads_by_loop(batch),
             chunk_size=self.chunk_size,
@@ -238,21 +250,22 @@ class IterativeGradientComputer(AbstractGradientComputer):
     """
 
     @torch.inference_mode(False)
-    def compute_per_sample_grad(self, batch: Batch) -> Tensors:
+    def compute_per_sample_grad(self, batch: Given) -> Tensors:
         """Differentiate in a loop; see `AbstractGradientComputer`."""
+        taken = self._checked(batch)
         grads = derivatives.by_loop(
-            self._output,
+            self._output(taken),
             self.model,
             self._params(self.model),
-            self._checked(batch),
+            taken.leaves,
             dtype=self.dtype,
         )
         return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
     @torch.inference_mode(False)
-    def compute_loss_grad(self, batch: Batch) -> Tensor:
+    def compute_loss_grad(self, batch: Given) -> Tensor:
         """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
-        return self._loss_grads_by_loop(self._checked(batch))
+        return self._loss_grads_by_loop(batch)
 
 
 def _differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

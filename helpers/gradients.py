@@ -7,33 +7,44 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   names, in its order, and only they are differentiated.
 - Values: detached, with the parameter's dtype and device; zeros for a parameter that the loss
   does not reach; `(0, *parameter.shape)` for an empty batch.
+- Batches: `data` and `targets` are tensors `(B, ...)`, or trees of such tensors: dictionaries and
+  other mappings, lists, tuples and dataclasses, one in another. A mapping reaches the model as
+  `model(**data)`, a tuple as `model(*data)`, anything else as `model(data)`. What has no dimension
+  B, a number, a string, `None` or a tensor of shape (), is shared by all samples. `loss_fn` gets
+  what the model returns, so that `lambda out, _: out.loss` will do where the labels are in `data`.
+- Samples of unequal length are taken one after the other. A `PackedSequence` holds B of them, in
+  the order in which they were packed. And where the forward of a model with an `nn.EmbeddingBag`
+  takes an argument `offsets`, it divides the argument before it, as in that layer.
 - The model that is handed in is the one that runs, as by hand. Its parameters, buffers, `.grad`,
   flags, modes, attributes and the containers in them are put back. What a forward keeps elsewhere,
   in a list that a hook fills, in its class, in a global, stays as the forward leaves it.
-- Refused, each with one sentence: sizes of `data` and `targets` that differ, an unknown name in
-  `wrt`, a loss that is not a scalar, BatchNorm in training mode, a model that lies in several
-  processes, and random numbers in the forward when nothing says how samples share them.
+- Refused, each with one sentence: sizes that differ, by the paths of two tensors; what is neither a
+  tensor nor a constant, and a list of B constants; an unknown name in `wrt`, a loss that is not a
+  scalar, BatchNorm in training mode, a model that lies in several processes, and random numbers in
+  the forward when nothing says how samples share them.
 """
 
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from helpers import legacy
 from helpers.layers.recorder import per_sample_gradients
-from helpers.transforms import checks, derivatives, fallback
+from helpers.transforms import batches, checks, derivatives, fallback
+from helpers.transforms.batches import Batch, Tree, arguments
 
-LossFn = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[[Any, Any], Tensor]
 
 
 @torch.inference_mode(False)
 def loop_gradients(
     model: nn.Module,
     loss_fn: LossFn,
-    data: Tensor,
-    targets: Tensor,
+    data: Tree,
+    targets: Tree = None,
     *,
     wrt: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
@@ -44,27 +55,27 @@ def loop_gradients(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`.
-        targets: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors.
+        targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
+        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
-    params = prepare(model, data, targets, wrt)
-    return derivatives.by_loop(sample_loss(loss_fn), model, params, (data, targets))
+    params, batch = prepare(model, data, targets, wrt)
+    return derivatives.by_loop(sample_loss(loss_fn, batch), model, params, batch.leaves)
 
 
 @torch.inference_mode(False)
 def functorch_gradients(
     model: nn.Module,
     loss_fn: LossFn,
-    data: Tensor,
-    targets: Tensor,
+    data: Tree,
+    targets: Tree = None,
     *,
     wrt: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
@@ -76,21 +87,21 @@ def functorch_gradients(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`.
-        targets: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors.
+        targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
+        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
-    params = prepare(model, data, targets, wrt)
+    params, batch = prepare(model, data, targets, wrt)
 
     def loop() -> dict[str, Tensor]:
-        return derivatives.by_loop(sample_loss(loss_fn), model, params, (data, targets))
+        return derivatives.by_loop(sample_loss(loss_fn, batch), model, params, batch.leaves)
 
     failed = None
     try:
@@ -111,21 +122,20 @@ def functorch_gradients(
     every = [own[name] for name in fmodel.param_names]
     buffers = [*model.buffers()]
 
-    def compute_loss(_: nn.Module, sample: Tensor, target: Tensor) -> Tensor:
-        prediction = fmodel(every, buffers, sample.unsqueeze(0))
-        return checks.check_scalar(loss_fn(prediction, target.unsqueeze(0)))
+    def compute_loss(_: nn.Module, *sample: Tensor) -> Tensor:
+        one, target = batch.of_one(sample)
+        args, kwargs = arguments(one)
+        return checks.check_scalar(loss_fn(fmodel(every, buffers, *args, **kwargs), target))
 
-    return derivatives.by_vmap(
-        compute_loss, model, params, (data.detach(), targets), otherwise=loop
-    )
+    return derivatives.by_vmap(compute_loss, model, params, batch.leaves, otherwise=loop)
 
 
 @torch.inference_mode(False)
 def func_gradients(
     model: nn.Module,
     loss_fn: LossFn,
-    data: Tensor,
-    targets: Tensor,
+    data: Tree,
+    targets: Tree = None,
     *,
     wrt: Iterable[str] | None = None,
     chunk_size: int | None = None,
@@ -137,8 +147,8 @@ def func_gradients(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`.
-        targets: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors.
+        targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
             memory of intermediate values, not that of the result.
@@ -154,7 +164,7 @@ def func_gradients(
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, `wrt` is one string, or `out` is no
+        TypeError: `data` or `targets` is no tree of tensors, `wrt` is one string, or `out` is no
             dictionary of tensors.
         ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, an
             unknown `randomness`, or an `out` that does not fit the result.
@@ -166,20 +176,20 @@ def func_gradients(
         >>> {name: tuple(tensor.shape) for name, tensor in gradients.items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
     """
-    params = prepare(model, data, targets, wrt)
+    params, batch = prepare(model, data, targets, wrt)
     checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
+    loss = sample_loss(loss_fn, batch)
     if out is not None:
-        checks.check_out(out, params, len(data), model=model, data=data, targets=targets)
+        checks.check_out(out, params, len(batch), model=model, **batch.tensors)
         out = {name: out[name] for name in params}
-        batch = data.detach(), targets
-        _write(sample_loss(loss_fn), model, params, batch, out, chunk_size, randomness)
+        _write(loss, model, params, batch.leaves, out, chunk_size, randomness)
         return out
     grads = derivatives.by_vmap(
-        sample_loss(loss_fn),
+        loss,
         model,
         params,
-        (data.detach(), targets),
+        batch.leaves,
         chunk_size=chunk_size,
         randomness=randomness,
     )
@@ -202,7 +212,7 @@ def _write(
     function: Callable[..., Tensor],
     model: nn.Module,
     params: dict[str, Tensor],
-    batch: tuple[Tensor, Tensor],
+    batch: tuple[Tensor, ...],
     out: dict[str, Tensor],
     chunk_size: int | None,
     randomness: str,
@@ -217,18 +227,27 @@ def _write(
 
 
 def prepare(
-    model: nn.Module, data: Tensor, targets: Tensor, wrt: Iterable[str] | None
-) -> dict[str, Tensor]:
-    """Check the input and choose the parameters."""
-    checks.check_batch(data=data, targets=targets)
+    model: nn.Module, data: Tree, targets: Tree, wrt: Iterable[str] | None
+) -> tuple[dict[str, Tensor], Batch]:
+    """Check the input, choose the parameters, and take the batch apart."""
     checks.check_model(model)
-    return checks.select_parameters(model, wrt)
+    batch = batches.take(model, data=data, targets=targets)
+    return checks.select_parameters(model, wrt), batch
 
 
-def sample_loss(loss_fn: LossFn) -> Callable[..., Tensor]:
-    """Make the loss a function of one sample, as `helpers.transforms.samples` takes it."""
+def sample_loss(loss_fn: LossFn, batch: Batch | None = None) -> Callable[..., Tensor]:
+    """Make the loss a function of one sample, as `helpers.transforms.samples` takes it.
 
-    def compute_loss(model: nn.Module, sample: Tensor, target: Tensor) -> Tensor:
-        return checks.check_scalar(loss_fn(model(sample.unsqueeze(0)), target.unsqueeze(0)))
+    Args:
+        loss_fn: `loss_fn(predictions, targets)`.
+        batch: Of data and targets, which says what their leaves are; `None` means two tensors.
+    """
+
+    def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
+        if batch is None:
+            data, targets = (leaf.unsqueeze(0) for leaf in sample)
+        else:
+            data, targets = batch.of_one(sample)
+        return checks.check_scalar(loss_fn(batches.call(model, data), targets))
 
     return compute_loss

@@ -7,44 +7,46 @@ numbers in the forward are refused.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import jacrev
 
-from helpers.transforms import checks, derivatives, samples
+from helpers.transforms import batches, checks, derivatives, samples
+from helpers.transforms.batches import Batch, Tree
 from helpers.transforms.restore import preserved
 
 
 @torch.inference_mode(False)
-def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
+def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
     """Compute Jacobians with two loops, over samples and over outputs, in plain autograd.
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
-        data: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors.
 
     Returns:
         `(B, Y, P)`, detached.
 
     Raises:
-        TypeError: `data` is no tensor.
+        TypeError: `data` is no tree of tensors.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
             forward draws random numbers.
     """
-    checks.check_batch(data=data)
     checks.check_model(model)
+    batch = batches.take(model, data=data)
     params = checks.select_parameters(model)
-    if len(data) == 0 or not params:
-        return _empty(model, data)
-    return _by_loop(model, params, data, None)
+    if len(batch) == 0 or not params:
+        return _empty(model, batch)
+    return _by_loop(model, params, batch, None)
 
 
 @torch.inference_mode(False)
 def func_jacobians(
     model: nn.Module,
-    data: Tensor,
+    data: Tree,
     *,
     chunk_size: int | None = None,
     out: Tensor | None = None,
@@ -53,7 +55,7 @@ def func_jacobians(
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
-        data: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors.
         chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
             memory of intermediate values, not that of the result, B x Y x P numbers.
         out: A tensor `(B, Y, P)` to write the result into; `None` means a new one.
@@ -62,7 +64,7 @@ def func_jacobians(
         `(B, Y, P)`, detached; `out` where it is given.
 
     Raises:
-        TypeError: `data` or `out` is no tensor.
+        TypeError: `data` is no tree of tensors, or `out` no tensor.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
             forward draws random numbers, `chunk_size` is below 1, or `out` does not fit.
 
@@ -75,15 +77,16 @@ def func_jacobians(
         >>> {name: tuple(tensor.shape) for name, tensor in by_name.items()}
         {'weight': (4, 2, 2, 3), 'bias': (4, 2, 2)}
     """
-    checks.check_batch(data=data)
     checks.check_model(model)
+    batch = batches.take(model, data=data)
     checks.check_chunk_size(chunk_size)
     params = checks.select_parameters(model)
-    if len(data) == 0 or not params:
-        empty = _empty(model, data)
+    if len(batch) == 0 or not params:
+        empty = _empty(model, batch)
         if out is None:
             return empty
-        checks.check_buffers({"out": (out, tuple(empty.shape), empty)}, model=model, data=data)
+        buffers = {"out": (out, tuple(empty.shape), empty)}
+        checks.check_buffers(buffers, model=model, **batch.tensors)
         return out
 
     result = out
@@ -92,18 +95,18 @@ def func_jacobians(
         # Each parameter's block is written into its columns of the result: no concatenation.
         nonlocal result
         first = next(iter(blocks.values()))
-        result = _allocated(model, params, data, [*blocks.values()], first.shape[1], out)
+        result = _allocated(model, params, batch, [*blocks.values()], first.shape[1], out)
         return _named(result, params)
 
     def loop() -> dict[str, Tensor]:
         nonlocal result
-        result = _by_loop(model, params, data, out)
+        result = _by_loop(model, params, batch, out)
 
     samples.vmapped(
-        _outputs,
+        _outputs(batch),
         model,
         params,
-        (data.detach(),),
+        batch.leaves,
         transform=jacrev,
         otherwise=loop,
         chunk_size=chunk_size,
@@ -135,33 +138,33 @@ def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor
 
 
 def _by_loop(
-    model: nn.Module, params: dict[str, Tensor], data: Tensor, out: Tensor | None
+    model: nn.Module, params: dict[str, Tensor], batch: Batch, out: Tensor | None
 ) -> Tensor:
     """Compute Jacobians `(B, Y, P)`, B and P at least 1, a row at a time."""
     result = None
     own = dict(model.named_parameters())
-    leaves = [own[name] for name in params]
+    leaves, run = [own[name] for name in params], _outputs(batch)
 
     def differentiate(*args: Any) -> list[list[Tensor]]:
-        outputs = _outputs(*args)
+        outputs = run(*args)
         return [derivatives.gradients_of(each, leaves, retain_graph=True) for each in outputs]
 
     def take(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result
         if result is None:
             blocks = rows[0] if rows else [*params.values()]
-            result = _allocated(model, params, data, blocks, len(rows), out)
+            result = _allocated(model, params, batch, blocks, len(rows), out)
         for place, blocks in zip(result[index], rows, strict=True):
             place.copy_(torch.cat([block.flatten() for block in blocks]))
 
-    samples.loop(differentiate, model, params, (data,), take)
+    samples.loop(differentiate, model, params, batch.leaves, take)
     return result
 
 
 def _allocated(
     model: nn.Module,
     params: dict[str, Tensor],
-    data: Tensor,
+    batch: Batch,
     blocks: list[Tensor],
     outputs: int,
     out: Tensor | None,
@@ -169,18 +172,22 @@ def _allocated(
     """Return memory for Jacobians `(B, Y, P)`: `out`, checked, or a new tensor."""
     dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
     like = blocks[0].detach().new_empty((), dtype=dtype)
-    shape = (len(data), outputs, _count(params))
+    shape = (len(batch), outputs, _count(params))
     if out is None:
         return like.new_empty(shape)
-    checks.check_buffers({"out": (out, shape, like)}, model=model, data=data)
+    checks.check_buffers({"out": (out, shape, like)}, model=model, **batch.tensors)
     return out
 
 
-def _outputs(model: nn.Module, sample: Tensor) -> Tensor:
-    """Run the model on one sample: outputs `(Y,)`."""
-    outputs = model(sample.unsqueeze(0))
-    _output_count(outputs)
-    return outputs.squeeze(0)
+def _outputs(batch: Batch) -> Callable[..., Tensor]:
+    """Make a function that runs the model on one sample: outputs `(Y,)`."""
+
+    def run(model: nn.Module, *sample: Tensor) -> Tensor:
+        outputs = batches.call(model, batch.of_one(sample)[0])
+        _output_count(outputs)
+        return outputs.squeeze(0)
+
+    return run
 
 
 def _named(flat: Tensor, params: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -205,19 +212,20 @@ def _output_count(outputs: Tensor) -> int:
     return outputs.shape[1]
 
 
-def _empty(model: nn.Module, data: Tensor) -> Tensor:
+def _empty(model: nn.Module, batch: Batch) -> Tensor:
     """Return Jacobians that hold no number, `(0, Y, P)` or `(B, Y, 0)`."""
-    sample = data[:1].clone() if len(data) else data.new_zeros((1, *data.shape[1:]))
+    leaves = [leaf[0].clone() for leaf in batch.leaves] if len(batch) else batch.zeros()
+    sample, *_ = batch.of_one(leaves)
     # Nobody asked for this run, so it leaves nothing in the model's classes either.
     kinds = {type(module) for module in model.modules()}
     kept = [(kind, dict(vars(kind))) for kind in kinds if not kind.__module__.startswith("torch.")]
     with preserved(model), torch.no_grad():
-        outputs = model(sample)
+        outputs = batches.call(model, sample)
     for kind, attributes in kept:
         for name in [name for name in vars(kind) if name not in attributes]:
             delattr(kind, name)
         for name, value in attributes.items():
             if vars(kind)[name] is not value:
                 setattr(kind, name, value)
-    shape = (len(data), _output_count(outputs), _count(checks.select_parameters(model)))
+    shape = (len(batch), _output_count(outputs), _count(checks.select_parameters(model)))
     return outputs.new_zeros(shape)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from helpers.transforms.batches import Tree
+
 Tensors = dict[str, Tensor]
 
 
@@ -20,7 +22,7 @@ class AbstractModelOutput(ABC):
 
     @abstractmethod
     def get_output(
-        self, model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tree
     ) -> Tensor:
         """Compute the model output of one sample.
 
@@ -31,7 +33,8 @@ class AbstractModelOutput(ABC):
             model: The structure; its own tensors do not count.
             weights: All parameters by name.
             buffers: All buffers by name.
-            sample: One sample of each tensor of a batch, without the dimension B.
+            sample: One sample of each tensor, or tree of tensors, of a batch, without the
+                dimension B. A batch that is a mapping is one such tree.
 
         Returns:
             A scalar, a tensor of shape `()`.
@@ -39,7 +42,7 @@ class AbstractModelOutput(ABC):
 
     @abstractmethod
     def get_out_to_loss_grad(
-        self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: Tree
     ) -> Tensor:
         """Compute how strongly the loss of each sample depends on its model output.
 
@@ -47,7 +50,7 @@ class AbstractModelOutput(ABC):
             model: The structure; its own tensors do not count.
             weights: All parameters by name.
             buffers: All buffers by name.
-            batch: Tensors `(B, ...)`.
+            batch: Tensors `(B, ...)`, or trees of such tensors; a mapping where it is one.
 
         Returns:
             `(B, 1)`, detached: minus the derivative of the loss by the output.

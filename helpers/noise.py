@@ -11,10 +11,12 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from helpers import norms
+from helpers.transforms.batches import Tree
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ class NoiseScale:
 
 def noise_scale(
     model: nn.Module,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    data: Tensor,
-    targets: Tensor,
+    loss_fn: Callable[[Any, Any], Tensor],
+    data: Tree,
+    targets: Tree = None,
     *,
     chunk_size: int = 64,
 ) -> NoiseScale:
@@ -57,15 +59,16 @@ def noise_scale(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, B at least 2, drawn from all that the estimate is about.
-        targets: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors, B at least 2, drawn from all that the estimate
+            is about.
+        targets: Likewise; `None` where the loss needs none.
         chunk_size: How many samples to take at a time. It bounds the memory.
 
     Returns:
         Noise, signal and their ratio, for the parameters with `requires_grad` together.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor.
+        TypeError: `data` or `targets` is no tree of tensors.
         ValueError: There are fewer than 2 samples, a gradient or their sum is not finite, or one
             of the refusals of `func_gradients`.
 

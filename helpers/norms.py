@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +31,9 @@ from helpers.layers.layer_call import LayerCall, squared_norms, weighted_sum
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import checks, fallback
+from helpers.transforms.batches import Batch, Tree
 
-LossFn = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[[Any, Any], Tensor]
 
 # How many numbers a chunk is meant to keep, its gradients included: 512 MB in float32.
 _CHUNK = 2**27
@@ -42,8 +44,8 @@ _CHUNK = 2**27
 def gradient_norms(
     model: nn.Module,
     loss_fn: LossFn,
-    data: Tensor,
-    targets: Tensor,
+    data: Tree,
+    targets: Tree = None,
     *,
     wrt: Iterable[str] | None = None,
     chunk_size: int | str | None = "auto",
@@ -54,8 +56,8 @@ def gradient_norms(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`.
-        targets: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors.
+        targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
             `"auto"` takes as many as 512 MB are estimated to hold, from the sizes of a sample and
@@ -67,7 +69,7 @@ def gradient_norms(
         gradient it is the norm of its real and imaginary parts together.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
+        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of `func_gradients`.
 
     Example:
@@ -76,11 +78,10 @@ def gradient_norms(
         >>> gradient_norms(model, nn.functional.mse_loss, data, targets)  # (0 - 1)^2 rises by 2
         tensor([2., 2.])
     """
-    params = _prepare(model, data, targets, wrt, chunk_size, randomness)
-    result = data.new_zeros(len(data), dtype=_dtype(params))
-    batch = (data.detach(), targets)
+    params, batch = _prepare(model, data, targets, wrt, chunk_size, randomness)
+    result = torch.zeros(len(batch), dtype=_dtype(params), device=batch.leaves[0].device)
     for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
-        result[part] = _reduce(params, found, len(data[part])).norms
+        result[part] = _reduce(params, found, len(result[part])).norms
         del found  # or it would lie beside that of the next chunk
     return result
 
@@ -90,9 +91,9 @@ def gradient_norms(
 def clipped_sum(
     model: nn.Module,
     loss_fn: LossFn,
-    data: Tensor,
-    targets: Tensor,
-    limit: float,
+    data: Tree,
+    targets: Tree = None,
+    limit: float | None = None,
     *,
     wrt: Iterable[str] | None = None,
     chunk_size: int | str | None = "auto",
@@ -103,9 +104,10 @@ def clipped_sum(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`.
-        targets: `(B, ...)`.
-        limit: The largest norm, over all parameters together, that a gradient keeps.
+        data: `(B, ...)`, or a tree of such tensors.
+        targets: Likewise; `None` where the loss needs none.
+        limit: The largest norm, over all parameters together, that a gradient keeps. It has to be
+            given.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
             `"auto"` takes as many as 512 MB are estimated to hold, from the sizes of a sample and
@@ -116,7 +118,7 @@ def clipped_sum(
         `{name: parameter.shape}`, detached; zeros for an empty batch.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, or `wrt` is one string.
+        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of `func_gradients`, or a `limit` that is not above 0.
 
     Example:
@@ -127,15 +129,14 @@ def clipped_sum(
     """
     if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
-    params = _prepare(model, data, targets, wrt, chunk_size, randomness)
+    params, batch = _prepare(model, data, targets, wrt, chunk_size, randomness)
     # Half precision would lose what comes late: 256 + 1 is 256 in bfloat16.
     result = {
         name: torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
         for name, tensor in params.items()
     }
-    batch = (data.detach(), targets)
     for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
-        reduced = _reduce(params, found, len(data[part]), keep=True)
+        reduced = _reduce(params, found, len(batch.leaves[0][part]), keep=True)
         factors = (limit / reduced.norms).clamp(max=1)
         for name, total in reduced.totals(factors):
             result[name] += total
@@ -184,47 +185,48 @@ def _reduce(
 def _chunks(
     model: nn.Module,
     loss_fn: LossFn,
-    batch: tuple[Tensor, Tensor],
+    batch: Batch,
     params: dict[str, Tensor],
     chunk_size: int | str | None,
     randomness: str,
 ) -> Iterator[tuple[slice, PerSampleGradients]]:
     """Differentiate one chunk after the other."""
-    if not len(batch[0]) or not params:
+    if not len(batch) or not params:
         return iter(())
-    step = _estimated(batch[0], params) if chunk_size == "auto" else chunk_size
-    loss = gradients.sample_loss(loss_fn)
-    return per_sample_gradients(loss, model, params, batch, step, randomness=randomness)
+    step = _estimated(batch, params) if chunk_size == "auto" else chunk_size
+    loss = gradients.sample_loss(loss_fn, batch)
+    return per_sample_gradients(loss, model, params, batch.leaves, step, randomness=randomness)
 
 
-def _estimated(data: Tensor, params: dict[str, Tensor]) -> int:
+def _estimated(batch: Batch, params: dict[str, Tensor]) -> int:
     """Estimate how many samples fit into the memory that a chunk is meant to take.
 
     What a network keeps of a sample is not known before it has run. An image network keeps some
     tens of times what the sample has; of a token, each layer keeps its inputs and its outputs. The
     gradients of the largest parameter may come to that.
     """
-    if data.is_floating_point():
-        kept = 64 * data[0].numel()
-    else:
-        kept = data[0].numel() * sum(sum(tensor.shape[:2]) for tensor in params.values())
+    pairs = zip(batch.paths, batch.leaves, strict=True)
+    first = [leaf[0] for path, leaf in pairs if not path.startswith("targets")]
+    kept = 64 * sum(sample.numel() for sample in first if sample.is_floating_point())
+    tokens = max((sample.numel() for sample in first if not sample.is_floating_point()), default=0)
+    kept += tokens * sum(sum(tensor.shape[:2]) for tensor in params.values())
     return max(1, _CHUNK // (kept + max(tensor.numel() for tensor in params.values()) + 1))
 
 
 def _prepare(
     model: nn.Module,
-    data: Tensor,
-    targets: Tensor,
+    data: Tree,
+    targets: Tree,
     wrt: Iterable[str] | None,
     chunk_size: int | str | None,
     randomness: str,
-) -> dict[str, Tensor]:
-    """Check the input and choose the parameters."""
-    params = gradients.prepare(model, data, targets, wrt)
+) -> tuple[dict[str, Tensor], Batch]:
+    """Check the input, choose the parameters, and take the batch apart."""
+    prepared = gradients.prepare(model, data, targets, wrt)
     if chunk_size != "auto":
         checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
-    return params
+    return prepared
 
 
 def _dtype(params: dict[str, Tensor]) -> torch.dtype:

@@ -163,7 +163,7 @@ def test_a_plan_depends_on_all_that_features_are_computed_of(option, value):
         ([], "dataset must hold a sample at least, got none"),
         # Else its numbers would be parts.
         ([torch.ones(3)] * 3, "such as (image, label), got Tensor"),
-        ([{"x": torch.ones(3)}] * 3, "such as (image, label), got dict"),
+        ([{"x": "a"}] * 3, "such as (image, label), got dict"),
         ([(torch.ones(3), "a")] * 3, "such as (image, label), got tuple"),
     ],
 )

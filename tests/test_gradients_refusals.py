@@ -82,7 +82,7 @@ OF_TYPES: dict[str, dict[str, object]] = {
     "model must be a torch.nn.Module": {"model": len},
     "data must be a tensor (B, ...), got list": {"data": x.tolist()},
     "data must be a tensor (B, ...), got ndarray": {"data": x.numpy()},
-    "targets must be a tensor (B, ...), got NoneType": {"targets": None},
+    "targets must be a tensor (B, ...), got ndarray": {"targets": t.numpy()},
     "wrt must be several names": {"wrt": "bias"},
 }
 

@@ -26,6 +26,7 @@ an empty batch, and a vector that does not fit the parameters.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,10 @@ from tqdm import tqdm
 from helpers import gradients
 from helpers.curvature import passes
 from helpers.curvature.parameter_vectors import Vector, check_dictionary, check_returned
-from helpers.transforms import checks, fallback
+from helpers.transforms import batches, checks, fallback
+from helpers.transforms.batches import Tree
 
-LossFn = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[[Any, Any], Tensor]
 
 _LARGEST = 2**33
 """Bytes of the largest matrix that is made, 8 GiB."""
@@ -45,13 +47,13 @@ _LARGEST = 2**33
 
 @torch.inference_mode(False)
 def fisher_product(
-    model: nn.Module, data: Tensor, vector: Vector, *, chunk_size: int | None = None
+    model: nn.Module, data: Tree, vector: Vector, *, chunk_size: int | None = None
 ) -> Vector:
     """Multiply a vector with the Fisher matrix of a classifier.
 
     Args:
         model: Any module that maps `(B, ...)` to logits `(B, Y)`.
-        data: `(B, ...)`, B at least 1.
+        data: `(B, ...)`, or a tree of such tensors, B at least 1.
         vector: `{name: parameter.shape}`.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
 
@@ -59,7 +61,7 @@ def fisher_product(
         `{name: parameter.shape}`, detached.
 
     Raises:
-        TypeError: `data` is no tensor, or `vector` no dictionary of tensors.
+        TypeError: `data` is no tree of tensors, or `vector` no dictionary of tensors.
         ValueError: One of the refusals of the module, or outputs that are not `(B, Y)`.
 
     Example:
@@ -70,7 +72,7 @@ def fisher_product(
         tensor([ 1., -1.])
     """
 
-    def weigh(logits: Tensor, pushed: Tensor, _: None) -> Tensor:
+    def weigh(logits: Tensor, pushed: Tensor, *_: Tensor) -> Tensor:
         if logits.dim() != 1:
             raise ValueError(
                 f"the model must return logits (B, Y), got {(1, *logits.shape)} for a batch of one"
@@ -78,17 +80,17 @@ def fisher_product(
         p = logits.softmax(dim=0)
         return p * (pushed - p @ pushed)
 
-    checks.check_batch(data=data)
-    return passes.mean(model, (data,), vector, chunk_size, weigh)
+    checks.check_model(model)
+    return passes.mean(model, batches.take(model, data=data), vector, chunk_size, weigh)
 
 
 @torch.inference_mode(False)
 def gauss_newton_product(
     model: nn.Module,
     loss_fn: LossFn,
-    data: Tensor,
-    targets: Tensor,
-    vector: Vector,
+    data: Tree,
+    targets: Tree = None,
+    vector: Vector | None = None,
     *,
     chunk_size: int | None = None,
 ) -> Vector:
@@ -97,16 +99,16 @@ def gauss_newton_product(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, Y)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, B at least 1.
-        targets: `(B, ...)`.
-        vector: `{name: parameter.shape}`.
+        data: `(B, ...)`, or a tree of such tensors, B at least 1.
+        targets: Likewise; `None` where the loss needs none.
+        vector: `{name: parameter.shape}`. It has to be given.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
 
     Returns:
         `{name: parameter.shape}`, detached.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, or `vector` no dictionary of tensors.
+        TypeError: `data` or `targets` is no tree of tensors, or `vector` no dictionary of tensors.
         ValueError: One of the refusals of the module.
 
     Example:
@@ -117,24 +119,25 @@ def gauss_newton_product(
         >>> gauss_newton_product(model, loss_fn, data, targets, vector)  # 2 (1 + 9) / 2
         {'weight': tensor([[10.]])}
     """
-    compute_loss = _on_one(loss_fn)
+    checks.check_model(model)
+    batch = batches.take(model, data=data, targets=targets)
 
-    def weigh(prediction: Tensor, pushed: Tensor, target: Tensor) -> Tensor:
-        slope = grad(lambda prediction: compute_loss(prediction, target))
+    def weigh(prediction: Tensor, pushed: Tensor, *sample: Tensor) -> Tensor:
+        _, target = batch.of_one(sample)
+        slope = grad(lambda z: checks.check_scalar(loss_fn(z.unsqueeze(0), target)))
         # A Hessian is its own transpose; the `jvp` of torch fails for the slope of mse_loss.
         return vjp(slope, prediction)[1](pushed)[0]
 
-    checks.check_batch(data=data, targets=targets)
-    return passes.mean(model, (data, targets), vector, chunk_size, weigh)
+    return passes.mean(model, batch, vector, chunk_size, weigh)
 
 
 @torch.inference_mode(False)
 def empirical_fisher_product(
     model: nn.Module,
     loss_fn: LossFn,
-    data: Tensor,
-    targets: Tensor,
-    vector: Vector,
+    data: Tree,
+    targets: Tree = None,
+    vector: Vector | None = None,
     *,
     chunk_size: int | None = None,
 ) -> Vector:
@@ -146,16 +149,16 @@ def empirical_fisher_product(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, Y)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, B at least 1.
-        targets: `(B, ...)`.
-        vector: `{name: parameter.shape}`.
+        data: `(B, ...)`, or a tree of such tensors, B at least 1.
+        targets: Likewise; `None` where the loss needs none.
+        vector: `{name: parameter.shape}`. It has to be given.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
 
     Returns:
         `{name: parameter.shape}`, detached.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, or `vector` no dictionary of tensors.
+        TypeError: `data` or `targets` is no tree of tensors, or `vector` no dictionary of tensors.
         ValueError: One of the refusals of the module.
 
     Example:
@@ -167,9 +170,10 @@ def empirical_fisher_product(
         >>> empirical_fisher_product(model, loss_fn, data, targets, vector)  # (4 + 324) / 2
         {'weight': tensor([[164.]])}
     """
-    checks.check_batch(data=data, targets=targets)
-    loss = gradients.sample_loss(loss_fn)
-    return passes.mean(model, (data, targets), vector, chunk_size, lambda *_: None, loss)
+    checks.check_model(model)
+    batch = batches.take(model, data=data, targets=targets)
+    loss = gradients.sample_loss(loss_fn, batch)
+    return passes.mean(model, batch, vector, chunk_size, lambda *_: None, loss)
 
 
 @torch.inference_mode(False)
@@ -233,12 +237,3 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
         basis[torch.arange(count), torch.arange(start, start + count)] = 1
         result[:, start : start + count] = passes.each(column, basis).T
     return result
-
-
-def _on_one(loss_fn: LossFn) -> Callable[[Tensor, Tensor], Tensor]:
-    """Make the loss a function of one prediction and one target."""
-
-    def compute_loss(prediction: Tensor, target: Tensor) -> Tensor:
-        return checks.check_scalar(loss_fn(prediction.unsqueeze(0), target.unsqueeze(0)))
-
-    return compute_loss

@@ -1,6 +1,6 @@
 """From the parameters to the outputs of a model, and back: what all products are made of."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -9,42 +9,42 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers import jacobians
 from helpers.curvature.parameter_vectors import Vector, check_vector
-from helpers.transforms import checks, derivatives, fallback, randomness, samples
+from helpers.transforms import batches, checks, derivatives, fallback, randomness, samples
+from helpers.transforms.batches import Batch
+from helpers.transforms.sequences import Sequences
 
-Weigh = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""`weigh(outputs, pushed, targets)` of one sample: what goes back through its Jacobian."""
+Weigh = Callable[..., Tensor]
+"""`weigh(outputs, pushed, *sample)` of one sample: what goes back through its Jacobian."""
 
 
 def mean(
     model: nn.Module,
-    batch: tuple[Tensor, ...],
+    batch: Batch,
     vector: Vector,
     chunk_size: int | None,
     weigh: Weigh,
     loss: Callable[..., Tensor] | None = None,
 ) -> Vector:
-    """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, target_i)`.
+    """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, *sample_i)`.
 
     With a loss, a function of a sample, J_i is its gradient in place of the model's Jacobian, and
     what was pushed forward goes back as it is.
     """
-    checks.check_model(model)
     checks.check_chunk_size(chunk_size)
     check_vector(vector, checks.select_parameters(model))
-    if not len(batch[0]):
+    if not len(batch):
         raise ValueError("data must hold a sample at least, got none")
-    batch = tuple(tensor.detach() for tensor in batch)
     vector = {name: tensor.detach() for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
     with samples.slow_operations_named():
-        for product in _products(model, batch, vector, chunk_size or len(batch[0]), weigh, loss):
+        for product in _products(model, batch, vector, chunk_size or len(batch), weigh, loss):
             total = {name: tensor + product[name] for name, tensor in total.items()}
-    return {name: tensor / len(batch[0]) for name, tensor in total.items()}
+    return {name: tensor / len(batch) for name, tensor in total.items()}
 
 
 def _products(
     model: nn.Module,
-    batch: tuple[Tensor, ...],
+    batch: Batch,
     vector: Vector,
     step: int,
     weigh: Weigh,
@@ -52,8 +52,8 @@ def _products(
 ) -> Iterator[Vector]:
     """Yield for each chunk the sum over its samples, by `vjp`, or else by Jacobians."""
     transformable = True
-    for start in range(0, len(batch[0]), step):
-        chunk = tuple(tensor[start : start + step] for tensor in batch)
+    for start in range(0, len(batch), step):
+        chunk = batch[start : start + step]
         if transformable:
             try:
                 product = _transformed(model, chunk, vector, weigh, loss)
@@ -72,14 +72,13 @@ def _products(
 
 def _transformed(
     model: nn.Module,
-    chunk: tuple[Tensor, ...],
+    chunk: Batch,
     vector: Vector,
     weigh: Weigh,
     loss: Callable[..., Tensor] | None,
 ) -> Vector:
     """Go from the parameters to the outputs of all samples, and back."""
-    inputs, targets = (chunk, ()) if loss else (chunk[:1], chunk[1:])
-    run = samples.reaching(loss or _outputs, model, vector)
+    run = samples.reaching(loss or _outputs(chunk), model, vector)
     # Fused attention has one derivative only.
     with (
         samples.running(model, vector) as (snapshot, params, buffers),
@@ -87,56 +86,46 @@ def _transformed(
     ):
 
         def outputs_of(params: dict[str, Tensor]) -> Tensor:
-            return samples.map_samples(run, params, buffers, inputs, snapshot.restore)
+            return samples.map_samples(run, params, buffers, chunk.leaves, snapshot.restore)
 
         outputs, pull = vjp(outputs_of, params)
         # What a `vjp` returns is linear in what it is given, so a `vjp` of it is the product with
         # the Jacobian: a `jvp` made of backwards. The `jvp` of torch is not always the transpose of
         # its backward: it moves the padding of an embedding.
         (pushed,) = vjp(pull, torch.zeros_like(outputs))[1]((vector,))
-        (product,) = pull(pushed if loss else _weighed(weigh, outputs, pushed, targets))
+        (product,) = pull(pushed if loss else each(weigh, outputs, pushed, *chunk.leaves))
     return {name: tensor.detach() for name, tensor in product.items()}
 
 
 def _by_gradients(
-    model: nn.Module, chunk: tuple[Tensor, ...], vector: Vector, loss: Callable[..., Tensor]
+    model: nn.Module, chunk: Batch, vector: Vector, loss: Callable[..., Tensor]
 ) -> Vector:
     """Do the same with the gradients of the chunk, `{name: (B, *shape)}`."""
     params = checks.select_parameters(model, vector)
-    grads = derivatives.by_loop(loss, model, params, chunk)
+    grads = derivatives.by_loop(loss, model, params, chunk.leaves)
     pushed = sum(
         torch.einsum("bp,p->b", g.flatten(1), vector[n].flatten()) for n, g in grads.items()
     )
     return {name: torch.einsum("b...,b->...", g, pushed) for name, g in grads.items()}
 
 
-def _by_jacobians(
-    model: nn.Module, chunk: tuple[Tensor, ...], vector: Vector, weigh: Weigh
-) -> Vector:
+def _by_jacobians(model: nn.Module, chunk: Batch, vector: Vector, weigh: Weigh) -> Vector:
     """Do the same with the Jacobians of the chunk, `(B, Y, P)`."""
-    data, *targets = chunk
-    every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, data), model)
+    every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, chunk), model)
     blocks = {name: every[name] for name in vector}
     pushed = sum(
         torch.einsum("byp,p->by", block.flatten(2), vector[name].reshape(-1))
         for name, block in blocks.items()
     )
-    rows: list[Tensor] = [pushed] * len(data)
-    samples.loop(_outputs, model, (), (data,), rows.__setitem__)
-    weighed = _weighed(weigh, torch.stack(rows).detach(), pushed, targets)
+    rows: list[Tensor] = [pushed] * len(chunk)
+    samples.loop(_outputs(chunk), model, (), chunk.leaves, rows.__setitem__)
+    weighed = each(weigh, torch.stack(rows).detach(), pushed, *chunk.leaves)
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
 
 
-def _weighed(weigh: Weigh, outputs: Tensor, pushed: Tensor, targets: Sequence[Tensor]) -> Tensor:
-    """Weigh what was pushed forward, each sample by itself."""
-    if not targets:
-        return each(lambda one, tangent: weigh(one, tangent, None), outputs, pushed)
-    return each(weigh, outputs, pushed, targets[0])
-
-
-def _outputs(model: nn.Module, sample: Tensor) -> Tensor:
-    """Run the model on one sample."""
-    return _of_one(model(sample.unsqueeze(0)))
+def _outputs(batch: Batch) -> Callable[..., Tensor]:
+    """Make a function that runs the model on one sample."""
+    return lambda model, *sample: _of_one(batches.call(model, batch.of_one(sample)[0]))
 
 
 def _of_one(outputs: Tensor) -> Tensor:
@@ -152,7 +141,7 @@ def _of_one(outputs: Tensor) -> Tensor:
     return outputs.squeeze(0)
 
 
-def each(function: Callable[..., Tensor], *batch: Tensor) -> Tensor:
+def each(function: Callable[..., Tensor], *batch: Tensor | Sequences) -> Tensor:
     """Call a function for each sample: with `vmap`, or in a loop if it cannot be transformed.
 
     Raises:
@@ -161,6 +150,7 @@ def each(function: Callable[..., Tensor], *batch: Tensor) -> Tensor:
     device = batch[0].device
     before = randomness.random_state(device)
     try:
+        samples.check_stackable(batch)
         return vmap(function)(*batch)
     except RuntimeError as error:
         if "randomness error mode" in str(error):

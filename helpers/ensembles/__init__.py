@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from tqdm import tqdm
 from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
 from helpers.transforms import checks
+from helpers.transforms.batches import Batch, Tree, arguments
 from helpers.transforms.call import (
     RECURRENT,
     ParameterAliases,
@@ -154,9 +156,9 @@ def draw_orders(
 
 def train(
     ensemble: Ensemble,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    data: Tensor,
-    targets: Tensor,
+    loss_fn: Callable[[Any, Any], Tensor],
+    data: Tree,
+    targets: Tree,
     order: Tensor,
     step: Step,
     *,
@@ -170,8 +172,8 @@ def train(
     Args:
         ensemble: M networks. It is not changed.
         loss_fn: `loss_fn(predictions, targets)`, given a batch, returns a scalar.
-        data: `(N, ...)`, on the device of the networks.
-        targets: `(N, ...)`, there too.
+        data: `(N, ...)`, on the device of the networks, or a tree of such tensors.
+        targets: Likewise; `None` where the loss needs none.
         order: `(M, steps, B)`, indices of samples: what `draw_orders` returns.
         step: `sgd_step`, `momentum_step` or `adam_step` of `helpers.optimizers`, or another of
             their form.
@@ -191,21 +193,28 @@ def train(
             M, all parameters are frozen, the loss is no scalar, a batch size or chunk is refused,
             or a forward draws random numbers and `randomness` is `"error"`.
     """
-    checks.check_batch(data=data, targets=targets)
+    batch = Batch(data=data, targets=targets)
     checks.check_chunk_size(chunk_size)
     checks.check_randomness(randomness)
     size = len(ensemble)
-    _check_order(order, size, len(data))
+    _check_order(order, size, len(batch))
+    if len(batch.tensors) < len(batch.leaves):
+        raise ValueError("samples of unequal length cannot be taken together: pad them")
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
-    data, targets = data.detach(), targets.detach()
     like = next(iter(ensemble.params.values()))
     given = {"lr": lr, "weight_decay": weight_decay}
     rates = [_one_for_each(name, value, size, like) for name, value in given.items()]
 
     def advance(
-        params: Tensors, buffers: Tensors, state: Tensors, x: Tensor, y: Tensor, *rates: Tensor
+        params: Tensors,
+        buffers: Tensors,
+        state: Tensors,
+        leaves: tuple[Tensor, ...],
+        *rates: Tensor,
     ) -> tuple[Tensors, Tensors, Tensors]:
+        x, y = batch.trees(leaves)
+
         def compute_loss(params: Tensors) -> tuple[Tensor, Tensors]:
             # A forward may write into buffers, which under `grad` must be tensors made inside.
             own = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -233,10 +242,10 @@ def train(
             own_rates = [rate[part] for rate in rates]
             # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
             model = copy.deepcopy(ensemble.model)
-            for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
-                batch = (data[indices], targets[indices])
+            for indices in order[part].to(batch.leaves[0].device).unbind(dim=1):  # (m, B)
+                leaves = batch[indices].leaves
                 with _explained(), eager(), batchable_recurrence(model):
-                    params, buffers, state = advance_all(params, buffers, state, *batch, *own_rates)
+                    params, buffers, state = advance_all(params, buffers, state, leaves, *own_rates)
                 progress.update()
             done.append((params, buffers))
     params, buffers = (
@@ -247,23 +256,23 @@ def train(
 
 
 @torch.no_grad()
-def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None) -> Tensor:
+def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) -> Any:
     """Run every network on the same inputs.
 
     Args:
         ensemble: M networks, in evaluation mode or without random numbers. They are not changed.
-        inputs: `(N, ...)`.
+        inputs: `(N, ...)`, or a tree of such tensors.
         chunk_size: How many networks to run at a time; `None` means all.
 
     Returns:
-        `(M, N, ...)`, detached.
+        `(M, N, ...)`, detached; of a model that returns several tensors, these in what it returns.
 
     Raises:
         ValueError: The chunk is refused, or a forward draws random numbers.
     """
     checks.check_chunk_size(chunk_size)
 
-    def run(params: Tensors, buffers: Tensors) -> Tensor:
+    def run(params: Tensors, buffers: Tensors) -> Any:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
         model = copy.deepcopy(ensemble.model)  # a new one for each chunk
         recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
@@ -277,7 +286,7 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 
-def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tensor) -> Tensor:
+def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tree) -> Any:
     """Run a copy of the structure with the tensors of a network, wherever it meets its own."""
     ids = {
         id(tensor): name
@@ -285,7 +294,7 @@ def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tensor
         for name, tensor in chain(each.named_parameters(), each.named_buffers())
     }
     with ParameterAliases(ids, tensors):
-        return functional_call(model, tensors, (inputs,))
+        return functional_call(model, tensors, *arguments(inputs))
 
 
 def _check_order(order: Tensor, size: int, samples: int) -> None:

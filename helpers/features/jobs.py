@@ -12,9 +12,14 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from helpers import data
-from helpers.gradient_computers import AbstractGradientComputer, FunctionalGradientComputer
+from helpers.gradient_computers import (
+    AbstractGradientComputer,
+    FunctionalGradientComputer,
+    Given,
+)
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MODELS
+from helpers.transforms.batches import mapped
 
 
 @dataclass
@@ -24,36 +29,43 @@ class Job:
     Attributes:
         computer: What computes the gradients. Every process makes its own, with the same weights.
         dataset: What `torch.utils.data.DataLoader` takes: it has a length, at least 1, and
-            `dataset[i]` is sample i, a tuple of tensors or numbers, the same in every process.
+            `dataset[i]` is sample i, the same in every process: a tuple of tensors or numbers, or
+            of trees of them, or a mapping.
     """
 
     computer: AbstractGradientComputer
-    dataset: Sequence[tuple[Any, ...]]
+    dataset: Sequence[Given]
 
     def __post_init__(self) -> None:
         if not len(self.dataset):
             raise ValueError("a job's dataset must hold a sample at least, got none")
 
 
-def collate(samples: Sequence[tuple[Any, ...]]) -> tuple[Tensor, ...]:
+def collate(samples: Sequence[Given]) -> Given:
     """Make a batch of samples.
 
     Args:
-        samples: Tuples of tensors, arrays or numbers, alike in shape.
+        samples: Tuples or mappings of tensors, arrays or numbers, or of trees of them, alike in
+            shape.
 
     Returns:
         Tensors `(B, ...)`, as `torch.utils.data.default_collate` makes them.
 
     Raises:
-        TypeError: A sample is no such tuple.
+        TypeError: A sample is neither such a tuple nor such a mapping.
     """
     batch = default_collate(list(samples))
-    if not isinstance(batch, tuple | list) or not all(isinstance(part, Tensor) for part in batch):
-        raise TypeError(
-            "a sample of a job's dataset must be a tuple of tensors or numbers, such as "
-            f"(image, label), got {type(samples[0]).__name__}"
-        )
-    return tuple(batch)
+
+    def check(path: str, leaf: Any) -> Tensor:
+        if path == "sample" or not isinstance(leaf, Tensor):
+            raise TypeError(
+                "a sample of a job's dataset must be a mapping or a tuple of tensors or numbers, "
+                f"such as (image, label), got {type(samples[0]).__name__}"
+            )
+        return leaf
+
+    mapped(check, batch, "sample")
+    return tuple(batch) if isinstance(batch, list) else batch
 
 
 def on_digits(model: str, samples: int, seed: int, device: torch.device) -> Job:

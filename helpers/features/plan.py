@@ -13,6 +13,7 @@ import torch
 from helpers.ensembles.likeness import content, facts_of
 from helpers.features.jobs import Job, collate
 from helpers.transforms import checks
+from helpers.transforms.batches import mapped
 
 NAME = "plan.json"
 _LOOKED_AT = 4096
@@ -66,7 +67,7 @@ def make(job: Job, **options: object) -> Plan:
         options: The fields of `Plan` that the job does not say.
 
     Raises:
-        TypeError: A sample is no tuple of tensors and numbers.
+        TypeError: A sample is no tuple or mapping of tensors and numbers.
         ValueError: The model lies in several processes: each is to have all of its weights.
     """
     checks.check_one_process(job.computer.model)
@@ -93,9 +94,13 @@ def _of_weights(job: Job) -> Iterator[bytes]:
 def _of_samples(job: Job) -> Iterator[bytes]:
     count = len(job.dataset)
     for index in np.linspace(0, count - 1, min(count, _LOOKED_AT)).round().astype(int).tolist():
-        for part in collate([job.dataset[index]]):
-            yield repr((tuple(part.shape), part.dtype)).encode()
-            yield content(part)
+        batch, leaves = collate([job.dataset[index]]), {}
+        mapped(leaves.__setitem__, batch, "")
+        for path, leaf in leaves.items():
+            plain = isinstance(batch, tuple) and any(leaf is part for part in batch)
+            where = () if plain else (path,)
+            yield repr((*where, tuple(leaf.shape), leaf.dtype)).encode()
+            yield content(leaf)
 
 
 def _hash(parts: Iterator[bytes]) -> str:

@@ -16,6 +16,7 @@ from helpers.features.jobs import Job, collate
 from helpers.features.plan import NAME, Plan
 from helpers.features.workers import Workers
 from helpers.projection import project_batches
+from helpers.transforms.batches import mapped
 
 KERNEL = "kernel.npy"
 _BITS = 62  # of an int64 that a sum may use
@@ -84,7 +85,7 @@ def _rows(job: Job, plan: Plan, part: slice, workers: Workers, bar: tqdm) -> np.
     features = []
     for batch in shards.bounds(part.stop - part.start, plan.batch):
         samples = [job.dataset[part.start + i] for i in range(batch.start, batch.stop)]
-        tensors = tuple(tensor.to(device) for tensor in collate(samples))
+        tensors = mapped(lambda _, tensor: tensor.to(device), collate(samples), "")
         features.append(
             project_batches(job.computer, [tensors], plan.k, kind=plan.kind, seed=plan.seed)
         )

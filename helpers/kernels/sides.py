@@ -8,22 +8,22 @@ gradients at its outputs `(c * Y, out)`, which take less room and less arithmeti
 import torch
 from torch import Tensor, nn
 
-from helpers import gradients
 from helpers.jacobians import func_jacobians
 from helpers.layers.linear import Linear
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
-from helpers.transforms import checks
+from helpers.transforms import batches, checks
+from helpers.transforms.batches import Batch
 
 Side = dict[str, Tensor | tuple[Tensor, Tensor]]
 
 
-def rows(model: nn.Module, outputs: int, data: Tensor) -> Side:
+def rows(model: nn.Module, outputs: int, data: Batch) -> Side:
     """Make a side of a block out of Jacobians."""
     return {"": func_jacobians(model, data).flatten(0, 1)}
 
 
-def structured(model: nn.Module, outputs: int, data: Tensor) -> Side:
+def structured(model: nn.Module, outputs: int, data: Batch) -> Side:
     """Make a side of a block out of the activations of layers, and their output gradients."""
     found = of_outputs(model, data, outputs)
     side: Side = {}
@@ -36,17 +36,17 @@ def structured(model: nn.Module, outputs: int, data: Tensor) -> Side:
     return side
 
 
-def of_outputs(model: nn.Module, data: Tensor, outputs: int) -> PerSampleGradients:
+def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradients:
     """Differentiate each output of each sample: sample by sample, its outputs side by side."""
+    each = data[torch.arange(len(data)).repeat_interleave(outputs)]
+    one_hot = torch.eye(outputs, device=data.leaves[0].device).repeat(len(data), 1)
 
-    def pick(values: Tensor, chosen: Tensor) -> Tensor:
-        return (values[0] * chosen).sum()
+    def loss(model: nn.Module, *sample: Tensor) -> Tensor:
+        *leaves, chosen = sample
+        return (batches.call(model, *data.of_one(leaves))[0] * chosen).sum()
 
-    each = data.repeat_interleave(outputs, dim=0)
-    one_hot = torch.eye(outputs, device=data.device).repeat(len(data), 1)
     params = checks.select_parameters(model)
-    loss = gradients.sample_loss(pick)
-    ((_, found),) = per_sample_gradients(loss, model, params, (each, one_hot))
+    ((_, found),) = per_sample_gradients(loss, model, params, (*each.leaves, one_hot))
     return found
 
 

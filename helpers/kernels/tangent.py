@@ -9,7 +9,8 @@ from tqdm import tqdm
 
 from helpers.jacobians import func_jacobians
 from helpers.kernels import columns, free_memory, sides
-from helpers.transforms import checks
+from helpers.transforms import batches, checks
+from helpers.transforms.batches import Batch, Tree
 
 METHODS = ("auto", "jacobian", "vector", "structured")
 
@@ -20,8 +21,8 @@ _CHUNK = 2**27
 @torch.inference_mode(False)
 def ntk(
     model: nn.Module,
-    x1: Tensor,
-    x2: Tensor | None = None,
+    x1: Tree,
+    x2: Tree | None = None,
     *,
     method: str = "auto",
     chunk_size: int | None = None,
@@ -33,8 +34,9 @@ def ntk(
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
-        x1: `(N1, ...)`.
-        x2: `(N2, ...)`, samples of the same shape; `None` means `x1`, and half of the work.
+        x1: `(N1, ...)`, or a tree of such tensors.
+        x2: `(N2, ...)`, likewise, with samples of the same shape; `None` means `x1`, and half of
+            the work.
         method: `"jacobian"` contracts Jacobians `(c, Y, P)` of chunks. `"structured"` takes one
             parameter after the other, and that of a linear layer which meets one vector a sample
             by its inputs and output gradients alone: `(x x') (g g')`. `"vector"` takes one output
@@ -48,7 +50,7 @@ def ntk(
         `(N1, N2, Y, Y)`, detached.
 
     Raises:
-        TypeError: `x1` or `x2` is no tensor.
+        TypeError: `x1` or `x2` is no tree of tensors.
         ValueError: The samples of `x1` and `x2` differ in shape, the method is unknown, the kernel
             or two chunks of Jacobians would not fit into the memory that is free, or one of the
             refusals of `helpers.jacobians.func_jacobians`.
@@ -61,14 +63,13 @@ def ntk(
                 [1., 5.]])
     """
     symmetric = x2 is None
-    x2 = x1 if x2 is None else x2
-    for name, batch in (("x1", x1), ("x2", x2)):
-        checks.check_batch(**{name: batch})
-    if x1.shape[1:] != x2.shape[1:]:
-        raise ValueError(
-            "x1 and x2 must hold samples of one shape, "
-            f"got {tuple(x1.shape[1:])} and {tuple(x2.shape[1:])}"
-        )
+    checks.check_model(model)
+    x1 = batches.take(model, x1=x1)
+    x2 = x1 if symmetric else batches.take(model, x2=x2)
+    shapes = [[tuple(leaf.shape[1:]) for leaf in x.tensors.values()] for x in (x1, x2)]
+    if shapes[0] != shapes[1]:
+        one, other = (", ".join(map(str, each)) for each in shapes)
+        raise ValueError(f"x1 and x2 must hold samples of one shape, got {one} and {other}")
     if method not in METHODS:
         raise ValueError(f"method must be {', '.join(map(repr, METHODS))}, got {method!r}")
     checks.check_chunk_size(chunk_size)
@@ -78,10 +79,9 @@ def ntk(
     kernel = free_memory.zeros(shape, empty)
     if kernel.numel() == 0 or count == 0:
         return kernel
-    x1, x2 = x1.detach(), x2.detach()
     way, dense = _choose(method, model, x1, outputs, count)
     if way == "vector":
-        step = chunk_size or max(1, _CHUNK // (128 * x1[0].numel()))
+        step = chunk_size or max(1, _CHUNK // (128 * _size(x1)))
         return columns.fill(model, x1, x2, kernel, step)
     step = chunk_size or max(1, _CHUNK // (2 * _numbers(x1, outputs, dense)))
     step = min(step, max(len(x1), len(x2)))
@@ -106,7 +106,7 @@ def ntk(
 
 
 def _choose(
-    method: str, model: nn.Module, data: Tensor, outputs: int, count: int
+    method: str, model: nn.Module, data: Batch, outputs: int, count: int
 ) -> tuple[str, int]:
     """Choose a way; return it, and for how many parameters it holds the derivatives of a sample."""
     if method in ("jacobian", "vector"):
@@ -121,13 +121,18 @@ def _choose(
     return ("jacobian" if 2 * outputs * count <= _CHUNK else "vector"), count
 
 
-def _numbers(data: Tensor, outputs: int, dense: int) -> int:
+def _numbers(data: Batch, outputs: int, dense: int) -> int:
     """Estimate how many numbers a sample takes while a side is made of it.
 
     What a network keeps of a sample is not known before it has run: some tens of times what the
     sample has, for each output.
     """
-    return outputs * (dense + 64 * data[0].numel()) + 1
+    return outputs * (dense + 64 * _size(data)) + 1
+
+
+def _size(data: Batch) -> int:
+    """Return how many numbers a sample has."""
+    return sum(leaf[0].numel() for leaf in data.leaves)
 
 
 def _blocks(n1: int, n2: int, step: int, symmetric: bool) -> Iterator[tuple[slice, slice]]:

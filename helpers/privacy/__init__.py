@@ -16,6 +16,7 @@ right for studies; against somebody who can predict them it takes a cryptographi
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from helpers import norms
 from helpers.privacy import accounting, reduction
 from helpers.privacy.accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
+from helpers.transforms.batches import Tree
 from helpers.transforms.numbers import check_count
 
 __all__ = ["ACCOUNTANTS", "epsilon", "noise_multiplier_for", "poisson_batches", "private_sum"]
@@ -63,9 +65,9 @@ def poisson_batches(
 @torch.inference_mode(False)
 def private_sum(
     model: nn.Module,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    data: Tensor,
-    targets: Tensor,
+    loss_fn: Callable[[Any, Any], Tensor],
+    data: Tree,
+    targets: Tree = None,
     *,
     limit: float,
     noise_multiplier: float,
@@ -89,8 +91,8 @@ def private_sum(
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`, with real parameters. Its
             buffers are not protected: what they know of private data is outside of the guarantee.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`.
-        targets: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors.
+        targets: Likewise; `None` where the loss needs none.
         limit: The largest norm, over all parameters together, that a gradient keeps.
         noise_multiplier: The noise's standard deviation as a multiple of `limit`; 0 for none.
         generator: Where the noise comes from; `None` means torch's own stream of the device.
@@ -103,7 +105,7 @@ def private_sum(
         `{name: parameter.shape}`, detached, for the parameters with `requires_grad`.
 
     Raises:
-        TypeError: `data` or `targets` is no tensor, or `group` no group of this process.
+        TypeError: `data` or `targets` is no tree of tensors, or `group` no group of this process.
         ValueError: One of the refusals of `helpers.norms.clipped_sum`, BatchNorm in training mode
             and a `limit` out of range among them; `noise_multiplier` is negative or not finite; a
             parameter is complex, or not on the generator's device; processes have other settings or

@@ -11,17 +11,22 @@ not even form the gradients of large layers, for a somewhat larger error
 (`helpers.projection.factors`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from helpers.gradient_computers import AbstractGradientComputer, FunctionalGradientComputer
+from helpers.gradient_computers import (
+    AbstractGradientComputer,
+    FunctionalGradientComputer,
+    Given,
+)
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection import matrices
 from helpers.projection.factors import Map
 from helpers.projection.sketches import Total
 from helpers.transforms import checks
+from helpers.transforms.batches import Batch
 from helpers.transforms.numbers import check_count
 
 KINDS = (*matrices.KINDS, "sparse", "factored")
@@ -80,7 +85,7 @@ def project(
 
 def project_batches(
     computer: AbstractGradientComputer,
-    batches: Iterable[Sequence[Tensor]],
+    batches: Iterable[Given],
     k: int,
     *,
     kind: str = "rademacher",
@@ -135,7 +140,7 @@ def project_batches(
 
 @torch.inference_mode(False)
 def _factored(
-    computer: AbstractGradientComputer, batch: Sequence[Tensor], k: int, stream: tuple[int, int]
+    computer: AbstractGradientComputer, batch: Given, k: int, stream: tuple[int, int]
 ) -> Tensor:
     """Compute the features of one batch, from factors where they are known."""
     if isinstance(computer, FunctionalGradientComputer):
@@ -151,7 +156,7 @@ def _factored(
         raise ValueError("the computer must have a parameter to differentiate, got none")
     double = torch.float64 in (computer.dtype, *(tensor.dtype for tensor in params.values()))
     like = like.to(torch.float64 if double else torch.float32)
-    total = Total(len(batch[0]), k, like)
+    total = Total(len(Batch(batch=batch)), k, like)
     maps = {
         name: Map(tensor.shape, (*stream, _FACTORED, index), like)
         for index, (name, tensor) in enumerate(params.items())

@@ -1,6 +1,6 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from inspect import Parameter
 from typing import Any
 
@@ -98,19 +98,24 @@ def check_batch(**batches: Tensor) -> None:
         )
 
 
-def check_fits(batch: Sequence[Tensor], parameters: Sequence[Parameter]) -> tuple[Tensor, ...]:
-    """Return the tensors of a batch, detached, if a function of one sample could take them.
+def check_fits(batch: Any, parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """Name the parts of a batch, if a function of one sample could take them.
 
     Args:
-        batch: A tuple or a list of tensors `(B, ...)`.
-        parameters: What the function takes, as `inspect` says it: a name for each tensor, or one
+        batch: A tuple or a list; or a mapping, for a function that takes one argument.
+        parameters: What the function takes, as `inspect` says it: a name for each part, or one
             such as `*sample` for any number.
 
+    Returns:
+        The parts by name.
+
     Raises:
-        TypeError: The batch is no tuple or list, or one of its parts is no tensor.
-        ValueError: It has too few tensors or too many, or their batch sizes differ.
+        TypeError: The batch is no tuple or list.
+        ValueError: It has too few parts or too many.
     """
     names = [parameter.name for parameter in parameters]
+    if isinstance(batch, MutableMapping) and len(names) == 1:
+        return {names[0]: batch}
     if not isinstance(batch, list | tuple):
         raise TypeError(
             f"batch must be a tuple or a list of tensors, ({', '.join(names)}), "
@@ -122,8 +127,7 @@ def check_fits(batch: Sequence[Tensor], parameters: Sequence[Parameter]) -> tupl
         raise ValueError(
             f"batch must hold {len(names)} tensors, ({', '.join(names)}), got {len(batch)}"
         )
-    check_batch(**dict(zip(names, batch, strict=True)))
-    return tuple(tensor.detach() for tensor in batch)
+    return dict(zip(names, batch, strict=True))
 
 
 def check_scalar(

@@ -34,6 +34,7 @@ _CAUSES = {
     "Sparse": "uses sparse tensors",
     "nested": "uses nested tensors",
     "memory_format": "asks for an order in memory, such as channels_last",
+    "UnequalLengths": "has samples of unequal length",
     "OutOfReach": "uses a parameter past torch.func: by a view of it, or in a scripted function",
     "backward()": "calls backward() in its forward",
     "requires_grad_()": "calls requires_grad_() in its forward",
@@ -125,9 +126,9 @@ def find_place(error: Exception, model: nn.Module) -> str:
         if id(module) in names and isinstance(module, nn.Module):
             place = names[id(module)] or "the model"
         step = step.tb_next
-    if place is None and type(error).__name__ == "OutOfReach":  # it is told by the result
-        place = "the model"
-    return place or ELSEWHERE
+    # What is told by the result, or by the samples.
+    told = {"OutOfReach": "the model", "UnequalLengths": "the batch"}
+    return place or told.get(type(error).__name__, ELSEWHERE)
 
 
 def find_cause(error: Exception) -> str:

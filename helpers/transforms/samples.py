@@ -30,6 +30,7 @@ from helpers.transforms.call import (
     swap_registered,
 )
 from helpers.transforms.restore import Snapshot, preserved
+from helpers.transforms.sequences import Sequences, UnequalLengths
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
@@ -303,6 +304,7 @@ def map_samples(
     Raises:
         ValueError: The model draws random numbers and `randomness` is `"error"`.
     """
+    check_stackable(batch)
     for own in (False, True):
         dims = (None, 0 if own else None, *(0,) * len(batch))
         if own:
@@ -319,6 +321,12 @@ def map_samples(
         finally:
             restore()
     raise AssertionError("the second attempt returns or raises")
+
+
+def check_stackable(batch: Sequence[Any]) -> None:
+    """Raise `UnequalLengths` if the samples of a batch do not make one tensor."""
+    if any(isinstance(leaf, Sequences) for leaf in batch):
+        raise UnequalLengths("the samples are of unequal length")
 
 
 @contextlib.contextmanager

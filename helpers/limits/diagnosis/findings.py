@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -13,7 +14,8 @@ from helpers.limits.diagnosis import habits, inspection, observation, trial
 from helpers.limits.diagnosis.signs import describe, one_line
 from helpers.limits.diagnosis.watch import Case
 from helpers.limits.lookup import Entry, entries
-from helpers.transforms import checks, samples
+from helpers.transforms import batches, checks, samples
+from helpers.transforms.batches import Tree
 from helpers.transforms.randomness import streams_kept
 from helpers.transforms.restore import preserved
 
@@ -98,9 +100,9 @@ class Diagnosis:
 @torch.enable_grad()
 def diagnose(
     model: nn.Module,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    data: Tensor,
-    targets: Tensor,
+    loss_fn: Callable[[Any, Any], Tensor],
+    data: Tree,
+    targets: Tree = None,
 ) -> Diagnosis:
     """Find what in a model the bare composition of `torch.func` does not take as it is.
 
@@ -111,8 +113,9 @@ def diagnose(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, as in `helpers.gradients`.
-        data: `(B, ...)`, with a sample at least; with four, more is seen.
-        targets: `(B, ...)`.
+        data: `(B, ...)`, or a tree of such tensors, with a sample at least; with four, more is
+            seen.
+        targets: Likewise; `None` where the loss needs none.
 
     Returns:
         The findings, by module name and with the way out, and a comparison of `func_gradients`
@@ -130,18 +133,21 @@ def diagnose(
         >>> [(finding.entry, finding.where) for finding in diagnosis.findings]
         [('random-draws', '1')]
     """
-    _check_arguments(model, loss_fn, data, targets)
-    few = (data[:FEW].detach().clone(), targets[:FEW].detach().clone())
-    if not all(each.isfinite().all() for each in few if each.is_floating_point()):
+    _check_arguments(model, loss_fn)
+    few = batches.take(model, data=data, targets=targets)[:FEW]
+    if not len(few):
+        raise ValueError("data must hold a sample at least, got an empty batch")
+    floating = (each for each in few.tensors.values() if each.is_floating_point())
+    if not all(each.isfinite().all() for each in floating):
         raise ValueError("data and targets must be finite, got NaN or infinity")
-    with streams_kept(data.device), warnings.catch_warnings():
+    with streams_kept(few.leaves[0].device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fallbacks are findings
         found = list(inspection.unrunnable(model))
         if found:
             return Diagnosis(_findings(found), None, "not possible before this is mended")
         inner, wrapped = inspection.unwrap(model)
         checks.check_one_process(inner)
-        case = Case(inner, loss_fn, *few)
+        case = Case(inner, loss_fn, few)
         with preserved(inner, trial.trainable(inner)), samples.eager():
             seen = list(observation.observe(case))
             own = list(habits.observe(case))
@@ -150,16 +156,13 @@ def diagnose(
             return Diagnosis(_findings(found), *_compare(case))
 
 
-def _check_arguments(model: object, loss_fn: object, data: object, targets: object) -> None:
+def _check_arguments(model: object, loss_fn: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(loss_fn, type):
         raise TypeError(f"loss_fn is a class, call it first: {loss_fn.__name__}()")
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function, got {type(loss_fn).__name__}")
-    checks.check_batch(data=data, targets=targets)
-    if len(data) == 0:
-        raise ValueError("data must hold a sample at least, got an empty batch")
 
 
 def _findings(found: list[tuple[str, ...]]) -> tuple[Finding, ...]:
@@ -208,7 +211,8 @@ def _compare_as_it_is(case: Case) -> tuple[pd.DataFrame | None, str]:
     comparison = compare.table(results["func_gradients"], results["loop_gradients"])
     if comparison.empty:
         return comparison, "no parameter requires a gradient, so there is nothing to compare"
-    on_few = f"on {len(case.data)} sample" + ("s" if len(case.data) > 1 else "")
+    few = len(case.batch)
+    on_few = f"on {few} sample" + ("s" if few > 1 else "")
     wrong = comparison.index[~comparison["equal"]]
     if len(wrong):
         return (

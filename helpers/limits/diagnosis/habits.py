@@ -16,6 +16,7 @@ from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.diagnosis.inspection import Found, listed
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Case
+from helpers.transforms.batches import Batch, arguments, call
 from helpers.transforms.call import CuredNorms, ParameterAliases
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.randomness import streams_kept
@@ -26,13 +27,13 @@ def observe(case: Case) -> Iterator[Found]:
     """Find habits in runs of one sample."""
     model = case.model
     with preserved(model, trainable(model)):
-        found, met_norm = _observed(model, case.data[:1].clone())
+        found, met_norm = _observed(model, case.batch[:1])
     yield from found
     if met_norm:
-        yield from _transposed(case, case.data[:1], case.targets[:1])
+        yield from _transposed(case)
 
 
-def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
+def _observed(model: nn.Module, sample: Batch) -> tuple[list[Found], bool]:
     """Run a sample; return what was found, and whether there is a normalisation."""
     norms_in_eval(model)
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -44,8 +45,8 @@ def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
     kept = _kept(model)
     aliases = ParameterAliases(ids, swapped | copies)
     try:
-        with streams_kept(sample.device), aliases:
-            functional_call(model, swapped | copies, (sample.clone(),))
+        with streams_kept(sample.leaves[0].device), aliases:
+            functional_call(model, swapped | copies, *arguments(sample.whole()[0]))
     except Exception:  # it runs by itself, and what refuses to be swapped is named elsewhere
         return [], False
     after = _kept(model)
@@ -68,19 +69,19 @@ def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
     return [(entry, listed(each)) for entry, each in places.items() if each], aliases.met_norm
 
 
-def _met_by_a_copy(model: nn.Module, ids: dict[int, str], sample: Tensor) -> set[str]:
+def _met_by_a_copy(model: nn.Module, ids: dict[int, str], sample: Batch) -> set[str]:
     """Return the names of tensors of the model itself that a deep copy of it uses."""
     aliases = ParameterAliases(ids, dict(model.named_parameters()))
     try:
         duplicate = copy.deepcopy(model)
-        with streams_kept(sample.device), aliases:
-            duplicate(sample.clone())
+        with streams_kept(sample.leaves[0].device), aliases:
+            call(duplicate, sample.whole()[0])
     except Exception:  # whatever a model holds may refuse to be copied
         return set()
     return aliases.met
 
 
-def _transposed(case: Case, sample: Tensor, target: Tensor) -> Iterator[Found]:
+def _transposed(case: Case) -> Iterator[Found]:
     """Find normalisations whose gradient is another one where memory is put in order."""
     gradients, of_tokens = [], []
     for mode in (CuredNorms(), nullcontext()):
@@ -93,8 +94,9 @@ def _transposed(case: Case, sample: Tensor, target: Tensor) -> Iterator[Found]:
                         lambda _, images: of_tokens.extend(not x.is_contiguous() for x in images)
                     )
             try:
-                with streams_kept(sample.device), mode:
-                    loss = case.loss_fn(case.model(sample.clone()), target)
+                data, targets = case.batch[:1].whole()
+                with streams_kept(case.batch.leaves[0].device), mode:
+                    loss = case.loss_fn(call(case.model, data), targets)
                     if not loss.requires_grad:
                         return
                     found = torch.autograd.grad(loss, leaves, materialize_grads=True)

@@ -12,6 +12,7 @@ from helpers.limits.diagnosis.inspection import Found, attributes, listed
 from helpers.limits.diagnosis.signs import describe
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Case, Watch
+from helpers.transforms.batches import call
 from helpers.transforms.call import CuredNorms
 from helpers.transforms.restore import preserved
 
@@ -35,7 +36,7 @@ def observe(case: Case) -> Iterator[Found]:
     Raises:
         ValueError: The model or the loss fails on one sample, or on the few, without transforms.
     """
-    few = len(case.data)
+    few = len(case.batch)
     singles = []
     for index in range(few):
         singles.append(_run(case, slice(index, index + 1), found := []))
@@ -70,15 +71,16 @@ def _run(case: Case, part: slice, found: list[Found]) -> Observation:
     model, names = case.model, trainable(case.model)
     with preserved(model, names):
         norms_in_eval(model)
-        watch = Watch(model, case.data.device)
+        watch = Watch(model, case.batch.leaves[0].device)
         buffers = dict(model.named_buffers())
         versions = {name: buffer._version for name, buffer in buffers.items()}
         stashes = attributes(model)
         loss_fn = watch.follow(case.loss_fn)
         try:
             with watch.hearing(), watch, CuredNorms():
-                predictions = model(case.data[part].clone())
-                loss = loss_fn(predictions, case.targets[part])
+                data, targets = case.batch[part].whole()
+                predictions = call(model, data)
+                loss = loss_fn(predictions, targets)
         except Exception as error:
             many = part.stop - part.start
             raise ValueError(
@@ -153,9 +155,9 @@ def _losses(case: Case, singles: list[Observation], whole: Observation) -> Itera
     if largest_error(together, losses[0]) <= limit:  # a loss that holds for a batch of one
         return
     if min(largest_error(together, losses.mean()), largest_error(together, losses.sum())) > limit:
-        predictions = whole.predictions
-        same = not isinstance(predictions, Tensor) or predictions.shape == case.targets.shape
-        broadcasts = case.targets.is_floating_point() and not same
+        predictions, (_, targets) = whole.predictions, case.batch.whole()
+        tensors = isinstance(predictions, Tensor) and isinstance(targets, Tensor)
+        broadcasts = tensors and targets.is_floating_point() and predictions.shape != targets.shape
         yield "loss-that-broadcasts" if broadcasts else "means-of-unequal-units", "loss_fn"
 
 

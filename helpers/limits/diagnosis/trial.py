@@ -8,9 +8,11 @@ from torch.func import functional_call, grad, vmap
 from helpers.limits.diagnosis.inspection import listed
 from helpers.limits.diagnosis.signs import FALLBACKS, SIGNS, Sign, describe, one_line
 from helpers.limits.diagnosis.watch import Case, Watch
+from helpers.transforms.batches import arguments
 from helpers.transforms.call import add_zero_state
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.restore import preserved
+from helpers.transforms.samples import check_stackable
 
 UNKNOWN = "unknown"
 """The name of what no entry covers."""
@@ -72,19 +74,21 @@ def _run(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
     dims = None
     if "sample-into-buffer" in mended:
         dims = 0
-        buffers = {name: b.expand(len(case.data), *b.shape).clone() for name, b in buffers.items()}
+        buffers = {name: b.expand(len(case.batch), *b.shape).clone() for name, b in buffers.items()}
 
     def compute_loss(
-        params: dict[str, Tensor], buffers: dict[str, Tensor], sample: Tensor, target: Tensor
+        params: dict[str, Tensor], buffers: dict[str, Tensor], sample: tuple[Tensor, ...]
     ) -> Tensor:
-        predictions = functional_call(model, (params, buffers), (sample.unsqueeze(0),))
-        return loss_fn(predictions, target.unsqueeze(0))
+        data, targets = case.batch.of_one(sample)
+        predictions = functional_call(model, (params, buffers), *arguments(data))
+        return loss_fn(predictions, targets)
 
     randomness = "different" if "random-draws" in mended else "error"
-    compute = vmap(grad(compute_loss), in_dims=(None, dims, 0, 0), randomness=randomness)
+    compute = vmap(grad(compute_loss), in_dims=(None, dims, 0), randomness=randomness)
     try:
         with watch.hearing(), watch:
-            compute(params, buffers, case.data.clone(), case.targets)
+            check_stackable(case.batch.leaves)
+            compute(params, buffers, tuple(leaf.clone() for leaf in case.batch.leaves))
     except Exception as error:  # to find out which is the purpose
         return watch, error
     return watch, None

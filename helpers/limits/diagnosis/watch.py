@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
 
+from helpers.transforms.batches import Batch, Tree, take
 from helpers.transforms.randomness import random_state
 
 CUSTOM_OPERATOR = "a custom operator"
@@ -23,9 +24,15 @@ class Case(NamedTuple):
     """A model, a loss, and a batch to differentiate it at."""
 
     model: nn.Module
-    loss_fn: Callable[[Tensor, Tensor], Tensor]
-    data: Tensor
-    targets: Tensor
+    loss_fn: Callable[[Any, Any], Tensor]
+    data: Tree | Batch
+    """A `Batch` is one of data and targets."""
+    targets: Tree = None
+
+    @property
+    def batch(self) -> Batch:
+        """Data and targets, taken apart."""
+        return take(self.model, data=self.data, targets=self.targets)
 
 
 class Watch(TorchFunctionMode):
@@ -81,10 +88,10 @@ class Watch(TorchFunctionMode):
         """The innermost module that is running, or else the phase."""
         return self.names[self.running[-1]] if self.running else self.phase
 
-    def follow(self, loss_fn: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    def follow(self, loss_fn: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
         """Wrap a loss, so that the phase is known."""
 
-        def followed(predictions: Any, targets: Tensor) -> Tensor:
+        def followed(predictions: Any, targets: Any) -> Tensor:
             self.phase = "loss_fn"
             loss = loss_fn(predictions, targets)
             if isinstance(loss, Tensor) and loss.dim() == 0:  # else it is the loss that is refused

@@ -1,0 +1,194 @@
+"""Batches as people have them: trees of tensors, taken apart into leaves, and made again.
+
+A tree is a tensor `(B, ...)`; or a dictionary or another mapping, a list, a tuple, a named tuple or
+a dataclass of trees. What has no dimension B is shared by all samples: a number, a string, `None`,
+a tensor without dimensions. A `PackedSequence` counts as a leaf of B sequences, and
+`helpers.transforms.sequences` says how `nn.EmbeddingBag` gets its offsets.
+"""
+
+import copy
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from helpers.transforms import checks
+from helpers.transforms.sequences import Sequences, unpacked, with_bags
+
+Tree = Any
+"""A tensor, or a mapping, list, tuple or dataclass of trees; see the module."""
+Leaf = Tensor | Sequences
+_SHARED = str | bytes | Number | Enum | torch.dtype | torch.device | None
+
+
+def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
+    """Return a tree of the same kinds, with `change(path, leaf)` in place of each leaf.
+
+    A list or a tuple of constants alone, such as a size, is one leaf.
+    """
+    if isinstance(tree, Tensor | PackedSequence | _SHARED):
+        return change(path, tree)
+    if isinstance(tree, MutableMapping):
+        changed = copy.copy(tree)
+        for key, value in tree.items():
+            changed[key] = mapped(change, value, f'{path}["{key}"]')
+        return changed
+    if isinstance(tree, list | tuple):
+        if tree and all(isinstance(value, _SHARED) for value in tree):
+            return change(path, tree)
+        parts = [mapped(change, value, f"{path}[{index}]") for index, value in enumerate(tree)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        changed = copy.copy(tree)
+        for name in (field.name for field in fields(tree)):
+            value = mapped(change, getattr(tree, name), f"{path}.{name}")
+            object.__setattr__(changed, name, value)  # which frozen ones allow
+        return changed
+    return change(path, tree)
+
+
+def arguments(data: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what `call` gives to a model, for `functional_call`."""
+    if isinstance(data, MutableMapping):
+        return (), dict(data)
+    if isinstance(data, tuple) and not isinstance(data, PackedSequence):
+        return data, {}
+    return (data,), {}
+
+
+def call(model: nn.Module, data: Tree) -> Any:
+    """Call a model as people do: `model(**mapping)`, `model(*tuple)`, `model(anything_else)`."""
+    args, kwargs = arguments(data)
+    return model(*args, **kwargs)
+
+
+def take(model: nn.Module, **trees: Tree) -> "Batch":
+    """Take apart what a model is called with, and other trees, such as targets, behind it.
+
+    A `Batch` in the first place is returned as it is.
+    """
+    name, data = next(iter(trees.items()))
+    return data if isinstance(data, Batch) else Batch(**trees | {name: with_bags(model, data)})
+
+
+class _Place:
+    """Where a leaf was."""
+
+    index: int
+
+
+class Batch:
+    """The leaves of some trees, `(B, ...)`, and how to make such trees of other leaves.
+
+    A batch is indexed like its leaves: with a slice or a tensor, it is the batch of these samples.
+
+    Args:
+        trees: By the names of arguments, for the sentences. The first has a leaf at least.
+
+    Raises:
+        TypeError: A tree holds what is neither a tensor nor a constant, the first holds no tensor,
+            or one holds a list of B constants, of which nothing says whether samples share them.
+        ValueError: Batch sizes differ, or a tree is a tensor without dimensions.
+    """
+
+    def __init__(self, **trees: Tree) -> None:
+        found: list[tuple[str, Leaf, _Place]] = []
+        lists: list[tuple[str, Sequence[Any]]] = []
+
+        def remember(path: str, value: Any) -> Any:
+            if isinstance(value, PackedSequence):
+                value = unpacked(value)
+            elif isinstance(value, Tensor):
+                if value.dim() or path in trees:
+                    checks.check_batch(**{path: value})
+                value = value.detach()
+            elif isinstance(value, list | tuple):
+                lists.append((path, value))
+            elif not isinstance(value, Sequences | _SHARED):
+                raise TypeError(f"{path} must be a tensor (B, ...), got {type(value).__name__}")
+            if isinstance(value, Sequences) or (isinstance(value, Tensor) and value.dim()):
+                found.append((path, value, place := _Place()))
+                return place
+            return value
+
+        self._trees = []
+        for name, tree in trees.items():
+            self._trees.append(mapped(remember, tree, name))
+            if not found:
+                raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
+        _check_sizes({path: leaf for path, leaf, _ in found}, trees)
+        for path, values in lists:
+            if len(values) == len(found[0][1]) > 1:
+                raise TypeError(
+                    f"{path} must be a tensor (B, ...), got {type(values).__name__}: whether each "
+                    f"of the {len(values)} samples has its own entry, nothing says"
+                )
+        # The device of the first is where samples are taken to lie; lengths may be on the CPU.
+        found.sort(key=lambda each: each[1].device.type == "cpu")
+        for index, (_, _, place) in enumerate(found):
+            place.index = index
+        self.paths, self.leaves = [path for path, *_ in found], tuple(leaf for _, leaf, _ in found)
+        self._of_one = [getattr(leaf, "of_one", None) for leaf in self.leaves]
+
+    def __len__(self) -> int:
+        return len(self.leaves[0])
+
+    def __getitem__(self, rows: slice | Tensor) -> "Batch":
+        """Return the batch of some samples."""
+        chosen = copy.copy(self)
+        index = [rows.to(leaf.device) if isinstance(rows, Tensor) else rows for leaf in self.leaves]
+        chosen.leaves = tuple(leaf[own] for leaf, own in zip(self.leaves, index, strict=True))
+        return chosen
+
+    def zeros(self) -> list[Tensor]:
+        """Make the leaves of a sample of zeros."""
+        return [
+            leaf.like if isinstance(leaf, Sequences) else leaf.new_zeros(leaf.shape[1:])
+            for leaf in self.leaves
+        ]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The leaves that are tensors, by their paths."""
+        pairs = zip(self.paths, self.leaves, strict=True)
+        return {path: leaf for path, leaf in pairs if isinstance(leaf, Tensor)}
+
+    def trees(self, leaves: Sequence[Tensor]) -> list[Tree]:
+        """Make the trees of other leaves, as these are: of samples without B, or of batches."""
+        pairs = zip(self._of_one, leaves, strict=True)
+        made = [leaf if of_one is None else of_one(leaf) for of_one, leaf in pairs]
+
+        def put(_: str, value: Any) -> Any:
+            if isinstance(value, _Place):
+                return made[value.index]
+            return value.clone() if isinstance(value, Tensor) else copy.copy(value)
+
+        return [mapped(put, tree, "") for tree in self._trees]
+
+    def of_one(self, sample: Sequence[Tensor]) -> list[Tree]:
+        """Make the trees of one sample, with a dimension B of 1."""
+        pairs = zip(self._of_one, sample, strict=True)
+        return self.trees([leaf.unsqueeze(0) if one is None else leaf for one, leaf in pairs])
+
+    def whole(self) -> list[Tree]:
+        """Make the trees of copies of all leaves; `Sequences` of several samples are none."""
+        if len(self) == 1:
+            return self.of_one([leaf[0].clone() for leaf in self.leaves])
+        return self.trees([leaf.clone() for leaf in self.leaves])
+
+
+def _check_sizes(leaves: dict[str, Leaf], trees: dict[str, Tree]) -> None:
+    """Raise ValueError, with the paths of two leaves, if their sizes differ."""
+    if all(path in trees and isinstance(leaf, Tensor) for path, leaf in leaves.items()):
+        checks.check_batch(**leaves)
+    (first, like), *others = leaves.items()
+    for path, leaf in others:
+        if len(leaf) != len(like):
+            raise ValueError(
+                f"{path} has {len(leaf)} samples, {first} {len(like)}: all must have one batch size"
+            )

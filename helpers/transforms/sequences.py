@@ -1,0 +1,98 @@
+"""Samples of unequal length: what a `PackedSequence` holds, and the bags of `nn.EmbeddingBag`."""
+
+import copy
+import inspect
+from collections.abc import Callable, MutableMapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
+
+
+class UnequalLengths(RuntimeError):
+    """Samples of unequal length do not make one tensor, so that `torch.vmap` cannot take them."""
+
+
+class Sequences:
+    """B tensors, one a sample, which is indexed as a tensor `(B, ...)` is.
+
+    Args:
+        samples: The tensors, `(T, ...)` with T of their own.
+        of_one: Makes of one of them what the model gets.
+        like: A tensor with their dtype and device, as a sample could be.
+    """
+
+    def __init__(
+        self, samples: Sequence[Tensor], of_one: Callable[[Tensor], Any], like: Tensor
+    ) -> None:
+        self.samples, self.of_one, self.like = samples, of_one, like
+        self.device = like.device
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, rows: int | slice | Tensor) -> "Tensor | Sequences":
+        """Return one sample, or several samples."""
+        if isinstance(rows, int):
+            return self.samples[rows]
+        chosen = torch.arange(len(self))[rows].tolist()
+        return Sequences([self.samples[index] for index in chosen], self.of_one, self.like)
+
+
+def unpacked(packed: PackedSequence) -> Sequences:
+    """Divide a `PackedSequence`; each sample is one, too."""
+    samples = [sample.detach() for sample in unpack_sequence(packed)]
+    return Sequences(samples, lambda sample: pack_sequence([sample]), samples[0])
+
+
+def with_bags(model: nn.Module, data: Any) -> Any:
+    """Divide what a model gives to its `nn.EmbeddingBag`, if `offsets` are in the data.
+
+    They are known by their name: the forward of a model that has an `nn.EmbeddingBag` takes an
+    argument `offsets`. Then that and the argument before it, both `(n,)`, are what this layer calls
+    `offsets` and `input`. Sample i has the entries from `offsets[i]` up to `offsets[i + 1]`;
+    likewise of `per_sample_weights`.
+
+    Args:
+        model: Any module.
+        data: A tuple or a mapping, or anything else, which is returned as it is.
+
+    Returns:
+        The same, with `Sequences` in place of these tensors.
+
+    Raises:
+        ValueError: The offsets do not divide the entries.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.EmbeddingBag)]
+    by_name = isinstance(data, MutableMapping)
+    if not layers or not (by_name or isinstance(data, tuple)):
+        return data
+    names = [*inspect.signature(model.forward).parameters]
+    before = names[names.index("offsets") - 1] if "offsets" in names[1:] else ""
+    places = {name: name if by_name else index for index, name in enumerate(names)}
+    given = data if by_name else dict(zip(names, data, strict=False))
+    entries, offsets = given.get(before), given.get("offsets")
+    if not all(isinstance(each, Tensor) and each.dim() == 1 for each in (entries, offsets)):
+        return data
+    closed, count = layers[0].include_last_offset, len(entries)
+    starts = offsets.tolist() if closed else [*offsets.tolist(), count]
+    if starts[:1] != [0] or any(a > b for a, b in pairwise([*starts, count])):
+        raise ValueError(
+            f"offsets must begin with 0 and rise up to the {count} entries of {before} that they "
+            f"divide, got {offsets.tolist()}"
+        )
+    bags = [slice(*ends) for ends in pairwise(starts)]
+    divided = {name: given[name] for name in (before, "per_sample_weights") if name in given}
+    parts = {
+        name: Sequences([each.detach()[bag] for bag in bags], lambda bag: bag, each[:0].detach())
+        for name, each in divided.items()
+        if each is not None
+    }
+    own = [offsets.new_tensor([0, bag.stop - bag.start][: 1 + closed]) for bag in bags]
+    parts["offsets"] = Sequences(own, lambda start: start, offsets.new_zeros(1 + closed))
+    changed = copy.copy(data) if by_name else [*data]
+    for name, part in parts.items():
+        changed[places[name]] = part
+    return changed if by_name else tuple(changed)

@@ -1,0 +1,200 @@
+"""Batches that are trees of tensors, in every helper: as for the same numbers in one tensor."""
+
+import copy
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from helpers import curvature, ensembles, gradients, jacobians, kernels, limits, norms
+from helpers.features import Job, jobs, plan
+from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.noise import noise_scale
+from helpers.optimizers import sgd_step
+from helpers.privacy import private_sum
+from helpers.projection import project_batches
+from tests.support.oracle import METHODS, TOLERANCE, Truth, assert_equal, refused
+from tests.support.ways import WAYS, LossOf
+from tests.support.zoo import Case
+
+SIZE, SCALE = 4, 1.5
+torch.manual_seed(0)
+X, IDS = torch.randn(SIZE, 3, dtype=torch.float64), torch.randint(5, (SIZE, 2))
+LABELS = torch.randint(2, (SIZE,))
+Pair = namedtuple("Pair", "x ids")
+
+
+@dataclass(frozen=True)
+class Sample:
+    x: Tensor
+    rest: dict[str, object]
+
+
+class Net(nn.Module):
+    """A network that finds its inputs in what it is called with."""
+
+    writes = True  # into its inputs
+
+    def __init__(self, pick) -> None:
+        super().__init__()
+        self.pick, self.fc, self.embed = pick, nn.Linear(3, 2), nn.Embedding(5, 3)
+
+    def forward(self, *args, **kwargs):
+        x, ids, scale = self.pick(*args, **kwargs)
+        words = self.embed(ids).mean(1)
+        x = x.add_(words) if self.writes else x + words
+        return self.fc(x).sin() * scale
+
+
+# What is handed in, and where the network finds it there.
+FORMS = {
+    "dictionary": ({"ids": IDS, "x": X, "scale": SCALE}, lambda x, ids, scale: (x, ids, scale)),
+    "ordered": (OrderedDict(x=X, ids=IDS), lambda x, ids: (x, ids, SCALE)),
+    "BatchEncoding": (UserDict(x=X, ids=IDS, no=None), lambda x, ids, no: (x, ids, SCALE)),
+    "tuple": ((X, IDS, torch.tensor(SCALE)), lambda x, ids, s: (x, ids, s.add_(1) - 1)),
+    "named tuple": (Pair(X, IDS), lambda x, ids: (x, ids, SCALE)),
+    "list": ([X, IDS, [SCALE, "a"]], lambda batch: (*batch[:2], batch[2][0])),
+    "dataclass": (Sample(X, {"ids": IDS}), lambda batch: (batch.x, batch.rest["ids"], SCALE)),
+    "nested": (
+        {"a": [Pair(X, (IDS, "text"))], "b": {"size": (2, 3), 0: UserDict(x=X)}},
+        lambda a, b: (a[0].x / 2 + b[0]["x"] / 2, a[0].ids[0], SCALE),
+    ),
+}
+flat = torch.cat([X, IDS], 1)
+
+
+def make(name: str) -> Case:
+    torch.manual_seed(1)
+    data, pick = FORMS[name]
+    return Case(Net(pick).double(), data, LABELS, F.cross_entropy)
+
+
+def in_one_tensor() -> Case:
+    """The same network for one tensor, whose truth is known without any tree."""
+    torch.manual_seed(1)
+    model = Net(lambda both: (both[:, :3], both[:, 3:].long(), SCALE)).double()
+    model.writes = False
+    return Case(model, torch.cat([X, IDS], 1), LABELS, F.cross_entropy)
+
+
+TRUTH = Truth(in_one_tensor)
+OF_TENSORS = ("func, out", "func, out, chunks")
+every_form = pytest.mark.parametrize("name", FORMS)
+
+
+@pytest.mark.parametrize("way", [w for w in WAYS if "computer" not in w and w not in OF_TENSORS])
+@every_form
+def test_every_way_is_what_it_is_for_one_tensor(name, way):
+    assert_equal(WAYS[way].compute(make(name), TRUTH), WAYS[way].expected(TRUTH), TOLERANCE)
+    assert torch.equal(flat, torch.cat([X, IDS], 1)), "the data are as they were"
+
+
+@every_form
+def test_gradients_are_written_and_other_ways_exist(name):
+    case = make(name)
+    out = {n: torch.empty_like(rows) for n, rows in TRUTH.gradients.items()}
+    got = gradients.func_gradients(*case.args, out=out, chunk_size=3)
+    assert_equal(got, TRUTH.gradients, TOLERANCE)
+    assert_equal(gradients.functorch_gradients(*case.args), TRUTH.gradients, TOLERANCE)
+    for method in ("structured", "vector"):
+        kernel = kernels.ntk(case.model, case.data, case.data, method=method, chunk_size=3)
+        assert_equal({"": kernel}, WAYS["kernel"].expected(TRUTH), TOLERANCE)
+    assert limits.diagnose(*case.args).conclusion.startswith("func_gradients is equal for all 3")
+
+
+class Labelled(Net):
+    """A network that computes its own loss, as those of transformers do."""
+
+    writes = False
+
+    def forward(self, labels, **inputs):
+        logits = super().forward(**inputs)
+        return OrderedDict(loss=F.cross_entropy(logits, labels), logits=logits)
+
+
+def test_labels_in_the_batch_and_no_targets():
+    torch.manual_seed(1)
+    model = Labelled(lambda x, ids: (x, ids, SCALE)).double()
+    args = (model, lambda out, _: out["loss"], UserDict(x=X, ids=IDS, labels=LABELS))
+    for method in METHODS.values():
+        assert_equal(method(*args), TRUTH.gradients, TOLERANCE)
+    torch.testing.assert_close(norms.gradient_norms(*args), TRUTH.norms)
+    assert_equal(norms.clipped_sum(*args, limit=TRUTH.limit), TRUTH.clipped_sum, TOLERANCE)
+    private = private_sum(*args, limit=TRUTH.limit, noise_multiplier=0.0)
+    assert_equal(private, TRUTH.clipped_sum, TOLERANCE)
+    alone = in_one_tensor()
+    assert noise_scale(*args) == noise_scale(*alone.args)
+    vector = {name: rows[0] for name, rows in TRUTH.gradients.items()}
+    product = curvature.empirical_fisher_product(*args, vector=vector)
+    like = curvature.empirical_fisher_product(*alone.args, vector)
+    assert_equal(product, like, TOLERANCE)
+    order = torch.tensor([[[0, 1], [3, 2]], [[2, 2], [1, 0]]])
+    ensemble = ensembles.stack([model, copy.deepcopy(model)])
+    trained = ensembles.train(ensemble, *args[1:], None, order, sgd_step, lr=0.1)
+    of_one = ensembles.stack([alone.model, copy.deepcopy(alone.model)])
+    like = ensembles.train(of_one, *alone.args[1:], order, sgd_step, lr=0.1)
+    assert_equal(trained.params, like.params, TOLERANCE)
+    logits = ensembles.predict(trained, args[2])["logits"]
+    torch.testing.assert_close(logits, ensembles.predict(like, flat))
+
+
+class LossOfTree(LossOf):
+    """A batch that is a mapping comes as one."""
+
+    def get_output(self, model, weights, buffers, sample):
+        sample = {name: each[None] for name, each in sample.items()}
+        return functional_call(model, (weights, buffers), (), sample)["loss"]
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch):
+        return functional_call(model, (weights, buffers), (), dict(batch))["logits"][:, :1]
+
+
+def test_computers_projections_and_jobs_take_a_mapping():
+    torch.manual_seed(1)
+    model = Labelled(lambda x, ids: (x, ids, SCALE)).double()
+    samples = [{"x": X[i], "ids": IDS[i], "labels": LABELS[i].item()} for i in range(SIZE)]
+    batch, features = jobs.collate(samples), {}
+    for kind in (FunctionalGradientComputer, IterativeGradientComputer):
+        computer = kind(model, LossOfTree(None), 23, torch.float64, "cpu")
+        assert_equal(computer.compute_per_sample_grad(batch), TRUTH.gradients, TOLERANCE)
+        torch.testing.assert_close(computer.compute_loss_grad(batch), TRUTH.outputs[:, :1])
+        features[kind] = project_batches(computer, [batch, batch], 4, kind="factored")
+    torch.testing.assert_close(*features.values())
+    options = {"k": 4, "kind": "sparse", "seed": 0, "shard": 8, "batch": 4, "threads": 1}
+    renamed = [{"y" if key == "x" else key: v for key, v in each.items()} for each in samples]
+    made = [plan.make(Job(computer, d), device="cpu", **options) for d in (samples, renamed)]
+    assert made[0].data != made[1].data, "the places in the tree count"
+
+
+def test_an_empty_batch_of_a_tree():
+    model, loss_fn, *_ = make("dictionary").args
+    empty = {"x": X[:0], "ids": IDS[:0], "scale": SCALE}
+    expected = {n: rows[:0] for n, rows in TRUTH.gradients.items()}
+    for method in METHODS.values():
+        assert_equal(method(model, loss_fn, empty, LABELS[:0]), expected, 0)
+    assert jacobians.func_jacobians(model, empty).shape == (0, 2, 23)
+
+
+REFUSED = {
+    'data["mask"] has 3 samples, data["x"] 4': {"x": X, "mask": X[:3]},
+    "data[1].rest[0] has 1 samples, data[0] 4": (X, Sample(X, [X[:1]])),
+    "targets has 4 samples, data[0] 3": [X[:3]],
+    'data["n"] must be a tensor (B, ...), got list: whether each': {"x": X, "n": [1, 2, 3, 4]},
+    'data["n"] must be a tensor (B, ...), got ndarray': {"x": X, "n": np.ones(4)},
+    "data[0].rest must be a tensor (B, ...), got SimpleNamespace": [Sample(X, SimpleNamespace())],
+    "data must be a tensor (B, ...), got dict": {"scale": SCALE},
+    "data must be a tensor (B, ...), got NoneType": None,
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_wrong_tree_is_refused_by_its_path(words):
+    for method in METHODS.values():
+        with refused(words, error=TypeError if "must" in words else ValueError):
+            method(nn.Linear(3, 2), F.cross_entropy, REFUSED[words], LABELS)

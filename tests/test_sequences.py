@@ -1,0 +1,101 @@
+"""Samples of unequal length: bags of words, and packed sequences, against a loop by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from helpers import ensembles, gradients, jacobians, kernels, limits, norms
+from helpers.optimizers import sgd_step
+from helpers.transforms.fallback import FallbackWarning
+from tests.support.oracle import TOLERANCE, assert_equal, refused
+
+
+class Bags(nn.Module):
+    """Texts of several lengths in one tensor, as tutorials write it."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.bag, self.fc = nn.EmbeddingBag(9, 3, **options), nn.Linear(3, 2)
+
+    def forward(self, text, offsets, per_sample_weights=None):
+        return self.fc(self.bag(text, offsets, per_sample_weights))
+
+
+# Texts of 2, 0, 1 and 3 words; six words, or as many as there are texts.
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("sizes", [[2, 0, 1, 3], [0, 3, 1, 0]], ids=str)
+def test_bags_of_words(sizes, last):
+    model = Bags(mode="sum", include_last_offset=last).double()
+    text = torch.randint(9, (sum(sizes),))
+    weights = torch.rand(len(text), dtype=torch.float64)
+    texts, own = text.split(sizes), weights.split(sizes)
+    ends = torch.tensor([0, *sizes]).cumsum(0)
+    targets = torch.randint(2, (4,))
+    rows = []
+    for one, its, target in zip(texts, own, targets.split(1), strict=True):
+        bag = (model.bag.weight[one] * its[:, None]).sum(0, keepdim=True)
+        loss = F.cross_entropy(model.fc(bag), target)
+        rows.append(torch.autograd.grad(loss, [*model.parameters()]))
+    names = [name for name, _ in model.named_parameters()]
+    expected = dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
+    offsets = ends if last else ends[:-1]
+    args = (text, offsets, weights)
+    batches = [args, dict(zip(("text", "offsets", "per_sample_weights"), args, strict=True))]
+    for batch in batches:
+        assert_equal(
+            gradients.loop_gradients(model, F.cross_entropy, batch, targets), expected, TOLERANCE
+        )
+        with pytest.warns(FallbackWarning, match="the batch has samples of unequal length"):
+            got = gradients.func_gradients(model, F.cross_entropy, batch, targets, chunk_size=3)
+        assert_equal(got, expected, TOLERANCE)
+    with refused("offsets must begin with 0 and rise up to the"):
+        gradients.func_gradients(model, F.cross_entropy, (text, offsets + 1, weights), targets)
+
+
+def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
+    model = nn.LSTM(3, 2).double()
+    sequences = [torch.randn(length, 3, dtype=torch.float64) for length in (2, 4, 1)]
+    packed, targets = pack_sequence(sequences, enforce_sorted=False), torch.randn(3, 2).double()
+
+    def loss_fn(outputs, target):
+        assert isinstance(outputs[0], PackedSequence)
+        return F.mse_loss(outputs[1][0][0], target)
+
+    rows = []
+    for sequence, target in zip(sequences, targets, strict=True):
+        loss = F.mse_loss(model(sequence)[1][0][0], target)
+        rows.append(torch.autograd.grad(loss, [*model.parameters()]))
+    names = [name for name, _ in model.named_parameters()]
+    expected = dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
+    args = (model, loss_fn, packed, targets)
+    assert_equal(gradients.loop_gradients(*args), expected, TOLERANCE)
+    with pytest.warns(FallbackWarning, match="the batch has samples of unequal length"):
+        assert_equal(gradients.func_gradients(*args), expected, TOLERANCE)
+    out = {name: torch.empty_like(rows) for name, rows in expected.items()}
+    with pytest.warns(FallbackWarning):
+        assert_equal(gradients.func_gradients(*args, chunk_size=2, out=out), expected, TOLERANCE)
+    with refused("targets has 2 samples, data 3"):
+        gradients.func_gradients(*args[:3], targets[:2])
+
+
+@pytest.mark.filterwarnings("ignore:the samples were taken one after the other")
+def test_sequences_in_the_other_helpers():
+    model = nn.EmbeddingBag(9, 2, mode="sum").double()
+    bags = (torch.tensor([1, 2, 1, 5]), torch.tensor([0, 3]))  # words 1, 2, 1; word 5
+    counts = torch.zeros(2, 9, dtype=torch.float64)
+    counts[0, 1], counts[0, 2], counts[1, 5] = 2, 1, 1
+    expected = torch.einsum("bw,yz->bywz", counts, torch.eye(2, dtype=torch.float64))
+    assert torch.equal(jacobians.func_jacobians(model, bags), expected.flatten(2))
+    kernel = torch.einsum("iywz,jvwz->ijyv", expected, expected)
+    for method in ("jacobian", "vector", "structured"):
+        assert torch.equal(kernels.ntk(model, bags, method=method), kernel)
+    args = (model, lambda out, _: out.sum(), bags)
+    lengths = (2 * counts.square().sum(1)).sqrt()
+    torch.testing.assert_close(norms.gradient_norms(*args, chunk_size=1), lengths)
+    assert "equal for all 1 parameters" in limits.diagnose(*args).conclusion
+    order = torch.zeros(1, 1, 2, dtype=torch.int64)
+    packed = pack_sequence([torch.ones(2, 3)])
+    with refused("samples of unequal length cannot be taken together"):
+        ensembles.train(ensembles.stack([model]), args[1], packed, None, order, sgd_step, lr=1.0)

@@ -1,0 +1,125 @@
+"""A language model of transformers, called as people call it: `model(**batch).loss`."""
+
+import warnings
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from helpers import curvature, ensembles, gradients, limits, noise, norms, privacy
+from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.model_outputs import AbstractModelOutput
+from helpers.optimizers import sgd_step
+from helpers.projection import project_batches
+from tests.support.oracle import assert_equal
+
+transformers = pytest.importorskip("transformers")
+LENGTHS, LIMIT = (7, 4, 6, 3), 0.5
+TOLERANCE = 1e-6  # transformers computes the loss in float32
+
+
+def gpt(attention):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 37, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, use_cache=False, attn_implementation=attention)
+    return transformers.GPT2LMHeadModel(config).eval().double()
+
+
+def padded(side):
+    """Make a batch of texts, and the same texts without padding."""
+    generator = torch.Generator().manual_seed(1)
+    texts, rows = [], []
+    for length in LENGTHS:
+        ids = torch.randint(1, 37, (length,), generator=generator)
+        labels = ids.clone()
+        labels[0] = -100  # what comes before it is padding, or nothing
+        text = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "position_ids": torch.arange(length),
+            "labels": labels,
+        }
+        missing = max(LENGTHS) - length
+        ends = (0, missing) if side == "right" else (missing, 0)
+        filled = {"labels": -100}
+        row = {
+            name: torch.nn.functional.pad(each, ends, value=filled.get(name, 0))
+            for name, each in text.items()
+        }
+        texts.append({name: each[None] for name, each in text.items()})
+        rows.append(row)
+    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return transformers.BatchEncoding(stacked), texts
+
+
+def loss_fn(out, _):
+    return out.loss
+
+
+class TextLoss(AbstractModelOutput):
+    def get_output(self, model, weights, buffers, sample):
+        one = {name: each[None] for name, each in sample.items()}
+        return functional_call(model, (weights, buffers), (), one).loss
+
+    def get_out_to_loss_grad(self, model, weights, buffers, batch):
+        return functional_call(model, (weights, buffers), (), dict(batch)).loss.view(1, 1)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_padding_changes_nothing_in_any_helper(attention, side):
+    model, (batch, texts) = gpt(attention), padded(side)
+    names, leaves = zip(*model.named_parameters(), strict=True)
+    rows = [torch.autograd.grad(model(**text).loss, leaves) for text in texts]
+    truth = dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
+    lengths = torch.cat([each.flatten(1) for each in truth.values()], 1).norm(dim=1)
+    args, kinds = (model, loss_fn, batch), (FunctionalGradientComputer, IterativeGradientComputer)
+    factors = (LIMIT / lengths).clamp(max=1)
+    clipped = {n: torch.einsum("b,b...->...", factors, each) for n, each in truth.items()}
+    vector = {name: each[0] for name, each in truth.items()}
+    along = sum((each * vector[n]).flatten(1).sum(1) for n, each in truth.items())
+    product = {n: torch.einsum("b,b...->...", along, each) / 4 for n, each in truth.items()}
+    count = sum(leaf.numel() for leaf in leaves)
+    computers = [kind(model, TextLoss(), count, torch.float64, "cpu") for kind in kinds]
+    out = {name: torch.empty_like(each) for name, each in truth.items()}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for got in (
+            gradients.loop_gradients(*args),
+            gradients.functorch_gradients(*args),
+            gradients.func_gradients(*args),
+            gradients.func_gradients(*args, chunk_size=3),
+            gradients.func_gradients(*args, chunk_size=3, out=out),
+            *(computer.compute_per_sample_grad(batch) for computer in computers),
+        ):
+            assert_equal(got, truth, TOLERANCE)
+        private = {"limit": LIMIT, "noise_multiplier": 0.0}
+        torch.testing.assert_close(norms.gradient_norms(*args), lengths, rtol=TOLERANCE, atol=0)
+        assert_equal(norms.clipped_sum(*args, limit=LIMIT), clipped, TOLERANCE)
+        assert_equal(privacy.private_sum(*args, **private), clipped, TOLERANCE)
+        found = curvature.empirical_fisher_product(*args, vector=vector)
+        assert_equal(found, product, TOLERANCE)
+        total = sum(each.sum(0).square().sum() for each in truth.values()) / 4
+        expected = ((lengths.square().sum() - total) / 3).item()
+        assert noise.noise_scale(*args).noise == pytest.approx(expected)
+        features = [project_batches(each, [batch], 8, kind="factored") for each in computers]
+        torch.testing.assert_close(*features, rtol=TOLERANCE, atol=TOLERANCE)
+        assert "equal for all" in limits.diagnose(*args).conclusion
+    assert bool(heard) == (attention == "sdpa"), "its masks are chosen by their values"
+
+
+def test_an_ensemble_is_trained_on_a_batch_with_labels():
+    model, (batch, _) = gpt("eager"), padded("left")
+    order = torch.tensor([[[0, 1], [3, 2]], [[2, 3], [1, 0]]])
+    both = ensembles.stack([model, gpt("eager")])
+    trained = ensembles.train(both, loss_fn, batch, None, order, sgd_step, lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for rows in order[0]:
+        optimizer.zero_grad()
+        model(**{name: each[rows] for name, each in batch.items()}).loss.backward()
+        optimizer.step()
+    alone = {name: p.detach() for name, p in model.named_parameters()}
+    member = trained.member(0)
+    assert_equal({name: member[name] for name in alone}, alone, TOLERANCE)
+    logits = ensembles.predict(trained, batch).logits[0]
+    torch.testing.assert_close(logits, model(**batch).logits.detach())
