@@ -1,0 +1,63 @@
+"""Opacus' own tests of per-sample gradients, with those of the helpers in place of its own."""
+
+import functools
+import pkgutil
+import unittest
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import gradients
+
+theirs = pytest.importorskip("opacus.utils.per_sample_gradients_utils")
+pytest.importorskip("hypothesis")
+FOLDER = import_module("opacus.tests.grad_samples")
+NAMES = [each.name for each in pkgutil.iter_modules(FOLDER.__path__) if each.name != "common"]
+OTHERS = (
+    gradients.functorch_gradients,
+    gradients.func_gradients,
+    functools.partial(gradients.func_gradients, chunk_size=2),
+)
+
+
+class Transposed(nn.Module):
+    def __init__(self, module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x.transpose(0, 1))
+
+
+def ours(x, module, batch_first=True, loss_reduction="mean", grad_sample_mode=""):
+    """Compute in all ways."""
+    model, criterion = theirs.clone_module(module), nn.L1Loss(reduction=loss_reduction)
+
+    def loss_fn(out, _):
+        if isinstance(out, Tensor):
+            return criterion(out, torch.zeros_like(out))
+        return theirs._compute_loss_packedsequences(criterion, out)
+
+    if isinstance(x, Tensor) and not batch_first:
+        model, x = Transposed(model), x.transpose(0, 1)
+    rows = gradients.loop_gradients(model, loss_fn, x)
+    out = {name: torch.full_like(each, torch.nan) for name, each in rows.items()}
+    for way in (*OTHERS, functools.partial(gradients.func_gradients, out=out)):
+        torch.testing.assert_close(way(model, loss_fn, x), rows, rtol=1e-4, atol=1e-5)
+    order = getattr(x, "sorted_indices", None)  # Opacus takes packed sequences by their lengths
+    rows = rows if order is None else {name: each[order] for name, each in rows.items()}
+    return {name.removeprefix("module."): each for name, each in rows.items()}
+
+
+@pytest.mark.whole
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_theirs_hold_for_ours(name, monkeypatch):
+    for place in (theirs, import_module(f"{FOLDER.__name__}.common")):
+        monkeypatch.setattr(place, "compute_opacus_grad_sample", ours)
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromName(f"{FOLDER.__name__}.{name}").run(result)
+    assert result.testsRun
+    assert not (found := [*result.failures, *result.errors]), found[0][1]
