@@ -7,8 +7,11 @@ A statistical test fails by chance, for a seed taken at random, with a probabili
 import copy
 import math
 import re
+import time
 import warnings
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -351,6 +354,52 @@ def test_accountants_are_bounds_of_the_exact_epsilon(noise_multiplier, steps):
     assert exact < privacy.epsilon(noise_multiplier, 1.0, steps, 1e-5) < 1.15 * exact + 0.01
 
 
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("setting", [(2.5, 0.1, 100), (30.0, 0.01, 10_000)])
+def test_an_epsilon_is_that_of_opacus(setting, accountant):
+    from opacus.accountants import create_accountant
+
+    account = create_accountant(accountant)
+    account.history = [setting]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = account.get_epsilon(delta=1e-5)
+    got = privacy.epsilon(*setting, 1e-5, accountant=accountant)
+    assert got == pytest.approx(expected, rel=1e-9)
+
+
+def test_little_epsilon_and_much_noise_take_no_longer():
+    start = time.monotonic()
+    noise = privacy.noise_multiplier_for(0.05, 1.0, 10, 1e-5, accountant="prv")
+    assert exact_epsilon(noise, 10, 1e-5) < 0.05 < exact_epsilon(noise / 1.5, 10, 1e-5)
+    for accountant, least in (("rdp", 0.1), ("prv", 0.0)):
+        assert least < privacy.epsilon(1e6, 0.5, 10, 1e-5, accountant=accountant) < least + 0.02
+        with pytest.raises(ValueError, match=f"'{accountant}' promises no epsilon as small as"):
+            privacy.noise_multiplier_for(0.005, 0.5, 10, 1e-5, accountant=accountant)
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.filterwarnings("ignore:delta = ")
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("delta", [0.5, 0.999])
+def test_a_large_delta_allows_everything(delta, accountant):
+    assert privacy.epsilon(1.0, 0.1, 10, delta, accountant=accountant) == 0
+
+
+def test_numbers_of_other_kinds_are_numbers():
+    (batch,) = privacy.poisson_batches(np.int64(10), Fraction(1), np.int32(1), seeded(0))
+    assert len(batch) == 10
+    given = Fraction(3, 2), Fraction(1, 10), np.int64(10), np.float64(1e-5)
+    for accountant in privacy.ACCOUNTANTS:
+        got = privacy.epsilon(*given, accountant=accountant)
+        assert got == privacy.epsilon(1.5, 0.1, 10, 1e-5, accountant=accountant)
+    model, data, targets = small()
+    options = {"limit": Fraction(1, 2), "noise_multiplier": 0, "chunk_size": np.int64(5)}
+    got = privacy.private_sum(model, F.cross_entropy, data, targets, **options)
+    right = norms.clipped_sum(model, F.cross_entropy, data, targets, 0.5, chunk_size=5)
+    torch.testing.assert_close(got, right, rtol=0, atol=0)
+
+
 def test_renyi_divergence_by_integration():
     """The RDP epsilon is the smallest over orders, the divergence here from its definition."""
     noise, rate, steps, delta = 1.1, 0.02, 500, 1e-5
@@ -384,6 +433,7 @@ def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, setting)
         (privacy.epsilon, {"delta": 0.0}, "delta must be above 0 and below 1"),
         (privacy.epsilon, {"accountant": "gdp"}, "accountant must be 'rdp' or 'prv', got 'gdp'"),
         (privacy.epsilon, {"first": -1.0}, "noise_multiplier must be a finite number"),
+        (privacy.epsilon, {"first": 0.01, "accountant": "prv"}, "'prv' would take long for an eps"),
         (privacy.epsilon, {"steps": 0}, "steps must be a whole number, at least 1, got 0"),
         (privacy.noise_multiplier_for, {"first": 0.0}, "epsilon must be a finite number above 0"),
         (privacy.noise_multiplier_for, {"first": 0.05}, "'rdp' promises no epsilon as small as"),

@@ -53,6 +53,7 @@ def poisson_batches(
     """
     check_count("n", n)
     accounting.check_rate(rate)
+    rate = float(rate)
     check_count("steps", steps)
     # A float32 from torch.rand is a multiple of 2**-24: too coarse for a rate of 1e-6.
     dtype = torch.float32 if generator.device.type == "mps" else torch.float64
