@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from helpers import jacobians
 from helpers.curvature.parameter_vectors import Vector, check_vector
 from helpers.transforms import checks, derivatives, fallback, randomness, samples
+from helpers.transforms.numbers import wide
 
 Weigh = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`weigh(outputs, pushed, targets)` of one sample: what goes back through its Jacobian."""
@@ -27,19 +28,27 @@ def mean(
 
     With a loss, a function of a sample, J_i is its gradient in place of the model's Jacobian, and
     what was pushed forward goes back as it is.
+
+    In half precision, model and samples are taken in float32, and the mean alone is rounded.
     """
     checks.check_model(model)
     checks.check_chunk_size(chunk_size)
     check_vector(vector, checks.select_parameters(model))
     if not len(batch[0]):
         raise ValueError("data must hold a sample at least, got none")
+    dtypes = {name: tensor.dtype for name, tensor in vector.items()}
     batch = tuple(tensor.detach() for tensor in batch)
-    vector = {name: tensor.detach() for name, tensor in vector.items()}
+    vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
     with samples.slow_operations_named():
         for product in _products(model, batch, vector, chunk_size or len(batch[0]), weigh, loss):
             total = {name: tensor + product[name] for name, tensor in total.items()}
-    return {name: tensor / len(batch[0]) for name, tensor in total.items()}
+    return {name: (tensor / len(batch[0])).to(dtypes[name]) for name, tensor in total.items()}
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in the dtype in which numbers are added up, indices as they are."""
+    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
 
 
 def _products(
@@ -78,6 +87,7 @@ def _transformed(
     loss: Callable[..., Tensor] | None,
 ) -> Vector:
     """Go from the parameters to the outputs of all samples, and back."""
+    chunk = tuple(map(_wide, chunk))
     inputs, targets = (chunk, ()) if loss else (chunk[:1], chunk[1:])
     run = samples.reaching(loss or _outputs, model, vector)
     # Fused attention has one derivative only.
@@ -85,9 +95,14 @@ def _transformed(
         samples.running(model, vector) as (snapshot, params, buffers),
         sdpa_kernel(SDPBackend.MATH),
     ):
+        fixed = {name: _wide(buffer) for name, buffer in buffers.items()}
+        for name, parameter in model.named_parameters():
+            if name not in params and parameter.dtype != wide(parameter.dtype):
+                fixed[name] = _wide(parameter.detach())
+        params = {name: _wide(tensor) for name, tensor in params.items()}
 
         def outputs_of(params: dict[str, Tensor]) -> Tensor:
-            return samples.map_samples(run, params, buffers, inputs, snapshot.restore)
+            return samples.map_samples(run, params, fixed, inputs, snapshot.restore)
 
         outputs, pull = vjp(outputs_of, params)
         # What a `vjp` returns is linear in what it is given, so a `vjp` of it is the product with
@@ -103,7 +118,7 @@ def _by_gradients(
 ) -> Vector:
     """Do the same with the gradients of the chunk, `{name: (B, *shape)}`."""
     params = checks.select_parameters(model, vector)
-    grads = derivatives.by_loop(loss, model, params, chunk)
+    grads = {n: _wide(g) for n, g in derivatives.by_loop(loss, model, params, chunk).items()}
     pushed = sum(
         torch.einsum("bp,p->b", g.flatten(1), vector[n].flatten()) for n, g in grads.items()
     )
@@ -116,14 +131,14 @@ def _by_jacobians(
     """Do the same with the Jacobians of the chunk, `(B, Y, P)`."""
     data, *targets = chunk
     every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, data), model)
-    blocks = {name: every[name] for name in vector}
+    blocks = {name: _wide(every[name]) for name in vector}
     pushed = sum(
         torch.einsum("byp,p->by", block.flatten(2), vector[name].reshape(-1))
         for name, block in blocks.items()
     )
-    rows: list[Tensor] = [pushed] * len(data)
-    samples.loop(_outputs, model, (), (data,), rows.__setitem__)
-    weighed = _weighed(weigh, torch.stack(rows).detach(), pushed, targets)
+    outputs: list[Tensor] = [pushed] * len(data)
+    samples.loop(_outputs, model, (), (data,), outputs.__setitem__)
+    weighed = _weighed(weigh, _wide(torch.stack(outputs).detach()), pushed, [*map(_wide, targets)])
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
 
 
