@@ -194,7 +194,8 @@ def _reduce(
     params: dict[str, Tensor], found: PerSampleGradients, size: int, *, keep: bool = False
 ) -> _Reduced:
     """Compute the norms of a chunk; `keep` what `totals` needs."""
-    found = found.rows(slice(None))
+    if any(tensor.dtype != wide(tensor.dtype) for tensor in params.values()):
+        found = found.rows(slice(None))
     like = next(iter(params.values()))
     squares = like.new_zeros(size, dtype=_dtype(params))
     reduced = _Reduced(squares)

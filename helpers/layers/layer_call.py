@@ -134,20 +134,26 @@ def weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
     return (factors @ gradients.reshape(len(gradients), -1)).view(gradients.shape[1:])
 
 
-def unless_lost(squares: Tensor, largest: Tensor, sides: Tensor | float = 0.0) -> Tensor | None:
+def unless_lost(
+    squares: Tensor, largest: Tensor, sides: tuple[Tensor, Tensor, int] | None = None
+) -> Tensor | None:
     """Return squared norms, or `None` if too much of the sums they come from was lost.
 
     Args:
         squares: `(B,)`.
         largest: `(B,)`, what they would be if nothing was cancelled.
-        sides: `(B,)`, what a side is multiplied with: the norms of the other side, each times the
-            root of how many numbers this side has. A number whose square is below the smallest
-            one counts as zero there, and what it is multiplied with may be large.
+        sides: Where they are products of two sides, the norms `(B, ...)` of both, and how many
+            numbers the longer one has. The square of a small number counts as zero, and what it is
+            multiplied with on the other side may be large.
     """
-    info = torch.finfo(squares.dtype)
-    vanished = 2 * info.tiny**0.5 * sides
     lost = squares < _CANCELLED * largest
-    lost |= vanished > info.eps * (squares.sqrt() + SMALL)
+    if sides is not None:
+        x, d, count = sides
+        info, norms = torch.finfo(squares.dtype), x + d
+        vanished = 2 * info.tiny**0.5 * count**0.5
+        if not norms.max() * norms[0].numel() * vanished < info.eps * SMALL:  # nearly always
+            vanished = vanished * norms.reshape(len(norms), -1).sum(1)
+            lost |= vanished > info.eps * (squares.sqrt() + SMALL)
     return None if lost.any() else squares
 
 

@@ -153,15 +153,15 @@ def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
 
     The norm of a sum of T outer products, by the T x T products of their factors (Gram matrices).
     """
-    ins, outs = (side.shape[3] ** 0.5 for side in (inputs, grads))
+    count = max(inputs.shape[3], grads.shape[3])
     if inputs.shape[1:3].numel() == 1:
         x, d = squared_norms(inputs), squared_norms(grads)
-        return unless_lost(x * d, x * d, ins * d.sqrt() + outs * x.sqrt())
+        return unless_lost(x * d, x * d, (x.sqrt(), d.sqrt(), count))
     x, d = inputs.norm(dim=3), grads.norm(dim=3)
     return unless_lost(
         ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2, 3)),
         (x * d).sum(2).square().sum(1),
-        (ins * d + outs * x).sum((1, 2)),
+        (x, d, count),
     )
 
 
