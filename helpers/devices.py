@@ -1,6 +1,7 @@
 """Where tensors live: choose a device by name, and make runs on it repeatable."""
 
 import random
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -70,5 +71,5 @@ def make_repeatable(seed: int = 0) -> None:
 
 def check_seed(seed: int) -> None:
     """Raise ValueError unless every random stream takes a seed: from 0 to 2**32 - 1."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")

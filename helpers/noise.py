@@ -13,10 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from helpers import norms
-from helpers.transforms.batches import Tree
+from helpers import gradients, norms
+from helpers.transforms import batches
+from helpers.transforms.batches import Batch, Tree
+
+_NEAR = 1e-2
+"""Gradients are nearly equal where this share of their squares is not in their mean: rounding of
+norms would show in the difference, and the distances themselves are taken."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ def noise_scale(
     """Estimate the gradient noise scale from the norms of the samples' gradients.
 
     The B x P numbers of the gradients are never there at once: the norms come from
-    `helpers.norms`, and the sum of the gradients has P numbers.
+    `helpers.norms`, and the sum of the gradients has P numbers. Only where the gradients are nearly
+    equal are they made, a chunk at a time.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
@@ -97,6 +104,33 @@ def noise_scale(
         raise ValueError(
             f"the gradients, and their squared norms in float32, must be finite: {got}"
         )
-    # Rounding may bring the variance of equal gradients below 0.
-    noise = max(0.0, (own.square().sum().item() - size * measured) / (size - 1))
+    squares = own.square().sum().item()
+    spread = squares - size * measured
+    if spread < _NEAR * squares:
+        means = {name: tensor.double() / size for name, tensor in total.items()}
+        batch = batches.take(model, data=data, targets=targets)
+        spread = _spread(model, loss_fn, batch, means, chunk_size)
+    noise = spread / (size - 1)
     return NoiseScale(noise, measured - noise / size)
+
+
+def _spread(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    batch: Batch,
+    means: dict[str, Tensor],
+    chunk_size: int,
+) -> float:
+    """Add up the squared distances of the gradients from their mean, which is known roughly.
+
+    The corrected two-pass algorithm (Chan, Golub and LeVeque 1983).
+    """
+    squares, rest = 0.0, {name: torch.zeros_like(mean) for name, mean in means.items()}
+    for start in range(0, len(batch), chunk_size):
+        chunk = batch[start : start + chunk_size]
+        for name, rows in gradients.func_gradients(model, loss_fn, chunk).items():
+            away = rows.double() - means[name]
+            squares += away.abs().square().sum().item()
+            rest[name] += away.sum(0)
+    correction = sum(each.abs().square().sum().item() for each in rest.values()) / len(batch)
+    return max(0.0, squares - correction)  # rounding may bring that of equal gradients below 0

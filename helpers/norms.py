@@ -20,23 +20,27 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from helpers import gradients
-from helpers.layers.layer_call import LayerCall, squared_norms, weighted_sum
+from helpers.layers.layer_call import SMALL, LayerCall, squared_norms, weighted_sum
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import checks, fallback
 from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.numbers import is_real, wide
 
 LossFn = Callable[[Any, Any], Tensor]
 
 # How many numbers a chunk is meant to keep, its gradients included: 512 MB in float32.
 _CHUNK = 2**27
+
+# By how many roundings a clipped gradient stays below the limit, since none may exceed it: of its
+# norm, of the factor and of the products. Norms by Gram matrices take the most.
+_ROUNDINGS = 64
 
 
 @torch.inference_mode(False)
@@ -66,7 +70,8 @@ def gradient_norms(
 
     Returns:
         `(B,)`, detached; in float32, or in float64 if a parameter has that precision. Of a complex
-        gradient it is the norm of its real and imaginary parts together.
+        gradient it is the norm of its real and imaginary parts together; of one that is not
+        finite, infinite or NaN.
 
     Raises:
         TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
@@ -81,7 +86,12 @@ def gradient_norms(
     params, batch = _prepare(model, data, targets, wrt, chunk_size, randomness)
     result = torch.zeros(len(batch), dtype=_dtype(params), device=batch.leaves[0].device)
     for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
-        result[part] = _reduce(params, found, len(result[part])).norms
+        own = _reduce(params, found, len(result[part])).norms
+        odd = ~((own >= SMALL**2) & own.isfinite())
+        if odd.any():
+            largest, unit = _scaled(params, found.rows(odd), int(odd.sum()))
+            own[odd] = largest * unit
+        result[part] = own
         del found  # or it would lie beside that of the next chunk
     return result
 
@@ -95,11 +105,20 @@ def clipped_sum(
     targets: Tree = None,
     limit: float | None = None,
     *,
+    mask: Tensor | None = None,
     wrt: Iterable[str] | None = None,
     chunk_size: int | str | None = "auto",
     randomness: str = "error",
 ) -> dict[str, Tensor]:
     """Compute the sum of the samples' gradients, each scaled down to a norm of at most `limit`.
+
+    No sample adds more than `limit`, and one whose gradient is NaN or infinite adds nothing: else
+    it would show in all numbers. `gradient_norms` shows which these are; that is private, too.
+
+    The sum itself is rounded in its dtype, by which B samples may move it by a further
+    `B * limit * eps` (Casacuberta et al. 2022, arXiv:2207.10635). In bfloat16 that would be more
+    than the limit; so the sum stays in float32 or wider, to be rounded behind noise and division.
+    On a GPU that takes TF32 for float32, products have ten bits: `devices.make_repeatable`.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
@@ -108,6 +127,9 @@ def clipped_sum(
         targets: Likewise; `None` where the loss needs none.
         limit: The largest norm, over all parameters together, that a gradient keeps. It has to be
             given.
+        mask: `(B,)`, boolean: which samples count, where a batch is padded to a fixed size
+            (Rodriguez Beltran et al. 2024, arXiv:2406.17298). `None` means all. The others are
+            not computed, whatever they hold.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
             `"auto"` takes as many as 512 MB are estimated to hold, from the sizes of a sample and
@@ -115,11 +137,12 @@ def clipped_sum(
         randomness: As in `func_gradients`.
 
     Returns:
-        `{name: parameter.shape}`, detached; zeros for an empty batch.
+        `{name: parameter.shape}`, detached, in float32 or wider; zeros for an empty batch.
 
     Raises:
         TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
-        ValueError: One of the refusals of `func_gradients`, or a `limit` that is not above 0.
+        ValueError: One of the refusals of `func_gradients`, a `limit` that is not above 0,
+            or a `mask` of another form.
 
     Example:
         >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
@@ -127,21 +150,29 @@ def clipped_sum(
         >>> clipped_sum(model, nn.functional.mse_loss, data, targets, limit=0.5)["weight"]
         tensor([[-0.5000, -0.5000]])
     """
-    if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
+    if not is_real(limit) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
     params, batch = _prepare(model, data, targets, wrt, chunk_size, randomness)
-    # Half precision would lose what comes late: 256 + 1 is 256 in bfloat16.
-    result = {
-        name: torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-        for name, tensor in params.items()
-    }
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(batch),):
+            raise ValueError("mask must be a boolean tensor (B,), True for each sample that counts")
+        batch = batch[mask]
+    result = {n: torch.zeros_like(t, dtype=wide(t.dtype)) for n, t in params.items()}
+    eps = max((torch.finfo(total.dtype).eps for total in result.values()), default=0.0)
+    limit = float(limit) * (1 - _ROUNDINGS * eps)
     for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
         reduced = _reduce(params, found, len(batch.leaves[0][part]), keep=True)
-        factors = (limit / reduced.norms).clamp(max=1)
-        for name, total in reduced.totals(factors):
+        odd = ~reduced.norms.isfinite() | (limit < SMALL)
+        if odd.any():
+            for name, total in _scaled_totals(params, found.rows(odd), int(odd.sum()), limit):
+                result[name] += total
+            if odd.all():
+                continue
+            reduced = _reduce(params, found.rows(~odd), int((~odd).sum()), keep=True)
+        for name, total in reduced.totals((limit / reduced.norms).clamp(max=1)):
             result[name] += total
         del found, reduced
-    return {name: total.to(params[name].dtype) for name, total in result.items()}
+    return result
 
 
 @dataclass
@@ -164,6 +195,8 @@ def _reduce(
     params: dict[str, Tensor], found: PerSampleGradients, size: int, *, keep: bool = False
 ) -> _Reduced:
     """Compute the norms of a chunk; `keep` what `totals` needs."""
+    if any(tensor.dtype != wide(tensor.dtype) for tensor in params.values()):
+        found = found.rows(slice(None))
     like = next(iter(params.values()))
     squares = like.new_zeros(size, dtype=_dtype(params))
     reduced = _Reduced(squares)
@@ -180,6 +213,46 @@ def _reduce(
             squares += own
     reduced.norms = squares.sqrt()
     return reduced
+
+
+def _scaled(
+    params: dict[str, Tensor], found: PerSampleGradients, size: int
+) -> tuple[Tensor, Tensor]:
+    """Compute the largest number of each gradient, and the norm of the gradient divided by it.
+
+    So no square overflows or vanishes. What is not finite is divided by 1.
+    """
+    like = next(iter(params.values()))
+    largest, squares = (like.new_zeros(size, dtype=_dtype(params)) for _ in range(2))
+    for _, gradient in _dense(params, found):
+        largest = largest.maximum(gradient.abs().amax(1))
+    divisors = largest.where(largest.isfinite() & (largest > 0), 1)[:, None]
+    for _, gradient in _dense(params, found):
+        squares += squared_norms(gradient / divisors)
+    return largest, squares.sqrt()
+
+
+def _scaled_totals(
+    params: dict[str, Tensor], found: PerSampleGradients, size: int, limit: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and sums of clipped gradients, of any size; what is not finite is left out."""
+    largest, unit = _scaled(params, found, size)
+    counts = largest.isfinite() & (largest > 0)
+    if not counts.any():
+        return
+    found, largest = found.rows(counts), largest[counts]
+    factors = (limit / unit[counts]).minimum(largest)
+    for name, gradient in _dense(params, found):
+        total = weighted_sum(factors.to(gradient.dtype), gradient / largest[:, None])
+        yield name, total.view(params[name].shape)
+
+
+def _dense(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and gradients `(B, P)`, one parameter after the other."""
+    for name, tensor in params.items():
+        gradient = found.gradients(name) if tensor.numel() else None
+        if gradient is not None:
+            yield name, gradient.reshape(-1, tensor.numel())
 
 
 def _chunks(

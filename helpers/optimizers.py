@@ -8,8 +8,9 @@ is `{}` at first, later what the last step returned. `lr` and `weight_decay` are
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
+
+from helpers.transforms.numbers import wide
 
 Tensors = dict[str, Tensor]
 Step = Callable[..., tuple[Tensors, Tensors]]
@@ -57,24 +58,22 @@ def adam_step(
     """Step as `torch.optim.Adam` does (Kingma and Ba 2015, arXiv:1412.6980, Algorithm 1).
 
     The state has two means of each parameter, under `("mean", name)` and `("square", name)`, and
-    under `"steps"` how many steps there were, in float32 at least.
+    under `("steps", name)` how many steps it has had, in float32 at least.
 
     Raises:
         ValueError: A parameter is complex.
     """
-    first = next(iter(params.values()))
-    # In half precision, 0.999 would be 1, and the count would end at 256 or 2048.
-    wide = torch.promote_types(first.dtype, torch.float32)
-    steps = state.get("steps", first.new_zeros((), dtype=wide)) + 1
-    new_params, new_state = {}, {"steps": steps}
+    new_params, new_state = {}, {}
     for name, p in params.items():
         if p.is_complex():
             raise ValueError(f"adam_step takes real parameters, got {name} of {p.dtype}")
+        # In half precision, 0.999 would be 1, and the count would end at 256 or 2048.
+        steps = state.get(("steps", name), p.new_zeros((), dtype=wide(p.dtype))) + 1
         g = grads[name] + weight_decay * p
         mean = betas[0] * state.get(("mean", name), 0.0) + (1 - betas[0]) * g
         square = betas[1] * state.get(("square", name), 0.0) + (1 - betas[1]) * g * g
         root = (square / (1 - betas[1] ** steps)).sqrt()
         change = lr * (mean / (1 - betas[0] ** steps)) / (root + eps)
         new_params[name] = p - change.to(p.dtype)
-        new_state |= {("mean", name): mean, ("square", name): square}
+        new_state |= {("steps", name): steps, ("mean", name): mean, ("square", name): square}
     return new_params, new_state

@@ -92,6 +92,28 @@ def test_other_losses(kind, loss_fn):
     close(way.compute(make(), truth), way.expected(truth))
 
 
+class Branching(nn.Linear):
+    """A layer that `vmap` cannot take, so that products go by Jacobians."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) if float(inputs.sum()) else inputs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chunk_size", [1, None])
+@pytest.mark.parametrize("layer", [nn.Linear, Branching])
+def test_means_in_half_precision_are_rounded_once(layer, chunk_size, dtype):
+    """Every sample gives 128: a sum in bfloat16 stops to grow, and one in float16 overflows."""
+    model = layer(1, 1, bias=False).to(dtype)
+    data, targets = torch.full((1000, 1), 8, dtype=dtype), torch.zeros(1000, 1, dtype=dtype)
+    vector = {"weight": torch.ones(1, 1, dtype=dtype)}
+    args, options = (model, F.mse_loss, data, targets), {"chunk_size": chunk_size}
+    product = functools.partial(gauss_newton_product, *args, **options)
+    for got in (product(vector)["weight"], matrix(product, vector)):
+        assert got.dtype == dtype
+        assert got.item() == 128
+
+
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_neither_the_matrix_nor_the_gradients_are_made(kind):
     model = nn.Sequential(nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 10))  # P = 164,410
@@ -151,6 +173,7 @@ REFUSED = {
     "vector['weight'] must be real, got torch.complex128": of_complex,
     "loss_fn must return a scalar": empirical(lambda z, t: z),
     "the model must return": around(nn.Unflatten(1, (3, 1))),
+    "must return two logits at least, got (B, 1)": around(nn.Linear(3, 1).double()),
     "the model must return outputs (B, Y), got (3,) for a batch of one": around(nn.Flatten(0)),
     "is BatchNorm in training mode": around(nn.BatchNorm1d(3)),
     "draws random numbers": around(nn.Dropout()),

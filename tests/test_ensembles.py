@@ -74,6 +74,41 @@ def test_a_step_is_that_of_torch(name, dtype, count, options, tolerance):
         assert not start[n].any(), "nothing was written in place"
 
 
+class Alternating(nn.Module):
+    """A network with a layer that is never used, and two that are used in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.first, self.second = (nn.Linear(4, 3).double() for _ in range(3))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.second(x) if self.calls % 3 == 0 else self.first(x)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_a_loss_does_not_reach_is_left_alone_as_by_torch(name):
+    """In torch its `.grad` is None then: no weight decay, no momentum, no step is counted."""
+    step, optimizer, options = STEPS[name]
+    data, targets = samples(), torch.arange(24) % 3
+    order = ensembles.draw_orders(SEEDS, 24, 6, 8)
+    start = ensembles.initialise(Alternating, SEEDS)
+    rates = {"lr": 0.1, "weight_decay": 0.2}
+    trained = ensembles.train(start, F.cross_entropy, data, targets, order, step, **rates)
+    for index in range(3):
+        model = Alternating()
+        model.load_state_dict(start.member(index))
+        own = optimizer(model.parameters(), **rates, **options)
+        for indices in order[index]:
+            own.zero_grad()
+            F.cross_entropy(model(data[indices]), targets[indices]).backward()
+            own.step()
+        expected = {n: tensor.detach() for n, tensor in model.state_dict().items()}
+        compare.check(trained.member(index), expected, tolerance=1e-10)
+    assert step({}, {}, {}, lr=0.1) == ({}, {})
+
+
 class Rebinding(nn.Module):
     """A layer that binds a buffer anew, counts its calls, and has a buffer that is not saved."""
 

@@ -1,7 +1,10 @@
 """The job of features: its files, its plan, its counters; what happens when processes die."""
 
+import inspect
 import json
+import math
 import os
+import platform
 import random
 import re
 import signal
@@ -99,7 +102,10 @@ def test_the_same_command_does_what_is_missing_and_nothing_else(made, tmp_path, 
     run(tmp_path / "again")
     assert contents(tmp_path / "again") == contents(made)
     (tmp_path / "again" / "features-000002.npy").unlink()
-    (tmp_path / "again" / "features-000001.npy.other-1").write_text("half")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    half = f".features-000001.npy.draft-{platform.node()}"
+    (tmp_path / "again" / f"{half}-{ended.pid}").write_text("half")
     kept = (tmp_path / "again" / "features-000001.npy").stat().st_mtime_ns
     run(tmp_path / "again")
     assert contents(tmp_path / "again") == contents(made)
@@ -157,6 +163,13 @@ def test_a_plan_depends_on_all_that_features_are_computed_of(option, value):
     assert made_of(small_job([(row,) for row in 2 * torch.eye(3)])).data != first.data
 
 
+def test_a_plan_depends_on_the_forward_of_the_same_weights(monkeypatch):
+    first = made_of(small_job())
+    source = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda of: source(of).replace("return", "return 2 *"))
+    assert made_of(small_job()).weights != first.weights
+
+
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
@@ -203,7 +216,15 @@ def test_damaged_files_are_named(left, made, tmp_path):
 
 @pytest.mark.parametrize("name", ["kernel.npy", "features-000001.npy"])
 def test_files_of_others_are_left_alone(name, made, tmp_path):
-    others = {"weights.npy.gz": b"precious", "features-000000.npy.bak": b"kept", name: b"mine"}
+    at_work = f"draft-{platform.node()}-{os.getppid()}"  # of a job that runs
+    others = dict.fromkeys(
+        [
+            *("weights.npy.gz", "features-000000.npy.bak", "features-000000.npy.backup-1"),
+            *("kernel.npy.2024-05-01", f".kernel.npy.{at_work}", ".kernel.npy.draft-elsewhere-1"),
+        ],
+        b"kept",
+    )
+    others[name] = b"mine"
     for file, content in others.items():
         (tmp_path / file).write_bytes(content)
     with pytest.raises(SystemExit, match=f"holds features without plan.json, such as {name}"):
@@ -253,6 +274,37 @@ def test_a_job_of_a_users_own_is_found_in_the_working_directory(tmp_path, monkey
         run(tmp_path / "other", "--job", "users_job", "--k", "4")
 
 
+def test_what_is_not_finite_is_not_written(tmp_path, monkeypatch):
+    values = (1.0, 2.0, 3.0, 4.0, math.nan, math.inf)
+    rows = [(torch.full((3,), value), torch.zeros(2)) for value in values]
+    monkeypatch.setattr(jobs, "load", lambda name: small_job(rows))
+    with pytest.raises(SystemExit, match="the features of sample 4 are not finite"):
+        run(tmp_path, "--job", "a:b", "--k", "4", "--shard", "2")
+    assert [*contents(tmp_path)] == ["features-000000.npy", "features-000001.npy", "plan.json"]
+
+
+def test_rows_of_a_shard_are_those_that_were_written(made, tmp_path):
+    """A flipped bit, and another shard of the same shape."""
+    first, second = (f"features-00000{index}.npy" for index in (0, 1))
+    flipped = bytearray(contents(made)[first])
+    flipped[200] ^= 1
+    for content in (bytes(flipped), contents(made)[second]):
+        for name, others in contents(made).items():
+            (tmp_path / name).write_bytes(content if name == first else others)
+        with pytest.raises(SystemExit, match=f"{first} is damaged, "):
+            run(tmp_path)
+
+
+def test_a_finished_folder_is_not_written_into(made, monkeypatch, capsys):
+    def refuse(*args: object) -> None:
+        raise OSError("Read-only file system")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    run(made)
+    assert "77 rows, 0 of them computed now" in capsys.readouterr().out
+
+
 def test_a_full_disk_leaves_whole_shards_alone(made, tmp_path):
     """A limit on the size of a file stands in for it: the system refuses the rest of a write."""
     code = (
@@ -273,11 +325,12 @@ def test_a_full_disk_leaves_whole_shards_alone(made, tmp_path):
 def test_the_kernel_is_a_sum_of_integers_in_any_order(made, monkeypatch):
     """What two processes would add are the integers that one adds alone."""
     sums: list[torch.Tensor] = []
-    monkeypatch.setattr(shards, "write", lambda file, array: None)
+    monkeypatch.setattr(shards, "write_whole", lambda file, content: None)
     workers = Workers()
     monkeypatch.setattr(workers, "sum", lambda numbers: sums.append(numbers.clone()))
     monkeypatch.setattr(workers, "largest", lambda number: 1000.0)
-    for workers.rank, workers.world in ((0, 1), (0, 2), (1, 2)):
+    for own in ([0, 1, 2, 3], [0, 3], [1, 2]):
+        monkeypatch.setattr(workers, "claim", lambda name, count, own=own: own)
         work._write_kernel(made, plan.read(made), workers)
     alone, first, second = sums
     assert torch.equal(alone, first + second)

@@ -131,7 +131,11 @@ def test_solve_solves_and_refuses_a_singular_kernel():
     close(torch.einsum("ijab,jb->ia", kernel, alpha) + 0.5 * alpha, values)
     twice = kernels.ntk(model, x[[0, 1, 1]])
     assert kernels.solve(twice, values, ridge=1e-3).shape == (3, 3)
+    nan = kernel.clone()
+    nan[0, 2, 1, 0] = torch.nan  # above the diagonal
     for words, arguments, ridge in (
+        ("kernel must be symmetric and finite", (nan, values), 1.0),
+        ("kernel must be symmetric", (kernels.ntk(model, x, x.flip(0) + 1), values), 1e3),
         ("3 samples x 3 outputs is singular with ridge=0: two", (twice, values), 0),
         (r"got \(3, 3, 3, 3\) and \(2, 3\)", (kernel, values[:2]), 0),
         ("ridge must be at least 0", (kernel, values), -1.0),

@@ -85,6 +85,18 @@ def test_half_precision_estimates_what_double_does(chunk_size):
     assert found.signal == pytest.approx(expected.signal, rel=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("size", "apart"), [(1, 1e-3), (1, 1e-4), (1e-6, 0.5), (1e-6, 0.1)])
+def test_small_differences_and_small_gradients_are_seen(size, apart, dtype):
+    torch.manual_seed(0)
+    slopes = (size * (1 + apart * torch.randn(256, 1))).to(dtype)
+    model, ones = nn.Linear(1, 1, bias=False).to(dtype), torch.ones(256, 1, dtype=dtype)
+    found = noise_scale(model, lambda z, t: (z * t).sum(), ones, slopes)
+    noise = slopes.double().var().item()
+    assert found.noise == pytest.approx(noise, rel=1e-5)
+    assert found.signal == pytest.approx(slopes.double().mean().item() ** 2 - noise / 256, rel=1e-5)
+
+
 # By what the message names, what is done to the batch.
 REFUSED = {
     "data must hold 2 samples at least, to differ, got 1": lambda x, y: (x[:1], y[:1]),

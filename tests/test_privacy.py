@@ -7,8 +7,11 @@ A statistical test fails by chance, for a seed taken at random, with a probabili
 import copy
 import math
 import re
+import time
 import warnings
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,16 +167,134 @@ def test_frozen_parameters_get_none():
     [
         *((None, {"limit": limit}, "limit must be") for limit in (0.0, -1.0, math.inf, math.nan)),
         *((None, {"noise_multiplier": n}, "noise_multiplier must") for n in (-1, math.inf, None)),
+        *(
+            (None, {"mask": m}, "mask must be a boolean tensor (B,)")
+            for m in ([True], torch.ones(12))
+        ),
+        (None, {"mask": torch.ones(11, dtype=torch.bool)}, "mask must be a boolean tensor (B,)"),
+        (None, {"limit": 1e-300}, "noise of the standard deviation 1e-300 is too small or too"),
+        (nn.Module.float, {"limit": 1e33}, "noise of the standard deviation 1e+33 is too small or"),
         (lambda m: nn.Sequential(m, nn.BatchNorm1d(3).double()), {}, "1 is BatchNorm in training"),
         (lambda m: m.to("meta"), {"generator": seeded(0)}, "generator is on cpu and 0.weight on"),
         (lambda m: m.to(torch.complex128), {}, "0.weight is complex"),
     ],
 )
 def test_what_the_sum_refuses(change, options, what):
-    model, *given = small()
+    model, loss_fn, data, targets = small()
+    model = change(model) if change else model
+    data = data.to(next(model.parameters()).dtype)
     options = {"limit": 1.0, "noise_multiplier": 1.0, **options}
     with pytest.raises((ValueError, TypeError), match=re.escape(what)):
-        privacy.private_sum(change(model) if change else model, *given, **options)
+        privacy.private_sum(model, loss_fn, data, targets, **options)
+
+
+# What one sample can do to the sum: differences of sums, computed in float64
+
+
+def inner_product(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss whose gradient at the outputs is the target."""
+    return (outputs * targets).sum()
+
+
+def added(model: nn.Module, *batch: torch.Tensor, limit: float, **options: object) -> torch.Tensor:
+    total = norms.clipped_sum(model, inner_product, *batch, limit, **options)
+    return torch.cat([each.double().flatten() for each in total.values()])
+
+
+def cancelling(size: int) -> torch.Tensor:
+    """Sequences of three positions, whose gradients nearly cancel: norms are the least exact."""
+    tokens, signs = torch.randn(size, 1, 40), torch.randn(size, 3, 1)
+    signs[:, 0] = -0.85 * signs[:, 1:].sum(1)
+    return tokens * signs
+
+
+KINDS = {
+    "linear": (lambda: nn.Linear(30, 20), lambda n: torch.randn(n, 30), (20,)),
+    "sequence": (lambda: nn.Linear(40, 50, bias=False), cancelling, (3, 50)),
+    "convolution": (lambda: nn.Conv2d(3, 6, 3), lambda n: torch.randn(n, 3, 8, 8), (6, 6, 6)),
+    "embedding": (lambda: nn.Embedding(50, 16), lambda n: torch.randint(50, (n, 5)), (5, 16)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_sample_moves_the_sum_by_more_than_the_limit(kind, dtype):
+    build, draw, shape = KINDS[kind]
+    for seed in range(10):
+        torch.manual_seed(seed)
+        model, data, targets = build().to(dtype), draw(16), torch.randn(16, *shape).to(dtype)
+        data = data.to(dtype) if data.is_floating_point() else data
+        limit = norms.gradient_norms(model, inner_product, data, targets).min().item() / 3
+        each = [added(model, data[i:][:1], targets[i:][:1], limit=limit) for i in range(16)]
+        whole, less = (added(model, data[i:], targets[i:], limit=limit) for i in (0, 1))
+        swapped = [1, *range(1, 16)]  # another sample in the place of the first
+        other = added(model, data[swapped], targets[swapped], limit=limit)
+        for moved, most in [*((row, 1) for row in each), (whole - less, 1), (whole - other, 2)]:
+            assert moved.norm() <= most * limit
+        assert min(row.norm() for row in each) > 0.9999 * limit
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize(
+    ("x", "slope", "limit", "adds"),
+    [
+        (math.nan, 1, 1, 0),
+        (1, -math.inf, 1, 0),
+        (1e30, 1e30, 1, 0),  # the gradient itself is infinite
+        (1e25, 1, 1, 1),
+        (1, 1e-25, 1e-26, 1e-26),
+        (1, 1e-25, 1, 1e-25),
+        (1e-22, 1e18, 1e-6, 1e-6),  # the square of one side alone vanishes
+        (1e-30, 1e30, 0.1, 0.1),
+        (0, 1e30, 1, 0),
+    ],
+)
+def test_a_gradient_of_any_size_is_clipped_and_none_that_is_not_finite_adds(
+    x, slope, limit, adds, tokens
+):
+    model = nn.Linear(1, 1, bias=False)
+    data = torch.full((2, tokens, 1), float(x))
+    slopes = torch.full((2, tokens, 1), slope / tokens)
+    assert added(model, data, slopes, limit=limit).item() == pytest.approx(2 * adds, rel=1e-5)
+    assert abs(added(model, data[:1], slopes[:1], limit=limit).item()) <= limit
+    data[0], slopes[0] = 2 * limit, 1 / tokens  # beside an ordinary one
+    total = added(model, data, slopes, limit=limit).item()
+    assert total == pytest.approx(limit + adds, rel=1e-5)
+    norm, expected = (
+        norms.gradient_norms(model, inner_product, data, slopes),
+        [limit * 2, x * slope],
+    )
+    torch.testing.assert_close(
+        norm, torch.tensor(expected).abs(), rtol=1e-5, atol=0, equal_nan=True
+    )
+
+
+def test_noise_is_seen_in_half_precision():
+    """In bfloat16 the sum of 1,499 ones and noise would be 1,496 for ever."""
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    ones = torch.ones(1499, 1, dtype=torch.bfloat16)
+    options = {"limit": 1.0, "noise_multiplier": 1.0, "generator": seeded(0), "chunk_size": None}
+    draws = [privacy.private_sum(model, inner_product, ones, ones, **options) for _ in range(100)]
+    noise = torch.stack([each["weight"] for each in draws]).flatten() - 1499
+    assert plausible(variance_ratio(noise, 0.0, 1.0), stats.chi2(100))
+
+
+@pytest.mark.parametrize("count", [12, 0])
+def test_what_is_masked_adds_nothing(count):
+    model, loss_fn, data, targets = small()
+    mask = torch.arange(18) % 3 > 0
+    padded, labels = torch.full((18, 5), math.nan).double(), torch.zeros(18, dtype=torch.long)
+    padded[mask], labels[mask] = data, targets
+    mask[mask.nonzero()[count:]] = False
+    options = {"limit": 0.5, "noise_multiplier": 1.0, "chunk_size": 5}
+    right, got = (
+        privacy.private_sum(model, loss_fn, *batch, **options, **more, generator=seeded(0))
+        for batch, more in (
+            ((data[:count], targets[:count]), {}),
+            ((padded, labels), {"mask": mask}),
+        )
+    )
+    torch.testing.assert_close(got, right, rtol=0, atol=0)
 
 
 # The guarantee
@@ -196,6 +317,52 @@ def test_accountants_are_bounds_of_the_exact_epsilon(noise_multiplier, steps):
     prv = privacy.epsilon(noise_multiplier, 1.0, steps, 1e-5, accountant="prv")
     assert exact < prv < exact + 0.021
     assert exact < privacy.epsilon(noise_multiplier, 1.0, steps, 1e-5) < 1.15 * exact + 0.01
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("setting", [(2.5, 0.1, 100), (30.0, 0.01, 10_000)])
+def test_an_epsilon_is_that_of_opacus(setting, accountant):
+    from opacus.accountants import create_accountant
+
+    account = create_accountant(accountant)
+    account.history = [setting]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = account.get_epsilon(delta=1e-5)
+    got = privacy.epsilon(*setting, 1e-5, accountant=accountant)
+    assert got == pytest.approx(expected, rel=1e-9)
+
+
+def test_little_epsilon_and_much_noise_take_no_longer():
+    start = time.monotonic()
+    noise = privacy.noise_multiplier_for(0.05, 1.0, 10, 1e-5, accountant="prv")
+    assert exact_epsilon(noise, 10, 1e-5) < 0.05 < exact_epsilon(noise / 1.5, 10, 1e-5)
+    for accountant, least in (("rdp", 0.1), ("prv", 0.0)):
+        assert least < privacy.epsilon(1e6, 0.5, 10, 1e-5, accountant=accountant) < least + 0.02
+        with pytest.raises(ValueError, match=f"'{accountant}' promises no epsilon as small as"):
+            privacy.noise_multiplier_for(0.005, 0.5, 10, 1e-5, accountant=accountant)
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.filterwarnings("ignore:delta = ")
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize("delta", [0.5, 0.999])
+def test_a_large_delta_allows_everything(delta, accountant):
+    assert privacy.epsilon(1.0, 0.1, 10, delta, accountant=accountant) == 0
+
+
+def test_numbers_of_other_kinds_are_numbers():
+    (batch,) = privacy.poisson_batches(np.int64(10), Fraction(1), np.int32(1), seeded(0))
+    assert len(batch) == 10
+    given = Fraction(3, 2), Fraction(1, 10), np.int64(10), np.float64(1e-5)
+    for accountant in privacy.ACCOUNTANTS:
+        got = privacy.epsilon(*given, accountant=accountant)
+        assert got == privacy.epsilon(1.5, 0.1, 10, 1e-5, accountant=accountant)
+    given = small()
+    options = {"limit": Fraction(1, 2), "noise_multiplier": 0, "chunk_size": np.int64(5)}
+    got = privacy.private_sum(*given, **options)
+    right = norms.clipped_sum(*given, 0.5, chunk_size=5)
+    torch.testing.assert_close(got, right, rtol=0, atol=0)
 
 
 def test_renyi_divergence_by_integration():
@@ -232,6 +399,7 @@ def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, setting)
         (privacy.epsilon, {"delta": 0.0}, "delta must be above 0 and below 1"),
         (privacy.epsilon, {"accountant": "gdp"}, "accountant must be 'rdp' or 'prv', got 'gdp'"),
         (privacy.epsilon, {"first": -1.0}, "noise_multiplier must be a finite number"),
+        (privacy.epsilon, {"first": 0.01, "accountant": "prv"}, "'prv' would take long for an eps"),
         (privacy.epsilon, {"steps": 0}, "steps must be a whole number, at least 1, got 0"),
         (privacy.noise_multiplier_for, {"first": 0.0}, "epsilon must be a finite number above 0"),
         (privacy.noise_multiplier_for, {"first": 0.05}, "'rdp' promises no epsilon as small as"),

@@ -52,7 +52,10 @@ def fisher_product(
     """Multiply a vector with the Fisher matrix of a classifier.
 
     Args:
-        model: Any module that maps `(B, ...)` to logits `(B, Y)`.
+        model: Any module that maps `(B, ...)` to logits `(B, Y)`, Y at least 2. One logit may be a
+            probability or a regression, which have other Fisher matrices: each is the Gauss-Newton
+            matrix of its loss, `binary_cross_entropy_with_logits` or half the squared error
+            (Martens 2014, arXiv:1412.1193, Section 9.2).
         data: `(B, ...)`, or a tree of such tensors, B at least 1.
         vector: `{name: parameter.shape}`.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
@@ -62,7 +65,8 @@ def fisher_product(
 
     Raises:
         TypeError: `data` is no tree of tensors, or `vector` no dictionary of tensors.
-        ValueError: One of the refusals of the module, or outputs that are not `(B, Y)`.
+        ValueError: One of the refusals of the module, or outputs that are not `(B, Y)` with Y at
+            least 2.
 
     Example:
         >>> model = nn.Linear(1, 2, bias=False)  # two logits, w_0 x and w_1 x
@@ -76,6 +80,11 @@ def fisher_product(
         if logits.dim() != 1:
             raise ValueError(
                 f"the model must return logits (B, Y), got {(1, *logits.shape)} for a batch of one"
+            )
+        if len(logits) == 1:
+            raise ValueError(
+                "the model must return two logits at least, got (B, 1), whose softmax is 1: take "
+                "gauss_newton_product with binary_cross_entropy_with_logits"
             )
         p = logits.softmax(dim=0)
         return p * (pushed - p @ pushed)

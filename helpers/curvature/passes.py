@@ -11,6 +11,7 @@ from helpers import jacobians
 from helpers.curvature.parameter_vectors import Vector, check_vector
 from helpers.transforms import batches, checks, derivatives, fallback, randomness, samples
 from helpers.transforms.batches import Batch
+from helpers.transforms.numbers import wide
 from helpers.transforms.sequences import Sequences
 
 Weigh = Callable[..., Tensor]
@@ -29,17 +30,25 @@ def mean(
 
     With a loss, a function of a sample, J_i is its gradient in place of the model's Jacobian, and
     what was pushed forward goes back as it is.
+
+    In half precision, model and samples are taken in float32, and the mean alone is rounded.
     """
     checks.check_chunk_size(chunk_size)
     check_vector(vector, checks.select_parameters(model))
     if not len(batch):
         raise ValueError("data must hold a sample at least, got none")
-    vector = {name: tensor.detach() for name, tensor in vector.items()}
+    dtypes = {name: tensor.dtype for name, tensor in vector.items()}
+    vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
     with samples.slow_operations_named():
         for product in _products(model, batch, vector, chunk_size or len(batch), weigh, loss):
             total = {name: tensor + product[name] for name, tensor in total.items()}
-    return {name: tensor / len(batch) for name, tensor in total.items()}
+    return {name: (tensor / len(batch)).to(dtypes[name]) for name, tensor in total.items()}
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in the dtype in which numbers are added up, indices as they are."""
+    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
 
 
 def _products(
@@ -84,9 +93,15 @@ def _transformed(
         samples.running(model, vector) as (snapshot, params, buffers),
         sdpa_kernel(SDPBackend.MATH),
     ):
+        fixed = {name: _wide(buffer) for name, buffer in buffers.items()}
+        for name, parameter in model.named_parameters():
+            if name not in params and parameter.dtype != wide(parameter.dtype):
+                fixed[name] = _wide(parameter.detach())
+        params = {name: _wide(tensor) for name, tensor in params.items()}
 
         def outputs_of(params: dict[str, Tensor]) -> Tensor:
-            return samples.map_samples(run, params, buffers, chunk.leaves, snapshot.restore)
+            leaves = tuple(map(_wide, chunk.leaves))
+            return samples.map_samples(run, params, fixed, leaves, snapshot.restore)
 
         outputs, pull = vjp(outputs_of, params)
         # What a `vjp` returns is linear in what it is given, so a `vjp` of it is the product with
@@ -102,7 +117,8 @@ def _by_gradients(
 ) -> Vector:
     """Do the same with the gradients of the chunk, `{name: (B, *shape)}`."""
     params = checks.select_parameters(model, vector)
-    grads = derivatives.by_loop(loss, model, params, chunk.leaves)
+    found = derivatives.by_loop(loss, model, params, chunk.leaves)
+    grads = {name: _wide(gradient) for name, gradient in found.items()}
     pushed = sum(
         torch.einsum("bp,p->b", g.flatten(1), vector[n].flatten()) for n, g in grads.items()
     )
@@ -112,14 +128,15 @@ def _by_gradients(
 def _by_jacobians(model: nn.Module, chunk: Batch, vector: Vector, weigh: Weigh) -> Vector:
     """Do the same with the Jacobians of the chunk, `(B, Y, P)`."""
     every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, chunk), model)
-    blocks = {name: every[name] for name in vector}
+    blocks = {name: _wide(every[name]) for name in vector}
     pushed = sum(
         torch.einsum("byp,p->by", block.flatten(2), vector[name].reshape(-1))
         for name, block in blocks.items()
     )
-    rows: list[Tensor] = [pushed] * len(chunk)
-    samples.loop(_outputs(chunk), model, (), chunk.leaves, rows.__setitem__)
-    weighed = each(weigh, torch.stack(rows).detach(), pushed, *chunk.leaves)
+    outputs: list[Tensor] = [pushed] * len(chunk)
+    samples.loop(_outputs(chunk), model, (), chunk.leaves, outputs.__setitem__)
+    sample = [leaf if isinstance(leaf, Sequences) else _wide(leaf) for leaf in chunk.leaves]
+    weighed = each(weigh, _wide(torch.stack(outputs).detach()), pushed, *sample)
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
 
 

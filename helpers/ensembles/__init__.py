@@ -26,6 +26,7 @@ from helpers.transforms.call import (
     RECURRENT,
     ParameterAliases,
     batchable_recurrence,
+    graph,
     on_meta,
 )
 from helpers.transforms.samples import eager
@@ -224,11 +225,18 @@ def train(
 
             with model.register_forward_hook(read_buffers):
                 predictions = _call(ensemble, model, params | own, x)
-            return checks.check_scalar(loss_fn(predictions, y), given="a batch"), own
+            loss = checks.check_scalar(loss_fn(predictions, y), given="a batch")
+            met = {id(getattr(node, "variable", None)) for node in graph(loss)}
+            reached.extend(name for name, tensor in params.items() if id(tensor) in met)
+            return loss, own
 
+        # A parameter that the loss does not reach has no `.grad`, and `torch.optim` leaves it as it
+        # is, without weight decay. A transform gives zeros.
+        reached: list[str] = []
         grads, buffers = grad(compute_loss, has_aux=True)(params)
-        params, state = step(params, grads, state, lr=rates[0], weight_decay=rates[1])
-        return params, buffers, state
+        used, grads = ({name: each[name] for name in reached} for each in (params, grads))
+        used, new_state = step(used, grads, state, lr=rates[0], weight_decay=rates[1])
+        return params | used, buffers, state | new_state
 
     advance_all = vmap(advance, randomness=randomness)
     parts = [slice(i, i + (chunk_size or size)) for i in range(0, size, chunk_size or size)]

@@ -6,7 +6,8 @@
 One process or many, on one machine or more, give the same folder, bit for bit:
 
 - `plan.json`: what was computed. A run of anything else is refused there.
-- `features-000000.npy` and so on: the rows of one shard each, `(rows, k)`, for NumPy alone.
+- `features-000000.npy` and so on: the rows of one shard each, `(rows, k)`, for NumPy alone. Behind
+  them is a checksum, which a run that goes on compares.
 - `kernel.npy`: the product of all features with themselves, `(k, k)`, float64.
 
 A file has its name only when it is whole. So whatever ends a run, the same command goes on from

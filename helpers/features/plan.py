@@ -1,8 +1,10 @@
 """What a folder of features is of. Two runs belong together only if their plans are the same."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +25,7 @@ _LOOKED_AT = 4096
 class Plan:
     """All that the numbers of the features depend on."""
 
-    weights: str  # hash of the computer and its task, of its model's layers and tensors
+    weights: str  # hash of computer and task, of the model's layers, tensors and source code
     data: str  # hash of the samples: of all, or of 4,096 spread evenly over more
     samples: int
     k: int
@@ -87,8 +89,20 @@ def _of_weights(job: Job) -> Iterator[bytes]:
     kinds = type(computer).__qualname__, type(task).__qualname__
     yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
     yield repr(facts_of(computer.model)).encode()
+    for name, source in sorted(_sources(task, *computer.model.modules()).items()):
+        yield repr((name, source)).encode()
     for tensor in chain(computer.model.parameters(), computer.model.buffers()):
         yield content(tensor)
+
+
+def _sources(*parts: object) -> dict[str, str]:
+    """Collect the source code of classes, torch's aside: a forward is not in the weights."""
+    found = {}
+    for kind in {kind for part in parts for kind in type(part).__mro__}:
+        if not kind.__module__.startswith(("torch.", "builtins")):
+            with suppress(OSError, TypeError):  # of what was typed at a prompt there is none
+                found[f"{kind.__module__}.{kind.__qualname__}"] = inspect.getsource(kind)
+    return found
 
 
 def _of_samples(job: Job) -> Iterator[bytes]:

@@ -1,5 +1,7 @@
 """Rows of features in files, one a shard, that are there whole or not at all."""
 
+import glob
+import hashlib
 import io
 import os
 import platform
@@ -10,6 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from helpers.features import plan
+
+_DIGEST = 32  # bytes of a checksum
 
 
 def bounds(count: int, size: int) -> list[slice]:
@@ -36,10 +40,14 @@ def path(folder: Path, index: int) -> Path:
 def write_whole(file: Path, content: bytes) -> None:
     """Write a file: under another name first, renamed when all of it is on the disk.
 
+    One that has this content is left as it is: a finished folder may be read-only.
+
     Raises:
         OSError: It could not be written, for example since the disk is full. Nothing is left.
     """
-    draft = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}")
+    if file.exists() and file.read_bytes() == content:
+        return
+    draft = file.with_name(f".{file.name}.draft-{platform.node()}-{os.getpid()}")
     try:
         with draft.open("wb") as opened:
             opened.write(content)
@@ -51,12 +59,23 @@ def write_whole(file: Path, content: bytes) -> None:
         raise
 
 
-def write(file: Path, array: np.ndarray) -> None:
-    """Write an array, as `write_whole` does."""
+def content_of(array: np.ndarray) -> bytes:
+    """Return what a file of an array holds."""
     # Into a file, NumPy writes by C's buffers, and does not notice when the last one fails.
     content = io.BytesIO()
     np.save(content, array)
-    write_whole(file, content.getvalue())
+    return content.getvalue()
+
+
+def write(file: Path, rows: np.ndarray) -> None:
+    """Write a shard as `write_whole` does, its checksum at the end, where NumPy reads nothing."""
+    content = content_of(rows)
+    write_whole(file, content + _checksum(file, content))
+
+
+def _checksum(file: Path, content: bytes) -> bytes:
+    """Hash a shard with its name: else it could be another one, copied."""
+    return hashlib.blake2b(file.name.encode() + content, digest_size=_DIGEST).digest()
 
 
 def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndarray:
@@ -65,14 +84,19 @@ def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndar
     Args:
         file: Where it lies.
         shape: `(rows, k)`, as the plan says.
-        mapped: Whether to read only what is asked for later.
+        mapped: Whether to read only what is asked for later, without a look at the checksum.
 
     Raises:
-        ValueError: It is damaged, or has another shape.
+        ValueError: It is damaged, not the one that was written, or has another shape.
     """
     rows = None
     with suppress(ValueError, EOFError):
-        rows = np.load(file, mmap_mode="r" if mapped else None)
+        if mapped:
+            rows = np.load(file, mmap_mode="r")
+        else:
+            read = file.read_bytes()
+            content, digest = read[:-_DIGEST], read[-_DIGEST:]
+            rows = np.load(io.BytesIO(content)) if digest == _checksum(file, content) else None
     if rows is None or rows.shape != shape or rows.dtype not in (np.float32, np.float64):
         raise ValueError(
             f"{file} is damaged, or holds no {shape} floating point numbers, as the plan says: "
@@ -82,10 +106,21 @@ def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndar
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what a killed process has left half written, and nothing else."""
-    for pattern in ("features-*.npy.*-*", "kernel.npy.*-*"):
-        for draft in folder.glob(pattern):
+    """Remove what processes of this machine that are no more have left half written."""
+    for draft in folder.glob(f".*.npy*.draft-{glob.escape(platform.node())}-*"):
+        process = draft.name.rpartition("-")[2]
+        if process.isdecimal() and os.name == "posix" and not _runs(int(process)):
             draft.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # asks, and does nothing
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's
+        pass
+    return True
 
 
 class Features:

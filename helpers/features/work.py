@@ -35,20 +35,21 @@ def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> str:
         A sentence on what was done.
 
     Raises:
-        ValueError: The folder is of another plan, or holds features without one.
+        ValueError: The folder is of another plan, or holds features without one; a shard in it is
+            damaged, or the features of a sample are not finite.
         OSError: A file could not be written.
     """
     start = time.monotonic()
     _settle(folder, plan, workers)
     parts = shards.bounds(plan.samples, plan.shard)
     with tqdm(total=plan.samples, unit="rows", disable=workers.rank > 0) as bar:
-        while (index := workers.count("claimed", 1) - 1) < len(parts):
-            part = parts[index]
-            if shards.path(folder, index).exists():
+        for index in workers.claim("shards", len(parts)):
+            part, file = parts[index], shards.path(folder, index)
+            if file.exists():
+                shards.read(file, (part.stop - part.start, plan.k))  # whether it is whole
                 workers.count("rows", part.stop - part.start)
                 continue
-            rows = _rows(job, plan, part, workers, bar)
-            shards.write(shards.path(folder, index), rows)
+            shards.write(file, _rows(job, plan, part, workers, bar))
         workers.wait()
         bar.update(workers.count("rows") - bar.n)
     _write_kernel(folder, plan, workers)
@@ -91,7 +92,14 @@ def _rows(job: Job, plan: Plan, part: slice, workers: Workers, bar: tqdm) -> np.
         )
         workers.count("computed", len(samples))
         bar.update(workers.count("rows", len(samples)) - bar.n)
-    return torch.cat(features).cpu().numpy()
+    rows = torch.cat(features).cpu()
+    odd = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
+    if odd:
+        raise ValueError(
+            f"the features of sample {part.start + odd[0]} are not finite: mend it, or leave it "
+            "out of the dataset"
+        )
+    return rows.numpy()
 
 
 def _write_kernel(folder: Path, plan: Plan, workers: Workers) -> None:
@@ -102,7 +110,6 @@ def _write_kernel(folder: Path, plan: Plan, workers: Workers) -> None:
     so that the sum of all just fits.
     """
     parts = shards.bounds(plan.samples, plan.shard)
-    own = range(workers.rank, len(parts), workers.world)
 
     def product(index: int) -> Tensor:
         part = parts[index]
@@ -110,15 +117,19 @@ def _write_kernel(folder: Path, plan: Plan, workers: Workers) -> None:
         rows = torch.from_numpy(rows).double()
         return rows.T @ rows
 
-    largest = workers.largest(max((product(i).abs().max().item() for i in own), default=0.0))
+    def largest_of(index: int) -> float:
+        return product(index).abs().nan_to_num(math.inf).max().item()  # a maximum may lose NaN
+
+    claimed = workers.claim("products", len(parts))
+    largest = workers.largest(max(map(largest_of, claimed), default=0.0))
     if not math.isfinite(largest):
-        raise ValueError("the features are not finite: their kernel would not be, either")
+        raise ValueError("the products of the features are not finite: their kernel would not be")
     scale = _BITS - math.frexp(largest * len(parts))[1]
     total = torch.zeros(plan.k, plan.k, dtype=torch.int64)
-    for index in own:
+    for index in workers.claim("sums", len(parts)):
         total += torch.ldexp(product(index), torch.tensor(scale)).round().long()
     workers.sum(total)
     if workers.rank == 0:
         kernel = torch.ldexp(total.double(), torch.tensor(-scale))
-        shards.write(folder / KERNEL, kernel.numpy())
+        shards.write_whole(folder / KERNEL, shards.content_of(kernel.numpy()))
     workers.wait()

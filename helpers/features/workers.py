@@ -58,6 +58,11 @@ class Workers:
         """Add to a number that all processes share, and return what it is now."""
         return self._store.add(name, more)
 
+    def claim(self, name: str, count: int) -> Iterator[int]:
+        """Yield numbers below `count`, each in one process: who is free takes the next."""
+        while (index := self.count(name, 1) - 1) < count:
+            yield index
+
     def wait(self) -> None:
         """Wait until all processes are here."""
         if self._grouped:

@@ -19,8 +19,9 @@ def solve(kernel: Tensor, values: Tensor, *, ridge: float = 0.0) -> Tensor:
         `(N, Y)`.
 
     Raises:
-        ValueError: The sizes do not match, or the kernel with its ridge is singular: two samples
-            are alike, or there are more outputs of samples, N x Y, than parameters.
+        ValueError: The sizes do not match, the kernel is not symmetric or not finite, or it is
+            singular with its ridge: two samples are alike, or there are more outputs of samples,
+            N x Y, than parameters.
 
     Example:
         >>> kernel = ntk(nn.Linear(2, 1, bias=False), torch.eye(2))
@@ -37,10 +38,16 @@ def solve(kernel: Tensor, values: Tensor, *, ridge: float = 0.0) -> Tensor:
     if not ridge >= 0:
         raise ValueError(f"ridge must be at least 0, got {ridge!r}")
     matrix = kernel.transpose(1, 2).reshape(size * outputs, size * outputs).clone()
+    eps, apart = torch.finfo(matrix.dtype).eps, (matrix - matrix.T).abs()
+    if len(matrix) and not (apart <= eps**0.5 * matrix.abs().max()).all():  # as of NaN
+        raise ValueError(
+            "kernel must be symmetric and finite, that of samples with themselves: between two "
+            "batches it is not"
+        )
     matrix.diagonal().add_(ridge)
     factor, failed = torch.linalg.cholesky_ex(matrix)
     pivots = factor.diagonal().square()
-    rounding = torch.finfo(matrix.dtype).eps * len(matrix)
+    rounding = eps * len(matrix)
     if failed or (len(pivots) and pivots.min() <= rounding * matrix.diagonal().max()):
         raise ValueError(
             f"the kernel of {size} samples x {outputs} outputs is singular with ridge={ridge:g}: "

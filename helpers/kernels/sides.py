@@ -14,6 +14,7 @@ from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import batches, checks
 from helpers.transforms.batches import Batch
+from helpers.transforms.numbers import wide
 
 Side = dict[str, Tensor | tuple[Tensor, Tensor]]
 
@@ -62,7 +63,8 @@ def contract(left: Side, right: Side, outputs: int) -> Tensor | None:
     """Sum the products of two sides over all parameters.
 
     Returns:
-        `(c1, c2, Y, Y)`; `None` where no parameter reaches both sides: the block is zero.
+        `(c1, c2, Y, Y)`, in float32 or wider; `None` where no parameter reaches both sides: the
+        block is zero.
     """
     total: Tensor | None = None
     for name in [name for name in left if name in right]:
@@ -73,6 +75,7 @@ def contract(left: Side, right: Side, outputs: int) -> Tensor | None:
         else:
             one, other = _dense(one, outputs), _dense(other, outputs)
             part = (one @ other.T).unflatten(0, (-1, outputs)).unflatten(2, (-1, outputs))
+        part = part.to(wide(part.dtype))
         total = part if total is None else total.add_(part)
     return None if total is None else total.transpose(1, 2)
 

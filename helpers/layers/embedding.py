@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.layer_call import LayerCall, MatchedCall, Matcher, Reducer, unless_cancelled
+from helpers.layers.layer_call import LayerCall, MatchedCall, Matcher, Reducer, unless_lost
 
 
 class Embedding(LayerCall):
@@ -41,9 +41,8 @@ class Embedding(LayerCall):
         if rows.shape[1] ** 2 > self.shape[0]:
             return None
         same = index[:, :, None] == index[:, None, :]
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         sizes = rows.norm(dim=2)
-        return unless_cancelled(
+        return unless_lost(
             ((rows @ rows.mT) * same).sum((1, 2)),
             (sizes[:, :, None] * sizes[:, None, :] * same).sum((1, 2)),
         )

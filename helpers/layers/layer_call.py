@@ -13,12 +13,17 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from helpers.transforms.numbers import wide
+
 # How many squares are added up at a time, and then these sums: long sums in float32 lose digits.
 _RUN = 256
 
 # The Gram way adds products of many signs. Where its sum is this much smaller than the sum of
 # their sizes, rounding could be seen in the norm, and the gradient itself is taken.
 _CANCELLED = 1 / 100
+
+# Norms are right to their last digits, or to some digits of this, whichever is more.
+SMALL = 2.0**-20
 
 
 class Reducer(Protocol):
@@ -115,12 +120,12 @@ def squared_norms(gradients: Tensor) -> Tensor:
     if gradients.is_complex():
         gradients = torch.view_as_real(gradients.resolve_conj())
     rows = gradients.flatten(1) if gradients.dim() > 1 else gradients[:, None]
-    wide = torch.promote_types(rows.dtype, torch.float32)
+    dtype = wide(rows.dtype)
     even = rows.shape[1] - rows.shape[1] % _RUN
-    squares = torch.linalg.vector_norm(rows[:, even:], dim=1, dtype=wide).square()
+    squares = torch.linalg.vector_norm(rows[:, even:], dim=1, dtype=dtype).square()
     if even:
         runs = rows[:, :even].unflatten(1, (-1, _RUN))
-        squares += torch.linalg.vector_norm(runs, dim=2, dtype=wide).square().sum(1)
+        squares += torch.linalg.vector_norm(runs, dim=2, dtype=dtype).square().sum(1)
     return squares
 
 
@@ -129,9 +134,27 @@ def weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
     return (factors @ gradients.reshape(len(gradients), -1)).view(gradients.shape[1:])
 
 
-def unless_cancelled(squares: Tensor, largest: Tensor) -> Tensor | None:
-    """Return squared norms, or `None` if too much of the sums they come from was cancelled."""
-    return None if (squares < _CANCELLED * largest).any() else squares
+def unless_lost(
+    squares: Tensor, largest: Tensor, sides: tuple[Tensor, Tensor, int] | None = None
+) -> Tensor | None:
+    """Return squared norms, or `None` if too much of the sums they come from was lost.
+
+    Args:
+        squares: `(B,)`.
+        largest: `(B,)`, what they would be if nothing was cancelled.
+        sides: Where they are products of two sides, the norms `(B, ...)` of both, and how many
+            numbers the longer one has. The square of a small number counts as zero, and what it is
+            multiplied with on the other side may be large.
+    """
+    lost = squares < _CANCELLED * largest
+    if sides is not None:
+        x, d, count = sides
+        info, norms = torch.finfo(squares.dtype), x + d
+        vanished = 2 * info.tiny**0.5 * count**0.5
+        if not norms.max() * norms[0].numel() * vanished < info.eps * SMALL:  # nearly always
+            vanished = vanished * norms.reshape(len(norms), -1).sum(1)
+            lost |= vanished > info.eps * (squares.sqrt() + SMALL)
+    return None if lost.any() else squares
 
 
 def write_or_add(values: Tensor, out: Tensor, add: bool) -> None:

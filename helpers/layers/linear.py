@@ -14,7 +14,7 @@ from helpers.layers.layer_call import (
     Matcher,
     Reducer,
     squared_norms,
-    unless_cancelled,
+    unless_lost,
     weighted_sum,
     write_or_add,
 )
@@ -153,13 +153,15 @@ def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
 
     The norm of a sum of T outer products, by the T x T products of their factors (Gram matrices).
     """
+    count = max(inputs.shape[3], grads.shape[3])
     if inputs.shape[1:3].numel() == 1:
-        return squared_norms(inputs) * squared_norms(grads)
-    wide = torch.promote_types(grads.dtype, torch.float32)
-    inputs, grads = inputs.to(wide), grads.to(wide)
-    return unless_cancelled(
+        x, d = squared_norms(inputs), squared_norms(grads)
+        return unless_lost(x * d, x * d, (x.sqrt(), d.sqrt(), count))
+    x, d = inputs.norm(dim=3), grads.norm(dim=3)
+    return unless_lost(
         ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2, 3)),
-        (inputs.norm(dim=3) * grads.norm(dim=3)).sum(2).square().sum(1),
+        (x * d).sum(2).square().sum(1),
+        (x, d, count),
     )
 
 

@@ -1,10 +1,11 @@
 """Per-sample gradients as they come: in the factors that layers have of them, or dense."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from helpers.layers.layer_call import LayerCall, write_or_add
+from helpers.transforms.numbers import wide
 
 
 @dataclass
@@ -14,6 +15,22 @@ class PerSampleGradients:
     dense: dict[str, Tensor]  # by parameter name, gradients (B, *shape)
     calls: dict[str, list[tuple[LayerCall, str]]] = field(default_factory=dict)
     """By parameter name, calls of layers, each with the role that the parameter has in it."""
+
+    def rows(self, index: slice | Tensor) -> "PerSampleGradients":
+        """Return those of some samples, in float32 or wider, as they are to be added up."""
+
+        def pick(tensor: Tensor) -> Tensor:
+            indices = not (tensor.is_floating_point() or tensor.is_complex())  # of an embedding
+            return tensor[index] if indices else tensor[index].to(wide(tensor.dtype))
+
+        def part(call: LayerCall) -> LayerCall:
+            sides = {side: pick(getattr(call, side)) for side in ("activations", "output_grads")}
+            return replace(call, **sides)
+
+        return PerSampleGradients(
+            {name: pick(tensor) for name, tensor in self.dense.items()},
+            {name: [(part(call), role) for call, role in own] for name, own in self.calls.items()},
+        )
 
     def only_call(self, name: str) -> tuple[LayerCall, str] | None:
         """Return the one call that describes the whole gradient of a parameter, if one does."""

@@ -55,6 +55,7 @@ def poisson_batches(
     """
     check_count("n", n)
     accounting.check_rate(rate)
+    rate = float(rate)
     check_count("steps", steps)
     # A float32 from torch.rand is a multiple of 2**-24: too coarse for a rate of 1e-6.
     dtype = torch.float32 if generator.device.type == "mps" else torch.float64
@@ -71,6 +72,7 @@ def private_sum(
     *,
     limit: float,
     noise_multiplier: float,
+    mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     chunk_size: int | str | None = 64,
     group: "dist.ProcessGroup | None" = None,
@@ -80,6 +82,10 @@ def private_sum(
     The noise has the standard deviation `noise_multiplier * limit` in each entry and is drawn once,
     however many chunks there are. Divide the result by the expected size of a batch, not by the
     size of this one. For an empty batch the result is the noise.
+
+    The sum and the noise are in float32 or wider, whatever the parameters are: in bfloat16 a sum
+    of 1,500 moves in steps of 8, which hides noise of 1 and shows a sample. Rounded to the dtype of
+    the parameter after the division, the result is as private as before.
 
     With a group of processes, each gives a share of one batch, empty ones too, and gets the sum
     over all shares, the same bits as the others: after one reduction of the sums, and before it
@@ -95,6 +101,7 @@ def private_sum(
         targets: Likewise; `None` where the loss needs none.
         limit: The largest norm, over all parameters together, that a gradient keeps.
         noise_multiplier: The noise's standard deviation as a multiple of `limit`; 0 for none.
+        mask: `(B,)`, boolean, as in `helpers.norms.clipped_sum`: which samples count.
         generator: Where the noise comes from; `None` means torch's own stream of the device.
         chunk_size: As in `helpers.norms.clipped_sum`.
         group: The processes that share the batch, all of which call this, with the same weights;
@@ -102,14 +109,16 @@ def private_sum(
             alone, whatever others there are.
 
     Returns:
-        `{name: parameter.shape}`, detached, for the parameters with `requires_grad`.
+        `{name: parameter.shape}`, detached, in float32 or wider, for the parameters with
+        `requires_grad`.
 
     Raises:
         TypeError: `data` or `targets` is no tree of tensors, or `group` no group of this process.
         ValueError: One of the refusals of `helpers.norms.clipped_sum`, BatchNorm in training mode
-            and a `limit` out of range among them; `noise_multiplier` is negative or not finite; a
-            parameter is complex, or not on the generator's device; processes have other settings or
-            weights, which all of them refuse.
+            and a `limit` out of range among them; `noise_multiplier` is negative or not finite, or
+            the noise too small or too large for the dtype of the sum; a parameter is complex, or
+            not on the generator's device; processes have other settings or weights, which all of
+            them refuse.
 
     Example:
         >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
@@ -119,6 +128,7 @@ def private_sum(
         tensor([[-0.5000, -0.5000]])
     """
     accounting.check_noise(noise_multiplier)
+    noise_multiplier = float(noise_multiplier)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
             raise ValueError(
@@ -132,10 +142,18 @@ def private_sum(
             )
     if group is not None:
         reduction.check_group(group)
-    result = norms.clipped_sum(model, loss_fn, data, targets, limit, chunk_size=chunk_size)
+    options = {"mask": mask, "chunk_size": chunk_size}
+    result = norms.clipped_sum(model, loss_fn, data, targets, limit, **options)
+    deviation = noise_multiplier * float(limit)
     for total in result.values():
+        info = torch.finfo(total.dtype)
+        if noise_multiplier and not info.tiny / info.eps < deviation < info.max * info.eps:
+            raise ValueError(
+                f"noise of the standard deviation {deviation:g} is too small or too large for "
+                f"{total.dtype}: scale the loss and the limit"
+            )
         options = {"generator": generator, "device": total.device, "dtype": total.dtype}
-        noise = torch.normal(0.0, noise_multiplier * limit, total.shape, **options)
+        noise = torch.normal(0.0, deviation, total.shape, **options)
         if group is None or dist.get_rank(group) == 0:
             total += noise
     if group is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, MutableMapping, Sequence
 from inspect import Parameter
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -164,7 +165,7 @@ def check_chunk_size(chunk_size: int | None) -> None:
     """
     if chunk_size is None:
         return
-    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
+    if not isinstance(chunk_size, Integral) or isinstance(chunk_size, bool) or chunk_size < 1:
         raise ValueError(
             f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
         )

@@ -179,7 +179,9 @@ WAYS = {
     "Fisher": Way(
         lambda c, _: curvature.fisher_product(c.model, c.data, _vector(c), chunk_size=2),
         _fisher,
-        lambda truth: _has_parameters(truth) and _has_jacobians(truth),
+        lambda truth: (
+            _has_parameters(truth) and _has_jacobians(truth) and truth.outputs.shape[1] > 1
+        ),
     ),
     "Gauss-Newton": Way(
         lambda c, _: curvature.gauss_newton_product(*c.args, _vector(c), chunk_size=3),
