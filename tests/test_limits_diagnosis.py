@@ -341,7 +341,7 @@ REFUSED: dict[str, dict[str, object]] = {
     "data must be a tensor (B, ...), got list": {"data": [1]},
     "one batch size, got 8 and 3": {"targets": BATCH[1][:3]},
     "data must hold a sample at least": {"data": BATCH[0][:0], "targets": BATCH[1][:0]},
-    "on 1 sample, without transforms, the model raised RuntimeError: mat1 and mat2": {
+    "on 1 sample, without transforms, the model raised RuntimeError: ": {
         "data": BATCH[0][..., :20]
     },
     "without transforms, loss_fn raised AttributeError": {"loss_fn": lambda z, y: z.missing},
