@@ -211,7 +211,8 @@ def _empty(model: nn.Module, data: Tensor) -> Tensor:
     # Nobody asked for this run, so it leaves nothing in the model's classes either.
     kinds = {type(module) for module in model.modules()}
     kept = [(kind, dict(vars(kind))) for kind in kinds if not kind.__module__.startswith("torch.")]
-    with preserved(model), torch.no_grad():
+    # A forward may differentiate itself.
+    with preserved(model, checks.select_parameters(model)), torch.enable_grad():
         outputs = model(sample)
     for kind, attributes in kept:
         for name in [name for name in vars(kind) if name not in attributes]:
@@ -220,4 +221,4 @@ def _empty(model: nn.Module, data: Tensor) -> Tensor:
             if vars(kind)[name] is not value:
                 setattr(kind, name, value)
     shape = (len(data), _output_count(outputs), _count(checks.select_parameters(model)))
-    return outputs.new_zeros(shape)
+    return outputs.detach().new_zeros(shape)

@@ -1,6 +1,7 @@
 """What the functions of `helpers.gradients` promise besides values and the model as it was."""
 
 import copy
+import functools
 import random
 import warnings
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers import ensembles, gradients, norms
-from tests.support.oracle import METHODS, TOLERANCE, assert_equal, every_method, oracle
+from tests.support import wild
+from tests.support.oracle import METHODS, TOLERANCE, Truth, assert_equal, every_method, oracle
 from tests.support.ways import WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
@@ -27,6 +29,17 @@ def test_wrt_chooses_names_and_order_frozen_ones_too(wrt, method):
     expected = oracle(*case.args, wrt=dict.fromkeys(wrt))
     assert_equal(method(*case.args, wrt=wrt), expected, TOLERANCE)
     assert_equal(method(*case.args, wrt=(name for name in wrt)), expected, TOLERANCE)
+
+
+@every_method
+@pytest.mark.parametrize(
+    "wrt", [["fc.weight"], ["first.bias"], ["fc.bias", "head.weight"]], ids=str
+)
+@pytest.mark.filterwarnings("ignore")
+def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(wrt, method):
+    case = wild.make("reversible")
+    expected = Truth(functools.partial(wild.make, "reversible")).gradients
+    assert_equal(method(*case.args, wrt=wrt), {name: expected[name] for name in wrt}, TOLERANCE)
 
 
 def test_wrt_chooses_what_is_written_and_summed():

@@ -76,6 +76,12 @@ FALLBACKS = {
     "wild: sparse buffer": f"uses _sparse_addmm, {_SLOW}",
     "wild: old function": "the model uses a torch.autograd.Function without setup_context",
     "wild: quantisation observer": f"1 {_ITEM}",
+    "wild: custom operator": "the model uses a torch.autograd.Function without setup_context",
+    "wild: old function of a number": "a torch.autograd.Function without setup_context",
+    "wild: reversible": "a torch.autograd.Function without setup_context",
+    "wild: force": "the model calls requires_grad_() in its forward",
+    "wild: condition": f"the model {_ITEM}",
+    "wild: seed of its own": "the model draws random numbers, from a seed of its own",
     "wild: padding looked for": f"the model {_ITEM}",
     **dict.fromkeys(
         ["wild: channels last", "wild: channels last, group norm"],
@@ -83,7 +89,6 @@ FALLBACKS = {
     ),
     "wild: key padding mask, eval": "encoder uses nested tensors",
     "wild: a view of a parameter": _OUT_OF_REACH,
-    "wild: scripted function of a list": _OUT_OF_REACH,
     "wild: data added to, and read": f"the model {_ITEM}",
 }
 

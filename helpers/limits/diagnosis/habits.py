@@ -16,7 +16,7 @@ from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.diagnosis.inspection import Found, listed
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Case
-from helpers.transforms.call import CuredNorms, ParameterAliases
+from helpers.transforms.call import Cured, ParameterAliases
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.randomness import streams_kept
 from helpers.transforms.restore import Snapshot, preserved, walk
@@ -83,7 +83,7 @@ def _met_by_a_copy(model: nn.Module, ids: dict[int, str], sample: Tensor) -> set
 def _transposed(case: Case, sample: Tensor, target: Tensor) -> Iterator[Found]:
     """Find normalisations whose gradient is another one where memory is put in order."""
     gradients, of_tokens = [], []
-    for mode in (CuredNorms(), nullcontext()):
+    for mode in (Cured(), nullcontext()):
         with preserved(case.model, trainable(case.model)):
             norms_in_eval(case.model)
             leaves = [p for p in case.model.parameters() if p.requires_grad]

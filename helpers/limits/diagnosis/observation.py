@@ -12,7 +12,7 @@ from helpers.limits.diagnosis.inspection import Found, attributes, listed
 from helpers.limits.diagnosis.signs import describe
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Case, Watch
-from helpers.transforms.call import CuredNorms
+from helpers.transforms.call import Cured
 from helpers.transforms.restore import preserved
 
 
@@ -76,7 +76,7 @@ def _run(case: Case, part: slice, found: list[Found]) -> Observation:
         stashes = attributes(model)
         loss_fn = watch.follow(case.loss_fn)
         try:
-            with watch.hearing(), watch, CuredNorms():
+            with watch.hearing(), watch, Cured():
                 predictions = model(case.data[part].clone())
                 loss = loss_fn(predictions, case.targets[part])
         except Exception as error:

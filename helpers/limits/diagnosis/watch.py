@@ -98,7 +98,7 @@ class Watch(TorchFunctionMode):
         """Note the fallbacks that `vmap` warns of, and show no warning."""
 
         def heard(message: Any, *rest: Any, **options: Any) -> None:
-            operation = re.search(r"batching rule for aten::(\w+)", str(message))
+            operation = re.search(r"batching rule for (?:aten::)?([\w:]+)", str(message))
             if operation:
                 self.fallbacks.append((operation[1], self.place))
 
