@@ -1,6 +1,7 @@
 """Networks trained together are what each would be alone; what cannot be stacked is refused."""
 
 import re
+import weakref
 
 import pytest
 import torch
@@ -431,7 +432,39 @@ class Listed(nn.Module):
         return x @ self.parts[0].T
 
 
-@pytest.mark.parametrize("network", [Wrapped, Listed])
+class Leaving(nn.Module):
+    """A network whose part leaves its result with it, by a weak reference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.last = nn.Linear(4, 3).double(), None
+        self.part.whole = weakref.ref(self)
+        self.part.register_forward_hook(lambda part, _, out: setattr(part.whole(), "last", out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.part(x)
+        return self.last
+
+
+class Viewing(Listed):
+    """A network that keeps a view of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = self.weight[:2]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.parts.T
+
+
+def holding(held: object) -> nn.Module:
+    """Make a network that holds an object."""
+    model = build()[0]
+    model.held = held
+    return model
+
+
+@pytest.mark.parametrize("network", [Wrapped, Listed, Leaving])
 def test_a_forward_that_holds_the_first_networks_tensors_gets_those_of_each(network):
     data, _ = samples()
     torch.manual_seed(0)
@@ -463,6 +496,18 @@ def norm_of_its_own() -> nn.Module:
 REFUSED = {
     "no seed": (lambda: ensembles.initialise(build, []), "seeds must hold a seed"),
     "no model": (lambda: ensembles.stack([]), "models must hold a model"),
+    "a view of a weight": (
+        lambda: ensembles.predict(ensembles.initialise(Viewing, SEEDS), samples()[0]),
+        "compute it in the forward",
+    ),
+    "a generator": (
+        lambda: ensembles.initialise(lambda: holding(n for n in "12"), SEEDS),
+        "must hold what can be copied",
+    ),
+    "scripted": (
+        lambda: ensembles.initialise(lambda: torch.jit.script(nn.Linear(2, 2)), SEEDS),
+        "take the module that it was made of",
+    ),
     "nothing to stack": (lambda: ensembles.stack([nn.Tanh()]), "a parameter or a buffer at least"),
     "nothing to train": (
         lambda: train_with(ensembles.initialise(lambda: build().requires_grad_(False), SEEDS)),

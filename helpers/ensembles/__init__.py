@@ -6,7 +6,6 @@ would get alone, from the same start and the same data: nothing passes from one 
 Optimizers are functions here: those of `helpers.optimizers`.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,11 @@ from helpers.transforms.call import (
     ParameterAliases,
     batchable_recurrence,
     on_meta,
+)
+
+_COMPUTED = (
+    "a network uses a tensor that was computed from its parameters before, such as a view kept "
+    "beside them, which is not theirs in the ensemble: compute it in the forward"
 )
 
 
@@ -95,8 +99,9 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         Their tensors, copied and stacked.
 
     Raises:
-        ValueError: There is no model, or no tensor in it; one lies in several processes; two differ
-            in what is compared, or share a tensor, of which each would get a copy of its own.
+        ValueError: There is no model, or no tensor in it; one lies in several processes, is
+            scripted or cannot be copied; two differ in what is compared, or share a tensor, of
+            which each would get a copy of its own.
     """
     models = list(models)
     if not models:
@@ -106,8 +111,14 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         raise ValueError("models must have a parameter or a buffer at least, got none")
     stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
     trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
+    try:
+        structure = on_meta(models[0])
+    except (TypeError, RecursionError) as error:
+        raise ValueError(
+            f"models must hold what can be copied, got one that cannot: {error}"
+        ) from None
     return Ensemble(
-        model=on_meta(models[0]),
+        model=structure,
         params={name: stacked[name] for name in trained},
         buffers={name: tensor for name, tensor in stacked.items() if name not in trained},
         first=models[0],
@@ -231,7 +242,7 @@ def train(
             state: Tensors = {}
             own_rates = [rate[part] for rate in rates]
             # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
-            model = copy.deepcopy(ensemble.model)
+            model = on_meta(ensemble.model)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
                 with _explained(), batchable_recurrence(model):
@@ -264,7 +275,7 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
 
     def run(params: Tensors, buffers: Tensors) -> Tensor:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
-        model = copy.deepcopy(ensemble.model)  # a new one for each chunk
+        model = on_meta(ensemble.model)  # a new one for each chunk
         recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
         with batchable_recurrence(model):
             # For recurrent layers vmap has a rule only where they are differentiated.
@@ -284,7 +295,10 @@ def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tensor
         for name, tensor in chain(each.named_parameters(), each.named_buffers())
     }
     with ParameterAliases(ids, tensors):
-        return functional_call(model, tensors, (inputs,))
+        outputs = functional_call(model, tensors, (inputs,))
+    if isinstance(outputs, Tensor) and outputs.is_meta:
+        raise ValueError(_COMPUTED)
+    return outputs
 
 
 def _check_order(order: Tensor, size: int, samples: int) -> None:
@@ -322,6 +336,8 @@ def _explained() -> Iterator[None]:
                 "a network draws random numbers (dropout in training mode?) and nothing says "
                 "whether networks share them: call .eval() on all, or give train a randomness"
             ) from error
+        if "meta" in said:
+            raise ValueError(_COMPUTED) from error
         if "vmap" not in str(error) and "atching rule" not in str(error):
             raise
         raise ValueError(f"such networks cannot be taken together by torch.vmap: {said}") from error

@@ -1,6 +1,7 @@
 """A model that runs with other tensors in place of its own, as transforms need it."""
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -31,19 +32,25 @@ def on_meta(model: nn.Module) -> nn.Module:
     """Copy a model around tensors that have shapes and no numbers, to be called with others.
 
     Args:
-        model: Any module. A tensor with several names has them in the copy, too.
+        model: Any module. A tensor with several names has them in the copy, too. What was computed
+            from parameters has no numbers either, and weak references lead to modules of the copy.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:  # which deepcopy would refuse
-                memo[id(value)] = value.detach()
+                memo[id(value)] = value.detach().to("meta")
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     for parameter in model.parameters():
         like = torch.empty_like(parameter, device="meta", requires_grad=False)
         memo[id(parameter)] = nn.Parameter(like, requires_grad=False)
-    return copy.deepcopy(model, memo)
+    duplicate = copy.deepcopy(model, memo)
+    for module in duplicate.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, weakref.ref) and id(value()) in memo:
+                vars(module)[name] = weakref.ref(memo[id(value())])
+    return duplicate
 
 
 class Cured(TorchFunctionMode):
