@@ -18,17 +18,12 @@ from tqdm import tqdm
 
 from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
-from helpers.transforms import checks
+from helpers.transforms import checks, samples
 from helpers.transforms.call import (
     RECURRENT,
     ParameterAliases,
     batchable_recurrence,
     on_meta,
-)
-
-_COMPUTED = (
-    "a network uses a tensor that was computed from its parameters before, such as a view kept "
-    "beside them, which is not theirs in the ensemble: compute it in the forward"
 )
 
 
@@ -245,7 +240,7 @@ def train(
             model = on_meta(ensemble.model)
             for indices in order[part].to(data.device).unbind(dim=1):  # (m, B)
                 batch = (data[indices], targets[indices])
-                with _explained(), batchable_recurrence(model):
+                with _explained(), batchable_recurrence(model), samples.eager():
                     params, buffers, state = advance_all(params, buffers, state, *batch, *own_rates)
                 progress.update()
             done.append((params, buffers))
@@ -283,7 +278,7 @@ def predict(ensemble: Ensemble, inputs: Tensor, *, chunk_size: int | None = None
                 return vjp(lambda p: _call(ensemble, model, p | own, inputs), params)[0]
             return _call(ensemble, model, params | own, inputs)
 
-    with _explained():
+    with _explained(), samples.eager():
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 
@@ -294,10 +289,19 @@ def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tensor
         for each in (model, ensemble.first)
         for name, tensor in chain(each.named_parameters(), each.named_buffers())
     }
-    with ParameterAliases(ids, tensors):
+    computed = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and getattr(value, "computed", False):
+                computed[f"{name}.{key}"] = value
+    ids |= {id(value): name for name, value in computed.items()}
+    with ParameterAliases(ids, tensors | computed) as aliases:
         outputs = functional_call(model, tensors, (inputs,))
-    if isinstance(outputs, Tensor) and outputs.is_meta:
-        raise ValueError(_COMPUTED)
+    if met := aliases.met.intersection(computed):
+        raise ValueError(
+            f"{met.pop().strip('.')} was computed from the parameters of the first network, and is "
+            "not that of the others: compute it in the forward"
+        )
     return outputs
 
 
@@ -336,8 +340,6 @@ def _explained() -> Iterator[None]:
                 "a network draws random numbers (dropout in training mode?) and nothing says "
                 "whether networks share them: call .eval() on all, or give train a randomness"
             ) from error
-        if "meta" in said:
-            raise ValueError(_COMPUTED) from error
         if "vmap" not in str(error) and "atching rule" not in str(error):
             raise
         raise ValueError(f"such networks cannot be taken together by torch.vmap: {said}") from error

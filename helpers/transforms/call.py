@@ -32,14 +32,16 @@ def on_meta(model: nn.Module) -> nn.Module:
     """Copy a model around tensors that have shapes and no numbers, to be called with others.
 
     Args:
-        model: Any module. A tensor with several names has them in the copy, too. What was computed
-            from parameters has no numbers either, and weak references lead to modules of the copy.
+        model: Any module. A tensor with several names has them in the copy, too; its weak
+            references lead to modules of the copy, and what a forward has computed is marked as
+            such, by an attribute.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:  # which deepcopy would refuse
-                memo[id(value)] = value.detach().to("meta")
+                memo[id(value)] = value.detach()
+                memo[id(value)].computed = True
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     for parameter in model.parameters():
