@@ -3,6 +3,8 @@
 import random
 import re
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -144,9 +146,21 @@ FOUND = {
     ],
     "wild: closure into a checkpoint": [
         ("requires-grad-inside", "the model"),
-        ("no-gradient", "0.weight, 0.bias"),
         ("wrapped-forward", "0.bias, 0.weight, 2.bias and 1 more"),
     ],
+    "wild: solve columns": [("unknown", "column, fc.weight, fc.bias")],
+    "wild: index_fill": [("samples-that-meet", "the model")],
+    "wild: penalty of a slope": [("samples-that-meet", "the model")],
+    "wild: custom operator": [("custom-operator", "the model")],
+    "wild: old function of a number": [("autograd-function", "the model")],
+    "wild: reversible": [("autograd-function", "the model")],
+    "wild: force": [("requires-grad-inside", "the model")],
+    "wild: straight through": [("requires-grad-is-false", "the model")],
+    "wild: condition": [
+        ("data-dependent-branch", "the model"),
+        ("samples-that-meet", "the model"),
+    ],
+    "wild: seed of its own": [("random-draws", "the model")],
     "wild: channels last": [("memory-format", "the model")],
     "wild: channels last, group norm": [("memory-format", "the model")],
     "wild: tokens as images": [("normalisation-of-tokens", "norm")],
@@ -227,6 +241,8 @@ RIGHT_ALL_THE_SAME = {
     *(f"wild: stem {norm}" for norm in STEMS),
     "wild: stem by function",
     "wild: tokens as images",
+    "wild: penalty of a slope",
+    "wild: straight through",
 }
 LINKED = [f"wild: {name}" for name in wild.LINKED]
 BEFORE = [name for name in CASES if name.startswith("run before")]
@@ -439,3 +455,74 @@ def test_a_field_that_is_a_derivative_is_clean():
 
     data = torch.randn(2, 4, 3, dtype=torch.float64)
     assert found(diagnose(zoo.Apply(run, fc=nn.Linear(3, 2)).double(), zoo.squared, *data)) == []
+
+
+class Complex(nn.Module):
+    """Sizes of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, dtype=torch.complex128))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs.to(self.weight.dtype) @ self.weight).abs()
+
+
+def under_autocast(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return self.head(self.fc(inputs.float()).tanh()).double()
+
+
+def in_threads(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    with ThreadPoolExecutor(2) as threads:
+        return sum(threads.map(lambda layer: layer(inputs), self.layers))
+
+
+def made_anew(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    self.scale = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    return self.fc(inputs) * self.scale
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 2).double()
+
+
+def penalised() -> tuple[nn.Module, Callable[..., Tensor]]:
+    model = linear()
+    return model, lambda p, t: F.mse_loss(p, t) + sum(map(torch.norm, model.parameters()))
+
+
+STRANGE = {
+    "complex": (Complex, []),
+    "a number for a prediction": (lambda: zoo.Apply(lambda m, x: m.fc(x).sum(), fc=linear()), None),
+    "threads": (
+        lambda: zoo.Apply(in_threads, layers=nn.ModuleList([linear(), linear()])),
+        [("unknown", "the model")],
+    ),
+    "a scripted part": (
+        lambda: nn.Sequential(torch.jit.script(linear()), nn.Linear(2, 2).double()),
+        [],
+    ),
+    "autocast": (
+        lambda: zoo.Apply(under_autocast, fc=linear().float(), head=nn.Linear(2, 2)),
+        [],
+    ),
+    "a penalty": (penalised, [("parameter-in-a-list", "loss_fn (bias, weight)")]),
+    "a class of parameters": (wild.typed, [("unknown", "scale, fc.weight, fc.bias")]),
+    "a parameter made in the forward": (
+        lambda: zoo.Apply(made_anew, fc=linear()),
+        [("state-on-self", "scale")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.filterwarnings("ignore")
+def test_strange_models_are_named_or_clean(name):
+    build, expected = STRANGE[name]
+    model, loss_fn = built if isinstance(built := build(), tuple) else (built, zoo.squared)
+    data = torch.randn(4, 3, dtype=torch.float64)
+    diagnosis, _ = diagnosed(model, loss_fn, data, torch.randn(4, 2, dtype=torch.float64))
+    assert expected is None or found(diagnosis) == expected
+    assert diagnosis.comparison["equal"].all()
+    assert all(each.will == "silently differs" for each in diagnosis.findings if name != "threads")

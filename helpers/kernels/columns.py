@@ -35,7 +35,8 @@ def fill(model: nn.Module, x1: Tensor, x2: Tensor, kernel: Tensor, chunk_size: i
             return back(chosen.to(values.dtype))[0]
 
         def row() -> dict:
-            return unflatten_jacobians(chosen @ loop_jacobians(model, sample), model)
+            rows = loop_jacobians(model, sample)
+            return unflatten_jacobians(chosen.to(rows.dtype) @ rows, model)
 
         return {name: rows[0] for name, rows in mapped(sample, pull, row).items()}
 

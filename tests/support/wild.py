@@ -398,9 +398,10 @@ class Scale(nn.Parameter):
     """A parameter of a class of its own, which a forward looks at."""
 
 
-def _typed() -> nn.Module:
+def typed() -> nn.Module:
+    """Look at the class of a parameter."""
     model = Apply(lambda m, x: m.fc(x) * (m.scale if isinstance(m.scale, Scale) else 1))
-    model.fc, model.scale = nn.Linear(3, 2), Scale(torch.randn(2, dtype=torch.float64))
+    model.fc, model.scale = nn.Linear(3, 2).double(), Scale(torch.randn(2, dtype=torch.float64))
     return model
 
 
@@ -648,7 +649,7 @@ LINKED: dict[str, Build] = {
         lambda collector: functools.partial(Collector.keep, collector)
     ),
     "weak reference to the parent": Parent,
-    "a class of parameters": _typed,
+    "a class of parameters": typed,
     "a view of a parameter": _viewed,
     "scripted function of a list": _listed_for_a_script,
     "scripted function of a closure": _closure_for_a_script,

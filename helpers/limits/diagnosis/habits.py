@@ -26,14 +26,15 @@ def observe(case: Case) -> Iterator[Found]:
     """Find habits in runs of one sample."""
     model = case.model
     with preserved(model, trainable(model)):
-        found, met_norm = _observed(model, case.data[:1].clone())
+        found, met_norm = _observed(case, case.data[:1].clone())
     yield from found
     if met_norm:
         yield from _transposed(case, case.data[:1], case.targets[:1])
 
 
-def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
+def _observed(case: Case, sample: Tensor) -> tuple[list[Found], bool]:
     """Run a sample; return what was found, and whether there is a normalisation."""
+    model = case.model
     norms_in_eval(model)
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     ids = {id(tensor): name for name, tensor in (*own.items(), *buffers.items())}
@@ -41,19 +42,27 @@ def _observed(model: nn.Module, sample: Tensor) -> tuple[list[Found], bool]:
     swapped = {name: tensor.detach().clone() for name, tensor in own.items()}
     versions = {name: tensor._version for name, tensor in swapped.items()}
     copies = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-    kept = _kept(model)
+    kept, modules = _kept(model), {*model.modules()}
     aliases = ParameterAliases(ids, swapped | copies)
     try:
         with streams_kept(sample.device), aliases:
-            functional_call(model, swapped | copies, (sample.clone(),))
+            predictions = functional_call(model, swapped | copies, (sample.clone(),))
+            met = aliases.met.copy()
+            case.loss_fn(predictions, case.targets[:1])
     except Exception:  # it runs by itself, and what refuses to be swapped is named elsewhere
         return [], False
     after = _kept(model)
     changed = [place for place, each in kept.items() if each.changed(ids.keys())]
-    changed += [place for place in after if place not in kept and not after[place].is_tensor]
+    changed += [
+        place
+        for place, each in after.items()
+        if place not in kept and not each.is_tensor and each.module in modules
+    ]
     inside = {id(value) for each in kept.values() for value in walk([each.value])}
-    held = [name for number, name in ids.items() if name in aliases.met and number in inside]
-    closed = aliases.met.difference(held) | _met_by_a_copy(model, ids, sample)
+    held = [name for number, name in ids.items() if name in met and number in inside]
+    closed = met.difference(held) | _met_by_a_copy(model, ids, sample)
+    if in_loss := aliases.met - met:
+        held.append(f"loss_fn ({listed(sorted(in_loss))})")
     written = [
         name
         for name, tensor in swapped.items()
@@ -119,7 +128,7 @@ class _Attribute:
     """One attribute of a module, as it is now."""
 
     def __init__(self, module: nn.Module, key: str) -> None:
-        self._module, self._key = module, key
+        self.module, self._key = module, key
         self.value = vars(module).get(key)
         self._snapshot = Snapshot([self.value])
 
@@ -134,7 +143,7 @@ class _Attribute:
         Args:
             registered: The `id` of parameters and buffers, which do not count.
         """
-        value = vars(self._module).get(self._key)
+        value = vars(self.module).get(self._key)
         if isinstance(value, Tensor) and value is not self.value:
             return False  # a stash, or a rebound tensor: other findings
         return value is not self.value or bool(self._snapshot.written().difference(registered))
