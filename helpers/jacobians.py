@@ -37,7 +37,7 @@ def loop_jacobians(model: nn.Module, data: Tensor) -> Tensor:
     checks.check_model(model)
     params = checks.select_parameters(model)
     if len(data) == 0 or not params:
-        return _empty(model, data)
+        return no_jacobians(model, data, size=len(data))
     return _by_loop(model, params, data, None)
 
 
@@ -80,7 +80,7 @@ def func_jacobians(
     checks.check_chunk_size(chunk_size)
     params = checks.select_parameters(model)
     if len(data) == 0 or not params:
-        empty = _empty(model, data)
+        empty = no_jacobians(model, data, size=len(data))
         if out is None:
             return empty
         checks.check_buffers({"out": (out, tuple(empty.shape), empty)}, model=model, data=data)
@@ -205,8 +205,17 @@ def _output_count(outputs: Tensor) -> int:
     return outputs.shape[1]
 
 
-def _empty(model: nn.Module, data: Tensor) -> Tensor:
-    """Return Jacobians that hold no number, `(0, Y, P)` or `(B, Y, 0)`."""
+def no_jacobians(model: nn.Module, data: Tensor, *, size: int = 0) -> Tensor:
+    """Return Jacobians that hold no number, for the sizes that they have.
+
+    Args:
+        model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
+        data: `(B, ...)`; the first sample is run, or one of zeros.
+        size: How many samples they are of.
+
+    Returns:
+        `(size, Y, P)`, where `size` or P is 0.
+    """
     sample = data[:1].clone() if len(data) else data.new_zeros((1, *data.shape[1:]))
     # Nobody asked for this run, so it leaves nothing in the model's classes either.
     kinds = {type(module) for module in model.modules()}
@@ -220,5 +229,5 @@ def _empty(model: nn.Module, data: Tensor) -> Tensor:
         for name, value in attributes.items():
             if vars(kind)[name] is not value:
                 setattr(kind, name, value)
-    shape = (len(data), _output_count(outputs), _count(checks.select_parameters(model)))
+    shape = (size, _output_count(outputs), _count(checks.select_parameters(model)))
     return outputs.detach().new_zeros(shape)
