@@ -44,7 +44,7 @@ def table(
     rows = {}
     for name in list(expected) + [name for name in got if name not in expected]:
         tensor = got.get(name, expected.get(name))
-        limit = TOLERANCES[tensor.dtype] if tolerance is None else tolerance
+        limit = TOLERANCES[tensor.dtype.to_real()] if tolerance is None else tolerance
         error = inf
         if name not in got or name not in expected:
             shown = "missing" if name not in got else "not expected"
@@ -116,7 +116,7 @@ def largest_error(got: Tensor, expected: Tensor, *, scale: float | None = None) 
     Returns:
         The error; 0.0 for empty tensors, infinity where one holds a NaN or an infinity.
     """
-    difference = (got.detach().to(expected.device) - expected.detach()).abs_()
+    difference = (got.detach().to(expected.device) - expected.detach()).abs()
     if difference.numel() == 0:
         return 0.0
     largest = difference.max().item()  # NaN if there is one

@@ -103,17 +103,22 @@ def functorch_gradients(
     def loop() -> dict[str, Tensor]:
         return derivatives.by_loop(sample_loss(loss_fn, batch), model, params, batch.leaves)
 
-    failed = None
+    fmodel, refused = None, ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
             fmodel, *_ = legacy.functorch().make_functional_with_buffers(
                 model, disable_autograd_tracking=True
             )
-    except Exception as error:  # it makes a copy, and whatever a model holds may refuse
-        failed = error
-    if failed is not None:
-        return fallback.to_loop(loop, failed, model)
+    except Exception as error:  # whatever a model holds may refuse
+        refused = " ".join(f"{type(error).__name__}: {error}".split())
+    if fmodel is None:
+        grads = loop()
+        fallback.warn(
+            "the samples were taken one after the other, which is slower: functorch makes a copy "
+            f"of the model, which this one refuses ({refused})"
+        )
+        return grads
     # Functions that close over the model, such as a loss, would read what the copy never wrote.
     fmodel.stateless_model = model
 

@@ -39,7 +39,7 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
     batch = batches.take(model, data=data)
     params = checks.select_parameters(model)
     if len(batch) == 0 or not params:
-        return _empty(model, batch)
+        return no_jacobians(model, batch, size=len(batch))
     return _by_loop(model, params, batch, None)
 
 
@@ -82,7 +82,7 @@ def func_jacobians(
     checks.check_chunk_size(chunk_size)
     params = checks.select_parameters(model)
     if len(batch) == 0 or not params:
-        empty = _empty(model, batch)
+        empty = no_jacobians(model, batch, size=len(batch))
         if out is None:
             return empty
         buffers = {"out": (out, tuple(empty.shape), empty)}
@@ -212,14 +212,24 @@ def _output_count(outputs: Tensor) -> int:
     return outputs.shape[1]
 
 
-def _empty(model: nn.Module, batch: Batch) -> Tensor:
-    """Return Jacobians that hold no number, `(0, Y, P)` or `(B, Y, 0)`."""
+def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
+    """Return Jacobians that hold no number, for the sizes that they have.
+
+    Args:
+        model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
+        batch: Its first sample is run, or one of zeros.
+        size: How many samples they are of.
+
+    Returns:
+        `(size, Y, P)`, where `size` or P is 0.
+    """
     leaves = [leaf[0].clone() for leaf in batch.leaves] if len(batch) else batch.zeros()
     sample, *_ = batch.of_one(leaves)
     # Nobody asked for this run, so it leaves nothing in the model's classes either.
     kinds = {type(module) for module in model.modules()}
     kept = [(kind, dict(vars(kind))) for kind in kinds if not kind.__module__.startswith("torch.")]
-    with preserved(model), torch.no_grad():
+    # A forward may differentiate itself.
+    with preserved(model, checks.select_parameters(model)), torch.enable_grad():
         outputs = batches.call(model, sample)
     for kind, attributes in kept:
         for name in [name for name in vars(kind) if name not in attributes]:
@@ -227,5 +237,5 @@ def _empty(model: nn.Module, batch: Batch) -> Tensor:
         for name, value in attributes.items():
             if vars(kind)[name] is not value:
                 setattr(kind, name, value)
-    shape = (len(batch), _output_count(outputs), _count(checks.select_parameters(model)))
-    return outputs.new_zeros(shape)
+    shape = (size, _output_count(outputs), _count(checks.select_parameters(model)))
+    return outputs.detach().new_zeros(shape)

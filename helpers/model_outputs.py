@@ -72,7 +72,8 @@ class _Margin(AbstractModelOutput):
         """Compute `(B,)`: the label's logit minus the logsumexp of the others."""
         *inputs, labels = batch
         _check_labels(labels)
-        logits = _check_logits(self._logits(model, weights, buffers, *inputs))
+        outputs = self._logits(model, weights, buffers, *inputs)
+        logits = _check_logits(getattr(outputs, "logits", outputs))  # as of transformers
         # Not `logits[range(B), labels]`, which `vmap` over `grad` cannot transform.
         own = logits.gather(1, labels.long()[:, None]).squeeze(1)
         is_own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
@@ -158,7 +159,7 @@ class TextClassificationModelOutput(_Margin):
 
         Args:
             model: Maps the three keywords, each `(B, T)` for T tokens, to logits `(B, C)`, with C
-                at least 2.
+                at least 2, or to an object that has them as `.logits`, as those of transformers.
             weights: All parameters by name.
             buffers: All buffers by name.
             input_ids: `(T,)`, whole numbers: the tokens.

@@ -1,6 +1,7 @@
 """Networks trained together are what each would be alone; what cannot be stacked is refused."""
 
 import re
+import weakref
 
 import pytest
 import torch
@@ -322,7 +323,34 @@ def hooked() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("make", [lambda: Keeping(4, 3), wrapped, listed, hooked])
+class Leaving(nn.Module):
+    """A network whose part leaves its result with it, by a weak reference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.last = nn.Linear(4, 3).double(), None
+        self.part.whole = weakref.ref(self)
+        self.part.register_forward_hook(lambda part, _, out: setattr(part.whole(), "last", out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.part(x)
+        return self.last
+
+
+def viewing() -> nn.Module:
+    """Make a network that keeps a view of its weight."""
+    weight = nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
+    return zoo.Apply(lambda m, x: x @ m.part.T, weight=weight, part=weight[:2])
+
+
+def holding(held: object) -> nn.Module:
+    """Make a network that holds an object."""
+    model = build()[0]
+    model.held = held
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: Keeping(4, 3), wrapped, listed, hooked, Leaving])
 def test_what_a_network_holds_of_itself_is_its_own(make):
     models, data = [make().double() for _ in SEEDS], samples()
     expected = torch.stack([model(data).detach() for model in models])
@@ -336,6 +364,18 @@ def norm_of_its_own() -> nn.Module:
 REFUSED = {
     "no seed": (lambda: ensembles.initialise(build, []), "seeds must hold a seed"),
     "no model": (lambda: ensembles.stack([]), "models must hold a model"),
+    "a view of a weight": (
+        lambda: ensembles.predict(ensembles.initialise(viewing, SEEDS), samples()),
+        "compute it in the forward",
+    ),
+    "a generator": (
+        lambda: ensembles.initialise(lambda: holding(n for n in "12"), SEEDS),
+        "must hold what can be copied",
+    ),
+    "scripted": (
+        lambda: ensembles.initialise(lambda: torch.jit.script(nn.Linear(2, 2)), SEEDS),
+        "take the module that it was made of",
+    ),
     "nothing to stack": (lambda: ensembles.stack([nn.Tanh()]), "a parameter or a buffer at least"),
     "nothing to train": (
         lambda: train(ensembles.initialise(lambda: build().requires_grad_(False), SEEDS)),

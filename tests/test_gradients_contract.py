@@ -1,5 +1,6 @@
 """What the functions of `helpers.gradients` promise besides values and the model as it was."""
 
+import functools
 import random
 import warnings
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers import gradients, norms
-from tests.support.oracle import TOLERANCE, assert_equal, every_method, oracle
+from tests.support import wild
+from tests.support.oracle import TOLERANCE, Truth, assert_equal, every_method, oracle
 from tests.support.ways import LEGACY, WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
@@ -26,6 +28,17 @@ def test_wrt_chooses_names_and_order_frozen_ones_too(wrt, method):
     expected = oracle(*case.args, wrt=dict.fromkeys(wrt))
     assert_equal(method(*case.args, wrt=wrt), expected, TOLERANCE)
     assert_equal(method(*case.args, wrt=(name for name in wrt)), expected, TOLERANCE)
+
+
+@every_method
+@pytest.mark.parametrize(
+    "wrt", [["fc.weight"], ["first.bias"], ["fc.bias", "head.weight"]], ids=str
+)
+@pytest.mark.filterwarnings("ignore")
+def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(wrt, method):
+    case = wild.make("reversible")
+    expected = Truth(functools.partial(wild.make, "reversible")).gradients
+    assert_equal(method(*case.args, wrt=wrt), {name: expected[name] for name in wrt}, TOLERANCE)
 
 
 def test_wrt_chooses_what_is_written_and_summed():
@@ -48,7 +61,9 @@ def test_only_what_is_asked_for_is_differentiated(method):
     model = Apply(forward, a=nn.Linear(3, 3), b=nn.Linear(3, 2))
     method(model, squared, torch.randn(2, 3), torch.randn(2, 2), wrt=["b.weight"])
     assert seen
-    assert all(flags == [False, True] for flags in seen)
+    # The loop leaves flags as they are: a backward within the backward may need the others.
+    others = method is gradients.loop_gradients
+    assert all(flags == [others, True] for flags in seen)
 
 
 @every_method

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from helpers import benchmark, kernels
+from helpers.jacobians import loop_jacobians
 from helpers.kernels import tangent
 from tests.support import wild, zoo
 from tests.support.oracle import Truth
@@ -142,3 +143,10 @@ def test_solve_solves_and_refuses_a_singular_kernel():
     ):
         with pytest.raises(ValueError, match=words):
             kernels.solve(*arguments, ridge=ridge)
+
+
+def test_a_model_that_fails_on_zeros():
+    model = zoo.Apply(lambda m, x: m.fc(torch.linalg.inv(x.view(-1, 2, 2)).flatten(1)))
+    model.fc, x = nn.Linear(4, 2).double(), torch.randn(3, 4, dtype=torch.float64)
+    rows = loop_jacobians(model, x)
+    close(kernels.ntk(model, x), torch.einsum("iap,jbp->ijab", rows, rows))

@@ -3,6 +3,8 @@
 import random
 import re
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -101,10 +103,20 @@ wild: closure into an old function | autograd-function at the model; wrapped-for
 wild: closure into a function, later |
     data-dependent-branch at the model; samples-that-meet at the model; wrapped-forward at fc.weight
 wild: closure into a checkpoint |
-    requires-grad-inside at the model; no-gradient at 0.weight, 0.bias;
+    requires-grad-inside at the model;
     wrapped-forward at 0.bias, 0.weight, 2.bias and 1 more
 wild: channels last | memory-format at the model
 wild: channels last, group norm | memory-format at the model
+wild: solve columns | unknown at column, fc.weight, fc.bias
+wild: index_fill | samples-that-meet at the model
+wild: penalty of a slope * | samples-that-meet at the model
+wild: custom operator | custom-operator at the model
+wild: old function of a number | autograd-function at the model
+wild: reversible | autograd-function at the model
+wild: force | requires-grad-inside at the model
+wild: straight through * | requires-grad-is-false at the model
+wild: condition | data-dependent-branch at the model; samples-that-meet at the model
+wild: seed of its own | random-draws at the model
 wild: tokens as images * | normalisation-of-tokens at norm
 wild: max norm | written-weights at table.weight
 wild: weight halved | written-weights at fc.weight
@@ -386,3 +398,74 @@ def test_what_only_looks_suspicious_is_clean_in_any_outer_mode(name, mode):
     case, (change, loss_fn) = zoo.make("linear", 4), CLEAN[name]
     with mode():
         assert found(diagnose(change(case.model), loss_fn, *case.batch)) == []
+
+
+class Complex(nn.Module):
+    """Sizes of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, dtype=torch.complex128))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs.to(self.weight.dtype) @ self.weight).abs()
+
+
+def under_autocast(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return self.head(self.fc(inputs.float()).tanh()).double()
+
+
+def in_threads(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    with ThreadPoolExecutor(2) as threads:
+        return sum(threads.map(lambda layer: layer(inputs), self.layers))
+
+
+def made_anew(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    self.scale = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    return self.fc(inputs) * self.scale
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 2).double()
+
+
+def penalised() -> tuple[nn.Module, Callable[..., Tensor]]:
+    model = linear()
+    return model, lambda p, t: F.mse_loss(p, t) + sum(map(torch.norm, model.parameters()))
+
+
+STRANGE = {
+    "complex": (Complex, []),
+    "a number for a prediction": (lambda: zoo.Apply(lambda m, x: m.fc(x).sum(), fc=linear()), None),
+    "threads": (
+        lambda: zoo.Apply(in_threads, layers=nn.ModuleList([linear(), linear()])),
+        ["unknown at the model"],
+    ),
+    "a scripted part": (
+        lambda: nn.Sequential(torch.jit.script(linear()), nn.Linear(2, 2).double()),
+        [],
+    ),
+    "autocast": (
+        lambda: zoo.Apply(under_autocast, fc=linear().float(), head=nn.Linear(2, 2)),
+        [],
+    ),
+    "a penalty": (penalised, ["parameter-in-a-list at loss_fn (bias, weight)"]),
+    "a class of parameters": (wild.typed, ["unknown at scale, fc.weight, fc.bias"]),
+    "a parameter made in the forward": (
+        lambda: zoo.Apply(made_anew, fc=linear()),
+        ["state-on-self at scale"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.filterwarnings("ignore")
+def test_strange_models_are_named_or_clean(name):
+    build, expected = STRANGE[name]
+    model, loss_fn = built if isinstance(built := build(), tuple) else (built, zoo.squared)
+    data = torch.randn(4, 3, dtype=torch.float64)
+    diagnosis, _ = diagnosed(model, loss_fn, data, torch.randn(4, 2, dtype=torch.float64))
+    assert expected is None or found(diagnosis) == expected
+    assert diagnosis.comparison["equal"].all()
+    assert all(each.will == "silently differs" for each in diagnosis.findings if name != "threads")

@@ -71,12 +71,17 @@ wild: recurrence in place | writes what belongs to one sample into a tensor of a
 wild: sparse buffer | uses _sparse_addmm, which torch.vmap takes one sample after the other
 wild: old function | the model uses a torch.autograd.Function without setup_context
 wild: quantisation observer | 1 reads numbers out of tensors, with .item()
+wild: custom operator | the model uses a torch.autograd.Function without setup_context
+wild: old function of a number | a torch.autograd.Function without setup_context
+wild: reversible | a torch.autograd.Function without setup_context
+wild: force | the model calls requires_grad_() in its forward
+wild: condition | the model reads numbers out of tensors, with .item()
+wild: seed of its own | the model draws random numbers, from a seed of its own
 wild: padding looked for | the model reads numbers out of tensors, with .item()
 wild: channels last | asks for an order in memory, such as channels_last
 wild: channels last, group norm | asks for an order in memory, such as channels_last
 wild: key padding mask, eval | encoder uses nested tensors
 wild: a view of a parameter | the model uses a parameter past torch.func
-wild: scripted function of a list | the model uses a parameter past torch.func
 wild: data added to, and read | the model reads numbers out of tensors, with .item()"""
 FALLBACKS = dict(line.split(" | ") for line in FALLBACKS.splitlines())
 

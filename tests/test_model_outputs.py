@@ -1,5 +1,7 @@
 """The tasks: margins, how the loss depends on them, and what they refuse."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,11 +69,12 @@ def test_transforms_take_it_with_any_whole_labels(dtype):
     torch.testing.assert_close(slopes, expected)
 
 
-def test_text_reaches_the_model_by_keyword():
+@pytest.mark.parametrize("returns", [lambda logits: logits, lambda z: SimpleNamespace(logits=z)])
+def test_text_reaches_the_model_by_keyword(returns):
     class Text(nn.Module):
-        def forward(self, **inputs: Tensor) -> Tensor:
+        def forward(self, **inputs: Tensor) -> object:
             calls.append(inputs)
-            return torch.eye(5)[: len(inputs["input_ids"])]
+            return returns(torch.eye(5)[: len(inputs["input_ids"])])
 
     calls: list[dict[str, Tensor]] = []
     batch = [torch.randint(9, (2, 5)) for _ in "123"] + [torch.tensor([3, 0])]

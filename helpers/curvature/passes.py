@@ -104,11 +104,10 @@ def _transformed(
             return samples.map_samples(run, params, fixed, leaves, snapshot.restore)
 
         outputs, pull = vjp(outputs_of, params)
-        # What a `vjp` returns is linear in what it is given, so a `vjp` of it is the product with
-        # the Jacobian: a `jvp` made of backwards. The `jvp` of torch is not always the transpose of
-        # its backward: it moves the padding of an embedding.
-        (pushed,) = vjp(pull, torch.zeros_like(outputs))[1]((vector,))
-        (product,) = pull(pushed if loss else each(weigh, outputs, pushed, *chunk.leaves))
+        pushed = derivatives.push(outputs, pull, vector)
+        weighed = pushed if loss else each(weigh, outputs, pushed, *chunk.leaves)
+        (product,) = pull(weighed)
+        derivatives.check_pushed(pushed, weighed, product, vector)
     return {name: tensor.detach() for name, tensor in product.items()}
 
 
@@ -120,7 +119,8 @@ def _by_gradients(
     found = derivatives.by_loop(loss, model, params, chunk.leaves)
     grads = {name: _wide(gradient) for name, gradient in found.items()}
     pushed = sum(
-        torch.einsum("bp,p->b", g.flatten(1), vector[n].flatten()) for n, g in grads.items()
+        torch.einsum("bp,p->b", g.reshape(len(g), -1), vector[n].flatten())
+        for n, g in grads.items()
     )
     return {name: torch.einsum("b...,b->...", g, pushed) for name, g in grads.items()}
 
@@ -130,7 +130,7 @@ def _by_jacobians(model: nn.Module, chunk: Batch, vector: Vector, weigh: Weigh) 
     every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, chunk), model)
     blocks = {name: _wide(every[name]) for name in vector}
     pushed = sum(
-        torch.einsum("byp,p->by", block.flatten(2), vector[name].reshape(-1))
+        torch.einsum("byp,p->by", block.reshape(*block.shape[:2], -1), vector[name].reshape(-1))
         for name, block in blocks.items()
     )
     outputs: list[Tensor] = [pushed] * len(chunk)
@@ -175,5 +175,6 @@ def each(function: Callable[..., Tensor], *batch: Tensor | Sequences) -> Tensor:
         if fallback.is_no_memory(error):
             raise
     results = torch.stack([function(*sample) for sample in zip(*batch, strict=True)])
-    randomness.check_repeatable(before, device)
+    if not randomness.alike(before, randomness.random_state(device)):
+        raise ValueError(randomness.RANDOMNESS)
     return results

@@ -6,7 +6,6 @@ would get alone, from the same start and the same data: nothing passes from one 
 Optimizers are functions here: those of `helpers.optimizers`.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
-from helpers.transforms import checks
+from helpers.transforms import checks, samples
 from helpers.transforms.batches import Batch, Tree, arguments
 from helpers.transforms.call import (
     RECURRENT,
@@ -29,7 +28,6 @@ from helpers.transforms.call import (
     graph,
     on_meta,
 )
-from helpers.transforms.samples import eager
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,9 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         Their tensors, copied and stacked.
 
     Raises:
-        ValueError: There is no model, or no tensor in it; one lies in several processes; two differ
-            in what is compared, or share a tensor, of which each would get a copy of its own.
+        ValueError: There is no model, or no tensor in it; one lies in several processes, is
+            scripted or cannot be copied; two differ in what is compared, or share a tensor, of
+            which each would get a copy of its own.
     """
     models = list(models)
     if not models:
@@ -110,8 +109,14 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         raise ValueError("models must have a parameter or a buffer at least, got none")
     stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
     trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
+    try:
+        structure = on_meta(models[0])
+    except (TypeError, RecursionError) as error:
+        raise ValueError(
+            f"models must hold what can be copied, got one that cannot: {error}"
+        ) from None
     return Ensemble(
-        model=on_meta(models[0]),
+        model=structure,
         params={name: stacked[name] for name in trained},
         buffers={name: tensor for name, tensor in stacked.items() if name not in trained},
         first=models[0],
@@ -249,10 +254,10 @@ def train(
             state: Tensors = {}
             own_rates = [rate[part] for rate in rates]
             # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
-            model = copy.deepcopy(ensemble.model)
+            model = on_meta(ensemble.model)
             for indices in order[part].to(batch.leaves[0].device).unbind(dim=1):  # (m, B)
                 leaves = batch[indices].leaves
-                with _explained(), eager(), batchable_recurrence(model):
+                with _explained(), batchable_recurrence(model), samples.eager():
                     params, buffers, state = advance_all(params, buffers, state, leaves, *own_rates)
                 progress.update()
             done.append((params, buffers))
@@ -282,15 +287,15 @@ def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) 
 
     def run(params: Tensors, buffers: Tensors) -> Any:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
-        model = copy.deepcopy(ensemble.model)  # a new one for each chunk
+        model = on_meta(ensemble.model)  # a new one for each chunk
         recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
-        with eager(), batchable_recurrence(model):
+        with batchable_recurrence(model):
             # For recurrent layers vmap has a rule only where they are differentiated.
             if recurrent:
                 return vjp(lambda p: _call(ensemble, model, p | own, inputs), params)[0]
             return _call(ensemble, model, params | own, inputs)
 
-    with _explained():
+    with _explained(), samples.eager():
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 
@@ -301,8 +306,20 @@ def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tree) 
         for each in (model, ensemble.first)
         for name, tensor in chain(each.named_parameters(), each.named_buffers())
     }
-    with ParameterAliases(ids, tensors):
-        return functional_call(model, tensors, *arguments(inputs))
+    computed = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and getattr(value, "computed", False):
+                computed[f"{name}.{key}"] = value
+    ids |= {id(value): name for name, value in computed.items()}
+    with ParameterAliases(ids, tensors | computed) as aliases:
+        outputs = functional_call(model, tensors, *arguments(inputs))
+    if met := aliases.met.intersection(computed):
+        raise ValueError(
+            f"{met.pop().strip('.')} was computed from the parameters of the first network, and is "
+            "not that of the others: compute it in the forward"
+        )
+    return outputs
 
 
 def _check_order(order: Tensor, size: int, samples: int) -> None:

@@ -25,6 +25,7 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
     tensors = []
     for index, model in enumerate(models):
         checks.check_one_process(model)
+        checks.check_callable(model)
         ours, theirs = facts_of(models[0]), facts_of(model)
         for place in ours | theirs:
             one, other = (facts.get(place, "missing") for facts in (ours, theirs))

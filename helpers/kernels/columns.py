@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp, vjp
+from torch.func import vjp
 from tqdm import tqdm
 
 from helpers.jacobians import loop_jacobians, unflatten_jacobians
-from helpers.transforms import batches, checks, samples
+from helpers.transforms import batches, checks, derivatives, fallback, samples
 from helpers.transforms.batches import Batch
 
 
@@ -16,6 +16,7 @@ def fill(model: nn.Module, x1: Batch, x2: Batch, kernel: Tensor, chunk_size: int
     """Fill the kernel a column at a time: pull an output of a sample back, push it forward."""
     params = checks.select_parameters(model)
     outputs = kernel.shape[2]
+    transformable = True
 
     def run(model: nn.Module, *sample: Tensor) -> Tensor:
         return batches.call(model, *x1.of_one(sample)).squeeze(0)
@@ -23,34 +24,43 @@ def fill(model: nn.Module, x1: Batch, x2: Batch, kernel: Tensor, chunk_size: int
     def mapped(data: Batch, differentiate: Callable, otherwise: Callable) -> dict | Tensor:
         def transform(function: Callable) -> Callable:
             def one(params: dict, buffers: dict, *sample: Tensor) -> Tensor:
-                return differentiate(lambda own: function(own, buffers, *sample), params)
+                return differentiate(*vjp(lambda own: function(own, buffers, *sample), params))
 
             return one
 
         options = {"transform": transform, "otherwise": otherwise, "chunk_size": chunk_size}
         return samples.vmapped(run, model, params, data.leaves, **options)
 
-    directions = [(j, b) for j in range(len(x2)) for b in range(outputs)]
-    for j, b in tqdm(directions, desc="kernel", leave=False, delay=1):
-        sample = x2[j : j + 1]
-
-        def pull(of: Callable, params: dict, b: int = b) -> dict:
-            values, back = vjp(of, params)
-            chosen = torch.arange(len(values), device=values.device) == b
+    def pulled(sample: Batch, chosen: Tensor) -> dict:
+        def pull(values: Tensor, back: Callable) -> dict:
             return back(chosen.to(values.dtype))[0]
 
-        def row(sample: Batch = sample, b: int = b) -> dict:
-            return unflatten_jacobians(loop_jacobians(model, sample)[:, b], model)
+        def row() -> dict:
+            rows = loop_jacobians(model, sample)
+            return unflatten_jacobians(chosen.to(rows.dtype) @ rows, model)
 
-        tangent = {name: rows[0] for name, rows in mapped(sample, pull, row).items()}
+        return {name: rows[0] for name, rows in mapped(sample, pull, row).items()}
 
-        def push(of: Callable, params: dict, tangent: dict = tangent) -> Tensor:
-            return jvp(of, (params,), (tangent,))[1]
+    one_hot = torch.eye(outputs, dtype=kernel.dtype, device=kernel.device)
+    whole = pulled(x1[:1], one_hot.sum(0))
+    directions = [(j, b) for j in range(len(x2)) for b in range(outputs)]
+    for j, b in tqdm(directions, desc="kernel", leave=False, delay=1):
+        tangent = pulled(x2[j : j + 1], one_hot[b])
+
+        def push(values: Tensor, back: Callable, tangent: dict = tangent) -> Tensor:
+            return derivatives.push(values, back, tangent)
 
         def column(tangent: dict = tangent) -> Tensor:
             flat = torch.cat([tensor.flatten() for tensor in tangent.values()])
             singles = (x1[i : i + 1] for i in range(len(x1)))
             return torch.cat([loop_jacobians(model, each) @ flat for each in singles])
 
-        kernel[:, j, :, b] = mapped(x1, push, column)
+        found = mapped(x1, push, column) if transformable else column()
+        if transformable and j == 0:
+            try:
+                derivatives.check_pushed(found[0], torch.ones_like(found[0]), whole, tangent)
+            except NotImplementedError as error:
+                transformable, found = False, column()
+                fallback.warn(f"the kernel comes from a loop over the samples, slowly: {error}")
+        kernel[:, j, :, b] = found
     return kernel

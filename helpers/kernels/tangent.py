@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from helpers.jacobians import func_jacobians
+from helpers.jacobians import no_jacobians
 from helpers.kernels import columns, free_memory, sides
 from helpers.transforms import batches, checks
 from helpers.transforms.batches import Batch, Tree
@@ -73,7 +73,7 @@ def ntk(
     if method not in METHODS:
         raise ValueError(f"method must be {', '.join(map(repr, METHODS))}, got {method!r}")
     checks.check_chunk_size(chunk_size)
-    empty = func_jacobians(model, x1[:0])
+    empty = no_jacobians(model, x1)
     _, outputs, count = empty.shape  # Y and P
     shape = (len(x1), len(x2), outputs, outputs)
     kernel = free_memory.zeros(shape, empty)

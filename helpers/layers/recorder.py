@@ -14,25 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import debug_unwrap
 
 from helpers.layers import convolution, embedding, linear
 from helpers.layers.layer_call import LayerCall, Matcher
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.transforms import derivatives, fallback, samples
 from helpers.transforms.call import ParameterAliases, parameter_hooks
-from helpers.transforms.randomness import (
-    RANDOMNESS,
-    Drawn,
-    random_state,
-    restore_random_state,
-)
+from helpers.transforms.randomness import random_state, restore_random_state
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
 """What is known of layers, by the function of torch that they call."""
-
-
-_IN_AUTOGRAD = (Tensor.requires_grad, Tensor.grad_fn, Tensor.is_leaf)
 
 
 class NotRecorded(Exception):
@@ -112,8 +103,6 @@ def _recorded(
     """
     try:
         calls, dense = _run(function, model, params, batch, randomness)
-    except Drawn as error:
-        raise ValueError(RANDOMNESS) from error
     except NotRecorded:
         raise
     except Exception as error:  # whatever a model can raise; the loop says if it is at fault
@@ -224,16 +213,14 @@ class _RecordedLayers(ParameterAliases):
         rule = LAYER_RULES.get(func)
         match = rule(self._is_weight, *args, **kwargs) if rule else None
         if match is None:
-            if getattr(func, "__self__", None) in _IN_AUTOGRAD:
-                return func(debug_unwrap(args[0]))  # `vmap` itself knows nothing of the graph
-            return func(*args, **kwargs)
+            return super()._call(func, args, kwargs)
         names = {
             role: self._leaves[id(tensor)]
             for role, tensor in match.weights.items()
             if id(tensor) in self._leaves
         }
         if not names:
-            return func(*args, **kwargs)
+            return super()._call(func, args, kwargs)
         call = match.rule(names, match.weights["weight"].shape, match.options)
         self._record.calls.append(call)
         weights = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.func import grad
+from torch.func import debug_unwrap, grad, vjp
 
 from helpers.transforms import samples
 from helpers.transforms.call import graph
@@ -82,7 +82,9 @@ def gradients_of(
         # Kept for the second way below.
         grads = torch.autograd.grad(scalar, leaves, retain_graph=True, allow_unused=True)
         missing = any(each is None for each in grads)
-        whole = missing and any(isinstance(node, BackwardCFunction) for node in graph(scalar))
+        whole = any(leaf.grad is not None for leaf in leaves) or (
+            missing and any(isinstance(node, BackwardCFunction) for node in graph(scalar))
+        )
     except RuntimeError as error:
         if not any(words in str(error) for words in _REENTRANT):
             raise
@@ -90,6 +92,8 @@ def gradients_of(
     if whole:
         # A backward within the backward, as of a reentrant checkpoint, fills the `.grad` of what is
         # met there. It is not seen in the graph.
+        for leaf in leaves:
+            leaf.grad = None
         scalar.backward(retain_graph=retain_graph)
         grads = [leaf.grad for leaf in leaves]
         for leaf in leaves:
@@ -100,6 +104,53 @@ def gradients_of(
         else (each if each.layout is torch.strided else each.to_dense()).detach()
         for leaf, each in zip(leaves, grads, strict=True)
     ]
+
+
+def push(
+    outputs: Tensor, pull: Callable[[Tensor], tuple[dict[str, Tensor]]], vector: dict[str, Tensor]
+) -> Tensor:
+    """Multiply a Jacobian with a vector, given the `vjp` of a function.
+
+    What `pull` returns is linear in what it is given, so a `vjp` of it is the product: a `jvp` made
+    of backwards. The `jvp` of torch is not the transpose of each backward: it moves the padding of
+    an embedding, and takes a custom operator for a constant. `check_pushed` says if this one is.
+
+    Args:
+        outputs: What the function returned.
+        pull: The second value of `vjp`, of parameters by name.
+        vector: `{name: shape}`.
+
+    Returns:
+        Like `outputs`.
+    """
+    return vjp(pull, torch.zeros_like(outputs))[1]((vector,))[0]
+
+
+def check_pushed(
+    pushed: Tensor, outputs: Tensor, pulled: dict[str, Tensor], vector: dict[str, Tensor]
+) -> None:
+    """Check that a push and a pull belong to one Jacobian: `u (J v)` is `(u J) v`.
+
+    It is not where a backward cannot be differentiated, or a hook on gradients is not linear.
+
+    Args:
+        pushed: What `push` made of the vector.
+        outputs: What was pulled, of the shape of `pushed`.
+        pulled: What came of it.
+        vector: By the same names.
+
+    Raises:
+        NotImplementedError: They do not.
+    """
+    sides = [(pushed, outputs), *((pulled[name], vector[name]) for name in vector)]
+    there, *back = ((one * other).sum() for one, other in sides)
+    sizes = sum(one.norm() * other.norm() for one, other in sides)
+    right = (there - sum(back)).abs() <= torch.finfo(there.dtype).eps ** 0.5 * sizes
+    if not debug_unwrap(right).all():  # under `vmap`, there may be many vectors
+        raise NotImplementedError(
+            "torch.func pushes forward another Jacobian than it pulls back, by a hook on "
+            "gradients, a scripted module, or a backward that cannot be differentiated"
+        )
 
 
 def by_vmap(

@@ -39,6 +39,7 @@ _CAUSES = {
     "backward()": "calls backward() in its forward",
     "requires_grad_()": "calls requires_grad_() in its forward",
     "BackwardHook": "has full backward hooks",
+    "randomness error mode": "draws random numbers, from a seed of its own",
     "is a view": "has full backward hooks, or writes into a view",
 }
 ELSEWHERE = "the loss, or the backward pass,"

@@ -14,10 +14,6 @@ RANDOMNESS = (
 )
 
 
-class Drawn(ValueError):
-    """Random numbers were drawn under `vmap`, and nothing says whether samples share them."""
-
-
 State = tuple[Tensor, ...]
 """Where the stream of the CPU is, and behind it that of a device, where it has one of its own."""
 
@@ -41,14 +37,9 @@ def restore_random_state(state: State, device: torch.device) -> None:
         torch.get_device_module(device).set_rng_state(of_device, *_index(device))
 
 
-def check_repeatable(before: State, device: torch.device) -> None:
-    """Check that a forward drew no random numbers since `random_state` was read.
-
-    Raises:
-        ValueError: It did.
-    """
-    if not all(map(torch.equal, before, random_state(device))):
-        raise ValueError(RANDOMNESS)
+def alike(one: State, other: State) -> bool:
+    """Return whether streams are where they were."""
+    return all(map(torch.equal, one, other))
 
 
 @contextmanager

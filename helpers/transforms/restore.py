@@ -80,12 +80,12 @@ class Snapshot:
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
         for value in walk(roots):
             if isinstance(value, dict):
-                if value:
-                    self._dictionaries.append((value, _stored(value)))
+                if stored := _stored(value):
+                    self._dictionaries.append((value, stored))
                 else:
                     self._empty.append(value)
             elif isinstance(value, list | set | deque):
-                self._collections.append((value, value.copy()))
+                self._collections.append((value, _items(value)))
             elif isinstance(value, Tensor):
                 # A tensor with a graph is what an earlier forward left, or a view of a parameter.
                 if value.grad_fn is None and not value.is_inference() and not value.is_meta:
@@ -106,19 +106,19 @@ class Snapshot:
             Whether there was such a write.
         """
         for dictionary in self._empty:
-            if dictionary:
-                dictionary.clear()
+            if dict.__len__(dictionary):
+                _base(dictionary).clear(dictionary)
         for dictionary, values in self._dictionaries:
             if not _alike(dictionary, values):
-                kind = OrderedDict if isinstance(dictionary, OrderedDict) else dict
+                kind = _base(dictionary)
                 kind.clear(dictionary)
                 for key, value in values.items():
                     kind.__setitem__(dictionary, key, value)
         for collection, values in self._collections:
             if not _alike(collection, values):
-                collection.clear()
-                extend = collection.update if isinstance(values, set) else collection.extend
-                extend(values)
+                kind = _base(collection)
+                kind.clear(collection)
+                (set.update if kind is set else kind.extend)(collection, values)
         for array, values in self._arrays:
             if array.flags.writeable:
                 np.copyto(array, values)
@@ -136,7 +136,7 @@ class Snapshot:
 
     def written(self) -> set[int]:
         """Return the `id` of tensors that were written into, and of containers that changed."""
-        found = {id(each) for each in self._empty if each}
+        found = {id(each) for each in self._empty if dict.__len__(each)}
         found |= {id(now) for now, then in self._dictionaries if not _alike(now, then)}
         found |= {id(now) for now, then in self._collections if not _alike(now, then)}
         found |= {id(now) for now, then in self._arrays if not np.array_equal(now, then)}
@@ -162,7 +162,7 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
         elif isinstance(value, dict):
             waiting.extend(_stored(value).values())
         elif isinstance(value, _SEQUENCES):
-            waiting.extend(value)
+            waiting.extend(_items(value))
         elif isinstance(value, types.MethodType):
             waiting.append(value.__self__)
         elif kind is partial:
@@ -183,14 +183,23 @@ def _stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
     return {key: dict.__getitem__(dictionary, key) for key in dict.keys(dictionary)}
 
 
+def _base(collection: Collection[Any]) -> type:
+    """Return which class of Python a collection is built on, whatever its own class refuses."""
+    return next(kind for kind in (*_PLAIN[::-1], *_SEQUENCES) if isinstance(collection, kind))
+
+
+def _items(collection: Collection[Any]) -> list[Any]:
+    """List what a collection holds, also one that refuses to say its length."""
+    return [*_base(collection).__iter__(collection)]
+
+
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
     """Compare collections by the identity of what they hold, dictionaries by order as well."""
-    if len(now) != len(then):
+    if type(now) not in (*_PLAIN, *_SEQUENCES):
+        now = _stored(now) if isinstance(then, dict) else _items(now)
+    if len(now) != len(then) or not all(map(is_, now, then)):
         return False
-    if isinstance(then, dict):
-        now = now if type(now) in _PLAIN else _stored(now)
-        return all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
-    return all(map(is_, now, then))
+    return not isinstance(then, dict) or all(map(is_, now.values(), then.values()))
 
 
 def _rewrite(tensor: Tensor, values: Tensor) -> None:

@@ -21,7 +21,7 @@ from torch.func import vmap
 from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.call import (
-    CuredNorms,
+    Cured,
     OutOfReach,
     ParameterAliases,
     batchable_recurrence,
@@ -58,7 +58,7 @@ def loop(
     Args:
         function: See the module. It does its backward too, if there is one.
         model: Any module.
-        names: The parameters that require a gradient.
+        names: The parameters that require a gradient, besides those that do so already.
         batch: Tensors `(B, ...)`, at least one.
         take: Called with the number of a sample and what the function returned for it; it may be
             called twice for a sample, and the second time counts.
@@ -70,10 +70,12 @@ def loop(
     """
     device, size = batch[0].device, len(batch[0])
     first = streams.random_state(device)
-    cured = CuredNorms()
+    cured, ends = Cured(), []
     # A write into `tensor.data` leaves no trace but the numbers, and to compare all of them takes
     # longer than many a sample. So they are compared behind the first sample, and at the end.
     compare, index = False, 0
+    # A forward, or a backward within it, may differentiate by more than is asked for.
+    names = {*names, *(name for name, each in model.named_parameters() if each.requires_grad)}
     with preserved(model, names) as snapshot, eager(), torch.enable_grad():
         while index < size:
             if randomness == "same":
@@ -81,13 +83,19 @@ def loop(
             # Clones, since autograd does not save tensors that were made in inference mode.
             sample = [tensor[index].detach().clone() for tensor in batch]
             try:
-                with cured if index == 0 or cured.met_norm else contextlib.nullcontext():
+                with cured if index == 0 or cured.used else contextlib.nullcontext():
                     take(index, function(model, *sample))
             except Exception as error:
                 fallback.add_place(error, model)
                 raise
             if index == 0 and randomness == "error":
-                streams.check_repeatable(first, device)
+                ends.append(streams.random_state(device))
+                if len(ends) == 1 and not streams.alike(first, ends[0]):
+                    snapshot.restore()
+                    continue  # one that sets a seed itself ends at one place, wherever it begins
+                if not streams.alike(ends[-1], ends[0]):
+                    streams.restore_random_state(first, device)
+                    raise ValueError(streams.RANDOMNESS)
             last = index == size - 1
             wrote = snapshot.restore(compare=compare or index == 0 or last)
             if wrote and last and not compare and index:  # samples in between met what others wrote
@@ -158,8 +166,6 @@ def vmapped(
                         unreached.append(name)
                 if unreached:
                     check_unreached(function, model, unreached, batch)
-            except streams.Drawn as error:
-                raise ValueError(streams.RANDOMNESS) from error
             except Exception as error:  # whatever a model can raise; the loop tells
                 if fallback.is_no_memory(error):
                     raise
@@ -300,9 +306,6 @@ def map_samples(
 
     Returns:
         What `per_sample` returns, with a dimension B in front of each tensor.
-
-    Raises:
-        ValueError: The model draws random numbers and `randomness` is `"error"`.
     """
     check_stackable(batch)
     for own in (False, True):
@@ -314,8 +317,6 @@ def map_samples(
             compute = vmap(per_sample, in_dims=dims, randomness=randomness)
             return compute(params, buffers, *batch)
         except RuntimeError as error:
-            if "randomness error mode" in str(error):
-                raise streams.Drawn(streams.RANDOMNESS) from error
             if own or not any(fragment in str(error) for fragment in _UNBATCHED):
                 raise
         finally:
@@ -335,7 +336,7 @@ def slow_operations_named() -> Iterator[None]:
     found: dict[str, str] = {}  # by operation, what uses it; a backward comes behind its forward
 
     def show(message: Warning | str, *rest: Any) -> None:
-        operation = re.search(r"batching rule for aten::(\w+)", str(message))
+        operation = re.search(r"batching rule for (?:aten::)?([\w:]+)", str(message))
         if operation is None:
             heard(message, *rest)
         else:
@@ -352,8 +353,20 @@ def slow_operations_named() -> Iterator[None]:
         )
 
 
-def eager() -> contextlib.AbstractContextManager[Any]:
-    """Run what `torch.compile` has wrapped as it is written, as transforms need it."""
-    if "torch._dynamo" not in sys.modules:
-        return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """Run what `torch.compile` has wrapped as it is written, and `torch.cond`, which calls it."""
+    cond, stance = torch.cond, contextlib.nullcontext()
+    if "torch._dynamo" in sys.modules:
+        stance = torch.compiler.set_stance("force_eager")
+    torch.cond = _branch
+    try:
+        with stance:
+            yield
+    finally:
+        torch.cond = cond
+
+
+def _branch(pred: Any, true_fn: Function, false_fn: Function, operands: Sequence[Any] = ()) -> Any:
+    """Do what `torch.cond` does."""
+    return (true_fn if pred else false_fn)(*operands)

@@ -61,7 +61,7 @@ class Snapshot:
             for key in list(value):
                 self._record(f"{place}[{key!r}]", dict.__getitem__(value, key))
         elif isinstance(value, list | tuple | set | deque):
-            self.values[f"{place} (length)"] = len(value)
+            self.values[f"{place} (length)"] = sum(1 for _ in value)
             for index, part in enumerate(sorted(value, key=id) if type(value) is set else value):
                 self._record(f"{place}[{index}]", part)
         elif isinstance(value, type | torch.jit.ScriptModule):

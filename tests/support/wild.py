@@ -383,9 +383,10 @@ class Scale(nn.Parameter):
     """A parameter of a class of its own, which a forward looks at."""
 
 
-def _typed() -> nn.Module:
+def typed() -> nn.Module:
+    """Look at the class of a parameter."""
     model = Apply(lambda m, x: m.fc(x) * (m.scale if isinstance(m.scale, Scale) else 1))
-    model.fc, model.scale = nn.Linear(3, 2), Scale(torch.randn(2, dtype=torch.float64))
+    model.fc, model.scale = nn.Linear(3, 2).double(), Scale(torch.randn(2, dtype=torch.float64))
     return model
 
 
@@ -405,6 +406,139 @@ def _listed_for_a_script() -> nn.Module:
     model = Apply(lambda m, x: _scripted_product(x, m.weights[0]), weight=_weight())
     model.weights = [model.weight]
     return model
+
+
+def _closure_for_a_script() -> nn.Module:
+    """Use a weight in its layer, too."""
+    fc = nn.Linear(3, 2)
+    weight = fc.weight
+    return Apply(lambda m, x: m.fc(x) + _scripted_product(x, weight=weight), fc=fc)
+
+
+class Unmeasured(tuple):
+    """A tuple without a length, as e3nn has them."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+# What differentiates inside.
+
+
+@torch.library.custom_op("wild::sine", mutates_args=())
+def _sine(inputs: Tensor) -> Tensor:
+    return inputs.sin()
+
+
+_sine.register_autograd(
+    lambda ctx, grads: grads * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Once(torch.autograd.Function):
+    """An exponential whose backward cannot be differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor) -> Tensor:
+        return inputs.exp()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grads: Tensor) -> Tensor:
+        return (grads * ctx.saved_tensors[0]).detach()
+
+
+class Reversible(torch.autograd.Function):
+    """A residual layer that runs again in the backward, by a backward of its own."""
+
+    @staticmethod
+    def forward(ctx, inputs: Tensor, layer: nn.Module) -> Tensor:
+        ctx.inputs, ctx.layer = inputs.detach(), layer
+        with torch.no_grad():
+            return inputs + layer(inputs)
+
+    @staticmethod
+    def backward(ctx, grads: Tensor) -> tuple[Tensor, None]:
+        inputs = ctx.inputs.clone().requires_grad_()
+        with torch.enable_grad():
+            ctx.layer(inputs).backward(grads)
+        return grads + inputs.grad, None
+
+
+def _reversible() -> nn.Module:
+    """Put a reversible layer between two others."""
+    layers = {name: nn.Linear(3, 3) for name in ("first", "fc", "head")}
+    return Apply(lambda m, x: m.head(Reversible.apply(m.first(x), m.fc).sin()), **layers)
+
+
+def _force(self: Apply, inputs: Tensor) -> Tensor:
+    """Return the force of an energy, as networks of molecules do."""
+    positions = inputs.detach().requires_grad_()
+    energy = self.fc(positions).tanh().sum()
+    return torch.autograd.grad(energy, positions, create_graph=True)[0]
+
+
+def _penalised(self: Apply, inputs: Tensor) -> Tensor:
+    hidden = self.fc(inputs).tanh()
+    (slope,) = torch.autograd.grad(hidden.sum(), self.fc.weight, create_graph=True)
+    return hidden * slope.norm()
+
+
+def _straight_through(self: Apply, inputs: Tensor) -> Tensor:
+    """Round, with a gradient past it where one is to come."""
+    hidden = self.fc(inputs)
+    past = hidden - hidden.detach() if hidden.requires_grad else 0
+    return self.head(hidden.detach().round() + past)
+
+
+def _seeded(self: Apply, inputs: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return self.fc(inputs) + torch.randn(2)
+
+
+# What torch itself gets wrong under some transforms.
+
+
+def _lu_solve(self: Apply, inputs: Tensor) -> Tensor:
+    """Solve an equation of as many rows as there are samples."""
+    matrix = self.fc(inputs).view(-1, 4, 4) + 4 * torch.eye(4, dtype=inputs.dtype)
+    return torch.linalg.lu_solve(*torch.linalg.lu_factor(matrix), self.column[None])[..., 0]
+
+
+def _solve_columns(self: Apply, inputs: Tensor) -> Tensor:
+    matrix = self.fc(inputs).view(-1, 4, 4) + 4 * torch.eye(4, dtype=inputs.dtype)
+    return torch.linalg.solve(matrix, self.column)[..., 0]
+
+
+def _adapted(self: Apply, tokens: Tensor) -> Tensor:
+    """Read a table to which a product of low rank is added."""
+    table = self.table.weight + self.down @ self.up
+    words = F.embedding(tokens, table, padding_idx=1)
+    return (words + F.embedding(tokens, self.table.weight * 2, scale_grad_by_freq=True)).flatten(1)
+
+
+def _adapted_table() -> nn.Module:
+    ranks = {"down": nn.Parameter(torch.randn(6, 2)), "up": nn.Parameter(torch.randn(2, 4))}
+    return Apply(_adapted, table=nn.Embedding(6, 4), **ranks)
+
+
+def _frequent() -> nn.Module:
+    table = nn.Embedding(6, 4, padding_idx=1, scale_grad_by_freq=True)
+    return nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2))
+
+
+def _grouped_channels_last() -> nn.Module:
+    convolutions = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, groups=2)
+    return nn.Sequential(*convolutions, nn.Flatten()).to(memory_format=torch.channels_last)
 
 
 # Forwards that write into what they are given, or into gradients.
@@ -463,6 +597,32 @@ ROWS: dict[str, Build] = {
     "sparse buffer": _sparse,
     "old function": lambda: Apply(lambda m, x: OldProduct.apply(x.sin(), m.w), w=_weight()),
     "quantisation observer": _observed,
+    "cdist": lambda: Apply(lambda m, x: torch.cdist(m.fc(x), m.w), fc=nn.Linear(3, 3), w=_weight()),
+    "lu_solve": lambda: Apply(
+        _lu_solve, fc=nn.Linear(3, 16), column=nn.Parameter(torch.randn(4, 1))
+    ),
+    "solve columns": lambda: Apply(
+        _solve_columns, fc=nn.Linear(3, 16), column=nn.Parameter(torch.randn(4, 1))
+    ),
+    "index_fill": lambda: Apply(
+        lambda m, x: x @ m.w.index_fill(1, torch.tensor([0, -1]), x.sum()).T, w=_weight()
+    ),
+    "custom operator": lambda: _two(lambda m, x: m.head(_sine(m.fc(x)))),
+    "backward only once": lambda: _two(lambda m, x: m.head(Once.apply(m.fc(x)))),
+    "old function of a number": lambda: Apply(
+        lambda m, x: OldProduct.apply(x, m.w) * m.scale,
+        w=_weight(),
+        scale=nn.Parameter(torch.tensor(1.5)),
+    ),
+    "reversible": _reversible,
+    "force": lambda: Apply(_force, fc=nn.Linear(3, 3)),
+    "penalty of a slope": lambda: _one(_penalised),
+    "straight through": lambda: _two(_straight_through),
+    "condition": lambda: _two(
+        lambda m, x: torch.cond(x.sum() > 0, lambda x: m.head(m.fc(x)), m.head, (x,))
+    ),
+    "seed of its own": lambda: _one(_seeded),
+    "tuple without a length": lambda: _one(lambda m, x: m.fc(x), kept=[Unmeasured((1, 2))]),
 }
 # What holds together in plain PyTorch: another module, a loss or a hook looks at what ran.
 LINKED: dict[str, Build] = {
@@ -470,9 +630,10 @@ LINKED: dict[str, Build] = {
     "loss of a list that the forward filled": _list_of_losses,
     "loss of what a method kept": _collected,
     "weak reference to the parent": _weakly_linked,
-    "a class of parameters": _typed,
+    "a class of parameters": typed,
     "a view of a parameter": _viewed,
     "scripted function of a list": _listed_for_a_script,
+    "scripted function of a closure": _closure_for_a_script,
     "select_scatter": lambda: Apply(
         lambda m, x: x @ torch.select_scatter(m.weight, m.row, 0, 1).T,
         weight=_weight(),
@@ -487,6 +648,8 @@ LINKED: dict[str, Build] = {
 WORDS: dict[str, Build] = {
     "padding looked for": lambda: Padded(looks=True),
     "key padding mask, eval": lambda: Padded(looks=False).eval(),
+    "table with a product added": _adapted_table,
+    "words by their frequency": _frequent,
 }
 IMAGES: dict[str, Build] = {
     "stem batch norm": lambda: _stem(nn.BatchNorm2d(4)),
@@ -502,6 +665,7 @@ IMAGES: dict[str, Build] = {
     "channels last": lambda: _channels_last(nn.BatchNorm2d(4)),
     "channels last, group norm": lambda: _channels_last(nn.GroupNorm(2, 4)),
     "tokens as images": _tokens_as_images,
+    "grouped, channels last": _grouped_channels_last,
 }
 GROUPS = [((3,), ROWS), ((3,), LINKED), ((3,), WORDS), ((2, 4, 4), IMAGES)]
 MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}
@@ -516,7 +680,7 @@ def make(name: str, batch_size: int = 4) -> Case:
         data = torch.randn(batch_size, *shape, dtype=torch.float64)
         if name in WORDS:
             data = torch.randint(6, (batch_size, *shape))
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"):
             output = other(data[:1].clone())  # some change when they run, or what they are given
         targets = torch.randn(batch_size, *output.shape[1:], dtype=torch.float64)
         return Case(model, data, targets, loss_fn)

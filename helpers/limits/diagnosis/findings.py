@@ -28,6 +28,13 @@ WILL = {
 }
 
 
+DIFFERS = (
+    "The bare composition computes other gradients than the loop: the forward asks what a "
+    "parameter is, by its class or an attribute, or torch is wrong about an operation under vmap."
+)
+"""The cause of a difference that no entry covers."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing in a model that bare transforms do not take as it is."""
@@ -43,7 +50,7 @@ class Finding:
     def will(self) -> str:
         """What it will do: raise, silently differ, or fall back."""
         known = self._known
-        return WILL[known.part] if known else WILL["loud"]
+        return WILL[known.part if known else "silent" if self.error == DIFFERS else "loud"]
 
     @property
     def cause(self) -> str:
@@ -55,6 +62,8 @@ class Finding:
     def fix(self) -> str:
         """The way out."""
         known = self._known
+        if self.error == DIFFERS:
+            return "`func_gradients`, where the comparison says that it is equal."
         return known.fix if known else "Take the loop for this model."
 
     @property
@@ -151,9 +160,13 @@ def diagnose(
         with preserved(inner, trial.trainable(inner)), samples.eager():
             seen = list(observation.observe(case))
             own = list(habits.observe(case))
-            loud = list(trial.transforms(case))
+            loud, bare = trial.transforms(case)
             found = [*wrapped, *loud, *inspection.structure(case.model), *seen, *own]
-            return Diagnosis(_findings(found), *_compare(case))
+            comparison, says, expected = _compare(case)
+            if bare and expected and all(each.will != WILL["silent"] for each in _findings(found)):
+                _, wrong = _unequal(case, bare, expected)
+                found += [(trial.UNKNOWN, inspection.listed(wrong), DIFFERS)] * (len(wrong) > 0)
+            return Diagnosis(_findings(found), comparison, says)
 
 
 def _check_arguments(model: object, loss_fn: object) -> None:
@@ -187,36 +200,47 @@ def _findings(found: list[tuple[str, ...]]) -> tuple[Finding, ...]:
     return tuple(sorted(findings.values(), key=lambda each: list(WILL.values()).index(each.will)))
 
 
-def _compare(case: Case) -> tuple[pd.DataFrame | None, str]:
+def _unequal(
+    case: Case, got: dict[str, Tensor], expected: dict[str, Tensor]
+) -> tuple[pd.DataFrame, pd.Index]:
+    """Compare by name; return the table, and which parameters differ."""
+    comparison = compare.table(got, expected)
+    if not comparison["equal"].all() and (tolerance := observation.tolerance(case)):
+        comparison = compare.table(got, expected, tolerance=tolerance)
+    return comparison, comparison.index[~comparison["equal"]]
+
+
+Compared = tuple[pd.DataFrame | None, str, dict[str, Tensor]]
+"""A table, what it says, and the gradients of the loop for the model as it is."""
+
+
+def _compare(case: Case) -> Compared:
     """Compare `func_gradients` with the loop; in evaluation mode where training is refused."""
-    comparison, says = _compare_as_it_is(case)
+    comparison, says, expected = _compare_as_it_is(case)
     if comparison is None and case.model.training:
         with preserved(case.model, trial.trainable(case.model)):
             case.model.eval()
-            in_eval, says_in_eval = _compare_as_it_is(case)
+            in_eval, says_in_eval, _ = _compare_as_it_is(case)
         if in_eval is not None:
-            return in_eval, f"{says}; in evaluation mode, {says_in_eval}"
-    return comparison, says
+            return in_eval, f"{says}; in evaluation mode, {says_in_eval}", {}
+    return comparison, says, expected
 
 
-def _compare_as_it_is(case: Case) -> tuple[pd.DataFrame | None, str]:
+def _compare_as_it_is(case: Case) -> Compared:
     results = {}
     for method in (gradients.func_gradients, gradients.loop_gradients):
         try:
             results[method.__name__] = method(*case)
         except ValueError as error:
-            return None, f"{method.__name__} refuses: {one_line(error)}"
+            return None, f"{method.__name__} refuses: {one_line(error)}", {}
         except Exception as error:  # anything that a model can raise
-            return None, f"{method.__name__} raises {describe(error)}"
-    comparison = compare.table(results["func_gradients"], results["loop_gradients"])
+            return None, f"{method.__name__} raises {describe(error)}", {}
+    comparison, wrong = _unequal(case, *results.values())
     if comparison.empty:
-        return comparison, "no parameter requires a gradient, so there is nothing to compare"
+        return comparison, "no parameter requires a gradient, so there is nothing to compare", {}
     few = len(case.batch)
     on_few = f"on {few} sample" + ("s" if few > 1 else "")
-    wrong = comparison.index[~comparison["equal"]]
+    says = f"func_gradients is equal for all {len(comparison)} parameters, {on_few}"
     if len(wrong):
-        return (
-            comparison,
-            f"func_gradients and the loop differ in {inspection.listed(wrong)}, {on_few}",
-        )
-    return comparison, f"func_gradients is equal for all {len(comparison)} parameters, {on_few}"
+        says = f"func_gradients and the loop differ in {inspection.listed(wrong)}, {on_few}"
+    return comparison, says, results["loop_gradients"]

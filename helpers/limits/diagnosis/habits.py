@@ -17,7 +17,7 @@ from helpers.limits.diagnosis.inspection import Found, listed
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Case
 from helpers.transforms.batches import Batch, arguments, call
-from helpers.transforms.call import CuredNorms, ParameterAliases
+from helpers.transforms.call import Cured, ParameterAliases
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.randomness import streams_kept
 from helpers.transforms.restore import Snapshot, preserved, walk
@@ -27,14 +27,15 @@ def observe(case: Case) -> Iterator[Found]:
     """Find habits in runs of one sample."""
     model = case.model
     with preserved(model, trainable(model)):
-        found, met_norm = _observed(model, case.batch[:1])
+        found, met_norm = _observed(case, case.batch[:1])
     yield from found
     if met_norm:
         yield from _transposed(case)
 
 
-def _observed(model: nn.Module, sample: Batch) -> tuple[list[Found], bool]:
+def _observed(case: Case, sample: Batch) -> tuple[list[Found], bool]:
     """Run a sample; return what was found, and whether there is a normalisation."""
+    model = case.model
     norms_in_eval(model)
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     ids = {id(tensor): name for name, tensor in (*own.items(), *buffers.items())}
@@ -42,19 +43,28 @@ def _observed(model: nn.Module, sample: Batch) -> tuple[list[Found], bool]:
     swapped = {name: tensor.detach().clone() for name, tensor in own.items()}
     versions = {name: tensor._version for name, tensor in swapped.items()}
     copies = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-    kept = _kept(model)
+    kept, modules = _kept(model), {*model.modules()}
     aliases = ParameterAliases(ids, swapped | copies)
     try:
         with streams_kept(sample.leaves[0].device), aliases:
-            functional_call(model, swapped | copies, *arguments(sample.whole()[0]))
+            data, targets = sample.whole()
+            predictions = functional_call(model, swapped | copies, *arguments(data))
+            met = aliases.met.copy()
+            case.loss_fn(predictions, targets)
     except Exception:  # it runs by itself, and what refuses to be swapped is named elsewhere
         return [], False
     after = _kept(model)
     changed = [place for place, each in kept.items() if each.changed(ids.keys())]
-    changed += [place for place in after if place not in kept and not after[place].is_tensor]
+    changed += [
+        place
+        for place, each in after.items()
+        if place not in kept and not each.is_tensor and each.module in modules
+    ]
     inside = {id(value) for each in kept.values() for value in walk([each.value])}
-    held = [name for number, name in ids.items() if name in aliases.met and number in inside]
-    closed = aliases.met.difference(held) | _met_by_a_copy(model, ids, sample)
+    held = [name for number, name in ids.items() if name in met and number in inside]
+    closed = met.difference(held) | _met_by_a_copy(model, ids, sample)
+    if in_loss := aliases.met - met:
+        held.append(f"loss_fn ({listed(sorted(in_loss))})")
     written = [
         name
         for name, tensor in swapped.items()
@@ -84,7 +94,7 @@ def _met_by_a_copy(model: nn.Module, ids: dict[int, str], sample: Batch) -> set[
 def _transposed(case: Case) -> Iterator[Found]:
     """Find normalisations whose gradient is another one where memory is put in order."""
     gradients, of_tokens = [], []
-    for mode in (CuredNorms(), nullcontext()):
+    for mode in (Cured(), nullcontext()):
         with preserved(case.model, trainable(case.model)):
             norms_in_eval(case.model)
             leaves = [p for p in case.model.parameters() if p.requires_grad]
@@ -121,7 +131,7 @@ class _Attribute:
     """One attribute of a module, as it is now."""
 
     def __init__(self, module: nn.Module, key: str) -> None:
-        self._module, self._key = module, key
+        self.module, self._key = module, key
         self.value = vars(module).get(key)
         self._snapshot = Snapshot([self.value])
 
@@ -136,7 +146,7 @@ class _Attribute:
         Args:
             registered: The `id` of parameters and buffers, which do not count.
         """
-        value = vars(self._module).get(self._key)
+        value = vars(self.module).get(self._key)
         if isinstance(value, Tensor) and value is not self.value:
             return False  # a stash, or a rebound tensor: other findings
         return value is not self.value or bool(self._snapshot.written().difference(registered))

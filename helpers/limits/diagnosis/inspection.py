@@ -21,10 +21,10 @@ _WRAPPERS = {
 
 def unrunnable(model: nn.Module) -> Iterator[Found]:
     """Find what has to be mended before the model can be copied and run."""
+    if isinstance(model, torch.jit.ScriptModule):
+        yield "scripted-module", "the model"
+        return
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            yield "scripted-module", name or "the model"
-            return
         lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin)
         if lazy and module.has_uninitialized_params():
             yield "lazy-module", name or "the model"

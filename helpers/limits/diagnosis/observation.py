@@ -13,7 +13,7 @@ from helpers.limits.diagnosis.signs import describe
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Case, Watch
 from helpers.transforms.batches import call
-from helpers.transforms.call import CuredNorms
+from helpers.transforms.call import Cured
 from helpers.transforms.restore import preserved
 
 
@@ -66,18 +66,25 @@ def observe(case: Case) -> Iterator[Found]:
         yield from _weights(case, singles)
 
 
+def tolerance(case: Case) -> float | None:
+    """Return how far rounding leads in the precision that a layer works in, as under autocast."""
+    dtypes = {output.dtype for _, output in _run(case, slice(0, 1), []).watch.outputs}
+    low = dtypes & {torch.bfloat16, torch.float16}
+    return max((TOLERANCES[dtype] for dtype in low), default=None)
+
+
 def _run(case: Case, part: slice, found: list[Found]) -> Observation:
     """Run some samples, note what changed in the model, and put it back."""
     model, names = case.model, trainable(case.model)
     with preserved(model, names):
         norms_in_eval(model)
         watch = Watch(model, case.batch.leaves[0].device)
-        buffers = dict(model.named_buffers())
+        before, buffers = {*model.parameters()}, dict(model.named_buffers())
         versions = {name: buffer._version for name, buffer in buffers.items()}
         stashes = attributes(model)
         loss_fn = watch.follow(case.loss_fn)
         try:
-            with watch.hearing(), watch, CuredNorms():
+            with watch.hearing(), Cured(), watch:
                 data, targets = case.batch[part].whole()
                 predictions = call(model, data)
                 loss = loss_fn(predictions, targets)
@@ -94,10 +101,14 @@ def _run(case: Case, part: slice, found: list[Found]) -> Observation:
                 found.append(("rebound-buffers", name))
             elif buffer._version != versions[name]:
                 found.append(("aliased-buffers", name))
+        if watch.asked:
+            found.append(("requires-grad-is-false", listed(watch.asked)))
         for place, tensors in attributes(model).items():
             if [*map(id, tensors)] != [*map(id, stashes.get(place, []))]:
                 found.append(("stashed-activation", place))
         own = dict(model.named_parameters())
+        if made := [name for name, each in own.items() if each not in before]:
+            found.append(("state-on-self", listed(made)))
         unreached = _unreached_by(loss, {name: own[name] for name in names})
     return Observation(watch, predictions, loss, names, unreached)
 
@@ -107,10 +118,10 @@ def _unreached_by(loss: Any, params: dict[str, Tensor]) -> set[str] | None:
     if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
         return set(params)
     try:
-        grads = torch.autograd.grad(loss, [*params.values()], allow_unused=True)
-    except RuntimeError:  # the loss called backward(), or a checkpoint refuses
+        loss.backward()  # a backward within it may reach more than is in the graph
+    except Exception:  # the loss called backward(), or whatever the model's own may raise
         return None
-    return {name for name, gradient in zip(params, grads, strict=True) if gradient is None}
+    return {name for name, parameter in params.items() if parameter.grad is None}
 
 
 def _draws(single: Observation) -> Iterator[Found]:
@@ -149,7 +160,7 @@ def _losses(case: Case, singles: list[Observation], whole: Observation) -> Itera
     together = whole.loss.detach()
     if weighted or not isinstance(together, Tensor) or together.dim():
         return
-    if isinstance(whole.predictions, Tensor) and len(whole.predictions) != len(losses):
+    if isinstance(whole.predictions, Tensor) and whole.predictions.shape[:1] != losses.shape:
         return  # a model that holds for a batch of one
     limit = 100 * TOLERANCES.get(together.dtype, 1e-5)
     if largest_error(together, losses[0]) <= limit:  # a loss that holds for a batch of one

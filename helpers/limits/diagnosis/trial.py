@@ -31,19 +31,20 @@ def norms_in_eval(model: nn.Module) -> None:
             module.eval()
 
 
-def transforms(case: Case) -> Iterator[tuple[str, str, str]]:
+def transforms(case: Case) -> tuple[list[tuple[str, str, str]], dict[str, Tensor]]:
     """Run the bare composition; mend what raises as its entry says, and go on.
 
-    Yields:
-        The entry, the place, and for what no entry covers, the error. It ends with the first
-        error that cannot be mended here: what lies behind it was not reached.
+    Returns:
+        The entry, the place, and for what no entry covers, the error; it ends with the first error
+        that cannot be mended here: what lies behind it was not reached. And the gradients, none
+        where anything was mended.
     """
+    found: list[tuple[str, str, str]] = []
     mended: set[str] = set()
     while True:
         watch, error = _attempt(case, mended)
         if error is None:
-            yield from _fallbacks(watch)
-            return
+            return [*found, *_fallbacks(watch)], {} if mended else watch.gradients
         sign = _explain(error, watch)
         name = sign.entry if sign else UNKNOWN
         place = _place(sign, watch)
@@ -51,9 +52,9 @@ def transforms(case: Case) -> Iterator[tuple[str, str, str]]:
             second, other = _attempt(case, mended | {"sample-into-buffer"})
             if other is None or one_line(other) != one_line(error) or second.place != watch.place:
                 name, place = "sample-into-buffer", watch.place
-        yield name, place, "" if sign else describe(error)
+        found.append((name, place, "" if sign else describe(error)))
         if name not in _MENDED or name in mended:
-            return
+            return found, {}
         mended.add(name)
 
 
@@ -88,7 +89,8 @@ def _run(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
     try:
         with watch.hearing(), watch:
             check_stackable(case.batch.leaves)
-            compute(params, buffers, tuple(leaf.clone() for leaf in case.batch.leaves))
+            leaves = tuple(leaf.clone() for leaf in case.batch.leaves)
+            watch.gradients = compute(params, buffers, leaves)
     except Exception as error:  # to find out which is the purpose
         return watch, error
     return watch, None

@@ -2,6 +2,8 @@
 
 import random
 import re
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from helpers.transforms.batches import Batch, Tree, take
 from helpers.transforms.randomness import random_state
 
+_IN_AUTOGRAD = (Tensor.requires_grad, Tensor.grad_fn, Tensor.is_leaf)
 CUSTOM_OPERATOR = "a custom operator"
 """What a function of `torch.library.custom_op` is called here, whatever its own name."""
 
@@ -59,14 +62,20 @@ class Watch(TorchFunctionMode):
         """The innermost modules that drew random numbers; `random` counts as numpy."""
         self.loss_calls: list[tuple[str, dict[str, Any]]] = []
         """The losses of torch that were called, with their keyword arguments."""
+        self.gradients: dict[str, Tensor] = {}
+        """What the bare composition returned."""
+        self.asked: list[str] = []
+        """The modules in which a forward asked whether a tensor requires a gradient."""
         self.fallbacks: list[tuple[str, str]] = []
         """The operations that `vmap` fell back for, each with the place."""
         self._device = draws_on
         self._states: list[tuple[Any, Any]] = []
         self._explained = {"torch": 0, "numpy": 0}
+        self._thread = threading.get_ident()
         for module in self.names:
-            module.register_forward_pre_hook(self._enter)
-            module.register_forward_hook(self._leave)
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hook
+                module.register_forward_pre_hook(self._enter)
+                module.register_forward_hook(self._leave)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -75,6 +84,14 @@ class Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if type(func).__name__.startswith("OpOverload") and not str(func).startswith("aten."):
             name = CUSTOM_OPERATOR
+        if getattr(func, "__self__", None) in _IN_AUTOGRAD:
+            asker = sys._getframe(1).f_globals.get("__name__", "")
+            if (
+                self.running
+                and not asker.startswith(("torch.", "helpers."))
+                and args[0].grad_fn is not None
+            ):
+                self.asked.append(self.place)
         if name in ("cross_entropy", "nll_loss"):
             self.loss_calls.append((name, kwargs or {}))
         try:
@@ -105,7 +122,7 @@ class Watch(TorchFunctionMode):
         """Note the fallbacks that `vmap` warns of, and show no warning."""
 
         def heard(message: Any, *rest: Any, **options: Any) -> None:
-            operation = re.search(r"batching rule for aten::(\w+)", str(message))
+            operation = re.search(r"batching rule for (?:aten::)?([\w:]+)", str(message))
             if operation:
                 self.fallbacks.append((operation[1], self.place))
 
@@ -115,10 +132,14 @@ class Watch(TorchFunctionMode):
             yield
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if threading.get_ident() != self._thread:  # whose calls come in any order
+            return
         self.running.append(module)
         self._states.append((self._random_states(), dict(self._explained)))
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         while self.running and self.running.pop() is not module:
             self._states.pop()
         before, explained = self._states.pop()
