@@ -142,10 +142,10 @@ def check_pushed(
     Raises:
         NotImplementedError: They do not.
     """
-    sides = [(pushed, outputs), *((pulled[name], vector[name]) for name in vector)]
-    there, *back = ((one * other).sum() for one, other in sides)
-    sizes = sum(one.norm() * other.norm() for one, other in sides)
-    right = (there - sum(back)).abs() <= torch.finfo(there.dtype).eps ** 0.5 * sizes
+    one, other = (torch.cat([e[name].flatten() for name in vector]) for e in (pulled, vector))
+    there, back = pushed.flatten().dot(outputs.flatten()), one.dot(other)
+    sizes = pushed.norm() * outputs.norm() + one.norm() * other.norm()
+    right = (there - back).abs() <= torch.finfo(there.dtype).eps ** 0.5 * sizes
     if not debug_unwrap(right).all():  # under `vmap`, there may be many vectors
         raise NotImplementedError(
             "torch.func pushes forward another Jacobian than it pulls back, by a hook on "

@@ -23,6 +23,7 @@ _KINDS = (torch.dtype, torch.device, torch.Size, type, types.ModuleType, types.B
 _ENDS = frozenset((*_NUMBERS, *_KINDS))
 _PLAIN = (dict, OrderedDict)
 _SEQUENCES = (list, tuple, set, deque)
+_BUILT_IN = frozenset((*_PLAIN, *_SEQUENCES))
 _WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type)
 _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
 
@@ -80,8 +81,8 @@ class Snapshot:
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
         for value in walk(roots):
             if isinstance(value, dict):
-                if stored := _stored(value):
-                    self._dictionaries.append((value, stored))
+                if dict.__len__(value):
+                    self._dictionaries.append((value, _stored(value)))
                 else:
                     self._empty.append(value)
             elif isinstance(value, list | set | deque):
@@ -195,7 +196,7 @@ def _items(collection: Collection[Any]) -> list[Any]:
 
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
     """Compare collections by the identity of what they hold, dictionaries by order as well."""
-    if type(now) not in (*_PLAIN, *_SEQUENCES):
+    if type(now) not in _BUILT_IN:
         now = _stored(now) if isinstance(then, dict) else _items(now)
     if len(now) != len(then) or not all(map(is_, now, then)):
         return False
