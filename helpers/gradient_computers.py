@@ -150,7 +150,8 @@ class AbstractGradientComputer(ABC):
     def _loss_grads_by_loop(self, batch: tuple[Tensor, ...]) -> Tensor:
         loss_grads = torch.zeros(len(batch[0]), 1, dtype=self.dtype, device=self.device)
         if len(batch[0]):
-            samples.loop(self._loss_grad, self.model, (), batch, loss_grads.__setitem__)
+            names = checks.select_parameters(self.model)  # since a forward may differentiate itself
+            samples.loop(self._loss_grad, self.model, names, batch, loss_grads.__setitem__)
         return loss_grads
 
     # What `helpers.transforms.samples` calls for each sample.

@@ -122,7 +122,7 @@ def _by_jacobians(
         for name, block in blocks.items()
     )
     rows: list[Tensor] = [pushed] * len(data)
-    samples.loop(_outputs, model, (), (data,), rows.__setitem__)
+    samples.loop(_outputs, model, every, (data,), rows.__setitem__)
     weighed = _weighed(weigh, torch.stack(rows).detach(), pushed, targets)
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
 
