@@ -42,6 +42,16 @@ def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(wrt, method):
     assert_equal(method(*case.args, wrt=wrt), {name: expected[name] for name in wrt}, TOLERANCE)
 
 
+@every_method
+@pytest.mark.filterwarnings("ignore")
+def test_a_stored_iterator_begins_anew_for_each_sample(method):
+    case, steps = make("linear"), (step for step in (2, 3))
+    model = Apply(lambda m, x: m.fc(x) * next(m.steps), fc=case.model, steps=steps)
+    expected = oracle(Apply(lambda m, x: m.fc(x) * 2, fc=case.model), *case.args[1:])
+    assert_equal(method(model, *case.args[1:]), expected, TOLERANCE)
+    assert next(model.steps) == 2
+
+
 def test_wrt_chooses_what_is_written_and_summed():
     case, wrt = make("mlp"), ["fc2.bias", "fc1.bias"]
     expected = oracle(*case.args, wrt=wrt)
