@@ -154,7 +154,8 @@ class AbstractGradientComputer(ABC):
         loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
         if len(batch):
             compute = self._loss_grad(batch, given)
-            samples.loop(compute, self.model, (), batch.leaves, loss_grads.__setitem__)
+            names = checks.select_parameters(self.model)  # since a forward may differentiate itself
+            samples.loop(compute, self.model, names, batch.leaves, loss_grads.__setitem__)
         return loss_grads
 
     # What `helpers.transforms.samples` calls for each sample.

@@ -134,7 +134,7 @@ def _by_jacobians(model: nn.Module, chunk: Batch, vector: Vector, weigh: Weigh) 
         for name, block in blocks.items()
     )
     outputs: list[Tensor] = [pushed] * len(chunk)
-    samples.loop(_outputs(chunk), model, (), chunk.leaves, outputs.__setitem__)
+    samples.loop(_outputs(chunk), model, every, chunk.leaves, outputs.__setitem__)
     sample = [leaf if isinstance(leaf, Sequences) else _wide(leaf) for leaf in chunk.leaves]
     weighed = each(weigh, _wide(torch.stack(outputs).detach()), pushed, *sample)
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}

@@ -73,6 +73,7 @@ def ntk(
     if method not in METHODS:
         raise ValueError(f"method must be {', '.join(map(repr, METHODS))}, got {method!r}")
     checks.check_chunk_size(chunk_size)
+    checks.check_model(model)
     empty = no_jacobians(model, x1)
     _, outputs, count = empty.shape  # Y and P
     shape = (len(x1), len(x2), outputs, outputs)

@@ -1,4 +1,4 @@
-"""Convolutions of one to three dimensions: linear in the windows of their inputs."""
+"""Convolutions of one to three dimensions, transposed too: linear in the windows of an image."""
 
 import itertools
 import math
@@ -129,22 +129,19 @@ class Convolution(Linear):
         return len(self.shape) - 2
 
     def _images(self) -> Tensor:
-        """Return the inputs `(B, N, channels, *size)`: a sample may be several images."""
-        return (
-            self.activations
-            if self.activations.dim() == self._dims + 3
-            else self.activations.unsqueeze(1)
-        )
+        """Return what windows are taken of."""
+        return self._of_images(self.activations)
 
     def _maps(self) -> Tensor:
-        return (
-            self.output_grads
-            if self.output_grads.dim() == self._dims + 3
-            else self.output_grads.unsqueeze(1)
-        )
+        """Return what has a number for each window."""
+        return self._of_images(self.output_grads)
+
+    def _of_images(self, tensor: Tensor) -> Tensor:
+        """Return `(B, N, channels, *size)`: a sample may be several images."""
+        return tensor if tensor.dim() == self._dims + 3 else tensor.unsqueeze(1)
 
     def _bias(self) -> Tensor:
-        return self._maps().flatten(3).sum((1, 3))
+        return self._of_images(self.output_grads).flatten(3).sum((1, 3))
 
     def _ordered(self, out: Tensor) -> Tensor:
         return out.unflatten(1, (self.options["groups"], -1))
@@ -166,6 +163,16 @@ class Convolution(Linear):
         return view.reshape(len(images), groups, self.shape[1] * kernel.numel(), size.numel())
 
 
+class TransposedConvolution(Convolution):
+    """A weight `(in, out / groups, *kernel)`: its convolution leads from the outputs back."""
+
+    def _images(self) -> Tensor:
+        return self._of_images(self.output_grads)
+
+    def _maps(self) -> Tensor:
+        return self._of_images(self.activations)
+
+
 def _convolution(function: Callable[..., Tensor], dims: int) -> Matcher:
     def call(
         is_weight: Callable[[Any], bool],
@@ -179,10 +186,7 @@ def _convolution(function: Callable[..., Tensor], dims: int) -> Matcher:
     ) -> MatchedCall | None:
         if isinstance(padding, str):
             return None
-        options = {
-            name: [value] * dims if isinstance(value, int) else list(value) * (dims // len(value))
-            for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
-        }
+        options = _each_dimension(dims, stride=stride, padding=padding, dilation=dilation)
 
         def run(weight: Tensor, bias: Tensor | None) -> Tensor:
             return function(input, weight, bias, **options, groups=groups)
@@ -193,8 +197,45 @@ def _convolution(function: Callable[..., Tensor], dims: int) -> Matcher:
     return call
 
 
+def _transposed(function: Callable[..., Tensor], dims: int) -> Matcher:
+    def call(
+        is_weight: Callable[[Any], bool],
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> MatchedCall | None:
+        options = _each_dimension(dims, stride=stride, padding=padding, dilation=dilation)
+
+        def run(weight: Tensor, bias: Tensor | None) -> Tensor:
+            more = {"output_padding": output_padding, "groups": groups}
+            return function(input, weight, bias, **options, **more)
+
+        weights = {"weight": weight, "bias": bias}
+        return MatchedCall(
+            TransposedConvolution, input, weights, run, {**options, "groups": groups}
+        )
+
+    return call
+
+
+def _each_dimension(dims: int, **options: Any) -> dict[str, list[int]]:
+    """Spell options out, a number for each dimension."""
+    return {
+        name: [value] * dims if isinstance(value, int) else list(value) * (dims // len(value))
+        for name, value in options.items()
+    }
+
+
 RULES: dict[Callable, Matcher] = {
     F.conv1d: _convolution(F.conv1d, 1),
     F.conv2d: _convolution(F.conv2d, 2),
     F.conv3d: _convolution(F.conv3d, 3),
+    F.conv_transpose1d: _transposed(F.conv_transpose1d, 1),
+    F.conv_transpose2d: _transposed(F.conv_transpose2d, 2),
+    F.conv_transpose3d: _transposed(F.conv_transpose3d, 3),
 }

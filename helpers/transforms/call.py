@@ -204,27 +204,6 @@ def _select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     return torch.slice_scatter(input, src.unsqueeze(dim), dim, index, index + 1)
 
 
-class _Weighed(torch.autograd.Function):
-    """The identity, whose gradient is multiplied with factors."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(outputs: Tensor, factors: Tensor) -> Tensor:
-        """Return the same memory."""
-        return outputs.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep the factors."""
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None]:
-        """Multiply."""
-        return grads * ctx.saved_tensors[0], None
-
-
 def _embedding(
     input: Tensor,
     weight: Tensor,
@@ -247,7 +226,8 @@ def _embedding(
         factors = factors / counts[input]
     if padding_idx is not None:
         factors = factors * (input != padding_idx % len(weight))
-    return _Weighed.apply(F.embedding(input, weight), factors.unsqueeze(-1))
+    words = F.embedding(input, weight)
+    return words.detach() + (words - words.detach()) * factors.unsqueeze(-1)
 
 
 def _plain_embedding(

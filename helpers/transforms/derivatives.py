@@ -52,15 +52,34 @@ def by_loop(
     own = dict(model.named_parameters())
     leaves = [own[name] for name in grads]
 
+    every = {*grads, *(name for name, each in own.items() if each.requires_grad)}
+    names = set(grads)
+
     def differentiate(*args: Any) -> list[Tensor]:
-        return gradients_of(function(*args), leaves)
+        found = _reached(function(*args), leaves)
+        if len(names) < len(every) and any(each is None for each in found):
+            raise _Partly
+        return _filled(found, leaves)
 
     def take(index: int, rows: list[Tensor]) -> None:
         for per_sample_grad, row in zip(grads.values(), rows, strict=True):
             per_sample_grad[index] = row
 
-    samples.loop(differentiate, model, grads, batch, take, randomness=randomness)
+    try:
+        samples.loop(differentiate, model, names, batch, take, randomness=randomness)
+    except Exception:
+        if len(names) == len(every):
+            raise
+        # A backward within the forward or the backward may need more than is asked for.
+        names = every
+    else:
+        return grads
+    samples.loop(differentiate, model, names, batch, take, randomness=randomness)
     return grads
+
+
+class _Partly(Exception):
+    """A parameter has no gradient while others, which usually require one, do not."""
 
 
 def gradients_of(
@@ -76,8 +95,15 @@ def gradients_of(
     Returns:
         For each leaf its gradient, detached and dense; zeros where the scalar reaches none.
     """
+    return _filled(_reached(scalar, leaves, retain_graph=retain_graph), leaves)
+
+
+def _reached(
+    scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
+) -> list[Tensor | None]:
+    """Differentiate a scalar; `None` where it reaches no leaf."""
     if not scalar.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
+        return [None] * len(leaves)
     try:
         # Kept for the second way below.
         grads = torch.autograd.grad(scalar, leaves, retain_graph=True, allow_unused=True)
@@ -98,6 +124,11 @@ def gradients_of(
         grads = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
+    return list(grads)
+
+
+def _filled(grads: list[Tensor | None], leaves: list[Tensor]) -> list[Tensor]:
+    """Detach gradients and make them dense, zeros where there is none."""
     return [
         torch.zeros_like(leaf)
         if each is None
@@ -142,10 +173,10 @@ def check_pushed(
     Raises:
         NotImplementedError: They do not.
     """
-    sides = [(pushed, outputs), *((pulled[name], vector[name]) for name in vector)]
-    there, *back = ((one * other).sum() for one, other in sides)
-    sizes = sum(one.norm() * other.norm() for one, other in sides)
-    right = (there - sum(back)).abs() <= torch.finfo(there.dtype).eps ** 0.5 * sizes
+    one, other = (torch.cat([e[name].flatten() for name in vector]) for e in (pulled, vector))
+    there, back = pushed.flatten().dot(outputs.flatten()), one.dot(other)
+    sizes = pushed.norm() * outputs.norm() + one.norm() * other.norm()
+    right = (there - back).abs() <= torch.finfo(there.dtype).eps ** 0.5 * sizes
     if not debug_unwrap(right).all():  # under `vmap`, there may be many vectors
         raise NotImplementedError(
             "torch.func pushes forward another Jacobian than it pulls back, by a hook on "

@@ -5,6 +5,8 @@ or chunks. What a forward keeps outside of it (in globals, in its class, in what
 over, in a file) belongs to the caller and stays as the forward leaves it.
 """
 
+import copy
+import itertools
 import types
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
@@ -23,6 +25,8 @@ _KINDS = (torch.dtype, torch.device, torch.Size, type, types.ModuleType, types.B
 _ENDS = frozenset((*_NUMBERS, *_KINDS))
 _PLAIN = (dict, OrderedDict)
 _SEQUENCES = (list, tuple, set, deque)
+_OF_ITERATORS = ("builtins", "itertools")  # the modules of their classes; others may be files
+_BUILT_IN = frozenset((*_PLAIN, *_SEQUENCES))
 _WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type)
 _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
 
@@ -75,13 +79,17 @@ class Snapshot:
         self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._empty: list[dict[Any, Any]] = []  # of which a module has a dozen, for hooks
         self._collections: list[tuple[Any, Any]] = []
+        self._iterators: list[tuple[dict[Any, Any], Any, Any]] = []  # copies go back
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._generators: list[tuple[torch.Generator, Tensor]] = []
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
         for value in walk(roots):
             if isinstance(value, dict):
-                if stored := _stored(value):
-                    self._dictionaries.append((value, stored))
+                if dict.__len__(value):
+                    self._dictionaries.append((value, _stored(value)))
+                    for key, each in self._dictionaries[-1][1].items():
+                        if isinstance(each, Iterator) and type(each).__module__ in _OF_ITERATORS:
+                            self._iterators.append((value, key, itertools.tee(each, 1)[0]))
                 else:
                     self._empty.append(value)
             elif isinstance(value, list | set | deque):
@@ -94,6 +102,8 @@ class Snapshot:
                 self._arrays.append((value, value.copy()))
             elif isinstance(value, torch.Generator):
                 self._generators.append((value, value.get_state()))
+        if self._iterators:
+            self.restore(compare=False)
 
     def restore(self, *, compare: bool = True) -> bool:
         """Bring the state back.
@@ -114,6 +124,8 @@ class Snapshot:
                 kind.clear(dictionary)
                 for key, value in values.items():
                     kind.__setitem__(dictionary, key, value)
+        for dictionary, key, iterator in self._iterators:
+            dictionary[key] = copy.copy(iterator)
         for collection, values in self._collections:
             if not _alike(collection, values):
                 kind = _base(collection)
@@ -195,7 +207,7 @@ def _items(collection: Collection[Any]) -> list[Any]:
 
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
     """Compare collections by the identity of what they hold, dictionaries by order as well."""
-    if type(now) not in (*_PLAIN, *_SEQUENCES):
+    if type(now) not in _BUILT_IN:
         now = _stored(now) if isinstance(then, dict) else _items(now)
     if len(now) != len(then) or not all(map(is_, now, then)):
         return False

@@ -58,7 +58,7 @@ def loop(
     Args:
         function: See the module. It does its backward too, if there is one.
         model: Any module.
-        names: The parameters that require a gradient, besides those that do so already.
+        names: The parameters that require a gradient.
         batch: Tensors `(B, ...)`, at least one.
         take: Called with the number of a sample and what the function returned for it; it may be
             called twice for a sample, and the second time counts.
@@ -74,8 +74,6 @@ def loop(
     # A write into `tensor.data` leaves no trace but the numbers, and to compare all of them takes
     # longer than many a sample. So they are compared behind the first sample, and at the end.
     compare, index = False, 0
-    # A forward, or a backward within it, may differentiate by more than is asked for.
-    names = {*names, *(name for name, each in model.named_parameters() if each.requires_grad)}
     with preserved(model, names) as snapshot, eager(), torch.enable_grad():
         while index < size:
             if randomness == "same":

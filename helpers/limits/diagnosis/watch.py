@@ -100,6 +100,10 @@ class Watch(TorchFunctionMode):
             self.raised_in = name
             raise
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Watch":
+        """Stay the one, where a forward copies a module with its hooks."""
+        return self
+
     @property
     def place(self) -> str:
         """The innermost module that is running, or else the phase."""
