@@ -113,6 +113,7 @@ class Process:
             line = ""
         except KeyboardInterrupt:  # its answer would be taken for that to the next request
             self._process.kill()
+            self._process.stdout.read()  # it may have answered before it ended
             raise
         if not line:
             self._log.seek(0)
