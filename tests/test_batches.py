@@ -1,7 +1,7 @@
 """Batches that are trees of tensors, in every helper: as for the same numbers in one tensor."""
 
 import copy
-from collections import OrderedDict, UserDict, namedtuple
+from collections import ChainMap, OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -36,6 +36,21 @@ class Sample:
     rest: dict[str, object]
 
 
+class Attributes(dict):
+    """A dictionary whose items are attributes as well."""
+
+    def __init__(self, **items) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Keeping(ChainMap):
+    """A mapping of which a copy shares what it holds."""
+
+    def __copy__(self):
+        return Keeping(*self.maps)
+
+
 class Net(nn.Module):
     """A network that finds its inputs in what it is called with."""
 
@@ -56,6 +71,7 @@ class Net(nn.Module):
 FORMS = {
     "dictionary": ({"ids": IDS, "x": X, "scale": SCALE}, lambda x, ids, scale: (x, ids, scale)),
     "ordered": (OrderedDict(x=X, ids=IDS), lambda x, ids: (x, ids, SCALE)),
+    "mapping": (Keeping({"x": X, "ids": IDS}), lambda x, ids: (x, ids, SCALE)),
     "BatchEncoding": (UserDict(x=X, ids=IDS, no=None), lambda x, ids, no: (x, ids, SCALE)),
     "tuple": ((X, IDS, torch.tensor(SCALE)), lambda x, ids, s: (x, ids, s.add_(1) - 1)),
     "named tuple": (Pair(X, IDS), lambda x, ids: (x, ids, SCALE)),
@@ -172,6 +188,24 @@ def test_computers_projections_and_jobs_take_a_mapping():
     assert made[0].data != made[1].data, "the places in the tree count"
 
 
+def test_two_batches_of_a_kernel_have_their_own_constants():
+    model = make("dictionary").model
+    one, other = ({"ids": IDS, "x": X, "scale": scale} for scale in (1.0, 3.0))
+    found = [kernels.ntk(model, one, other, method=m) for m in ("vector", "jacobian")]
+    torch.testing.assert_close(*found)
+
+
+def test_an_ensemble_leaves_its_inputs_as_they_were():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.LeakyReLU(inplace=True), nn.Linear(3, 2)).double()
+    data, order = (X.clone(),), torch.tensor([[[0, 1, 1]]] * 2)
+    stacked = ensembles.stack([model, model])
+    trained = ensembles.train(stacked, F.cross_entropy, data, LABELS, order, sgd_step, lr=0.1)
+    predictions = ensembles.predict(trained, data, chunk_size=1)
+    torch.testing.assert_close(predictions[0], predictions[1])
+    assert torch.equal(data[0], X)
+
+
 def test_an_empty_batch_of_a_tree():
     model, loss_fn, *_ = make("dictionary").args
     empty = {"x": X[:0], "ids": IDS[:0], "scale": SCALE}
@@ -188,6 +222,8 @@ REFUSED = {
     'data["n"] must be a tensor (B, ...), got list: whether each': {"x": X, "n": [1, 2, 3, 4]},
     'data["n"] must be a tensor (B, ...), got ndarray': {"x": X, "n": np.ones(4)},
     "data[0].rest must be a tensor (B, ...), got SimpleNamespace": [Sample(X, SimpleNamespace())],
+    "data[0] must be no Attributes with a tensor in its attribute x,": (Attributes(x=X),),
+    'data["n"] must be a tensor (B, ...), got list: whether': {"x": X, "n": [*torch.zeros(4)]},
     "data must be a tensor (B, ...), got dict": {"scale": SCALE},
     "data must be a tensor (B, ...), got NoneType": None,
 }

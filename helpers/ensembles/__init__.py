@@ -20,7 +20,7 @@ from tqdm import tqdm
 from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
 from helpers.transforms import checks, samples
-from helpers.transforms.batches import Batch, Tree, arguments
+from helpers.transforms.batches import Batch, Tree, arguments, copied
 from helpers.transforms.call import (
     RECURRENT,
     ParameterAliases,
@@ -219,9 +219,8 @@ def train(
         leaves: tuple[Tensor, ...],
         *rates: Tensor,
     ) -> tuple[Tensors, Tensors, Tensors]:
-        x, y = batch.trees(leaves)
-
         def compute_loss(params: Tensors) -> tuple[Tensor, Tensors]:
+            x, y = batch.trees([leaf.clone() for leaf in leaves])
             # A forward may write into buffers, which under `grad` must be tensors made inside.
             own = {name: buffer.clone() for name, buffer in buffers.items()}
 
@@ -292,8 +291,8 @@ def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) 
         with batchable_recurrence(model):
             # For recurrent layers vmap has a rule only where they are differentiated.
             if recurrent:
-                return vjp(lambda p: _call(ensemble, model, p | own, inputs), params)[0]
-            return _call(ensemble, model, params | own, inputs)
+                return vjp(lambda p: _call(ensemble, model, p | own, copied(inputs)), params)[0]
+            return _call(ensemble, model, params | own, copied(inputs))
 
     with _explained(), samples.eager():
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)

@@ -18,10 +18,10 @@ def fill(model: nn.Module, x1: Batch, x2: Batch, kernel: Tensor, chunk_size: int
     outputs = kernel.shape[2]
     transformable = True
 
-    def run(model: nn.Module, *sample: Tensor) -> Tensor:
-        return batches.call(model, *x1.of_one(sample)).squeeze(0)
-
     def mapped(data: Batch, differentiate: Callable, otherwise: Callable) -> dict | Tensor:
+        def run(model: nn.Module, *sample: Tensor) -> Tensor:
+            return batches.call(model, *data.of_one(sample)).squeeze(0)
+
         def transform(function: Callable) -> Callable:
             def one(params: dict, buffers: dict, *sample: Tensor) -> Tensor:
                 return differentiate(*vjp(lambda own: function(own, buffers, *sample), params))

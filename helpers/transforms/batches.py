@@ -7,6 +7,7 @@ a tensor without dimensions. A `PackedSequence` counts as a leaf of B sequences,
 """
 
 import copy
+from collections import UserDict
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -34,12 +35,13 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
     if isinstance(tree, Tensor | PackedSequence | _SHARED):
         return change(path, tree)
     if isinstance(tree, MutableMapping):
-        changed = copy.copy(tree)
+        # Of other mappings, a copy may share what it holds.
+        changed = copy.copy(tree) if isinstance(tree, dict | UserDict) else dict(tree)
         for key, value in tree.items():
             changed[key] = mapped(change, value, f'{path}["{key}"]')
-        return changed
+        return _complete(changed, tree, path)
     if isinstance(tree, list | tuple):
-        if tree and all(isinstance(value, _SHARED) for value in tree):
+        if tree and _is_constant(tree):
             return change(path, tree)
         parts = [mapped(change, value, f"{path}[{index}]") for index, value in enumerate(tree)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
@@ -48,8 +50,43 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
         for name in (field.name for field in fields(tree)):
             value = mapped(change, getattr(tree, name), f"{path}.{name}")
             object.__setattr__(changed, name, value)  # which frozen ones allow
-        return changed
+        return _complete(changed, tree, path)
     return change(path, tree)
+
+
+def copied(tree: Tree) -> Tree:
+    """Return a tree of copies."""
+
+    def copy_of(_: str, value: Any) -> Any:
+        if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
+            parts = [copied(each) for each in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return value.clone() if isinstance(value, Tensor) else copy.copy(value)
+
+    return mapped(copy_of, tree, "")
+
+
+def _is_constant(value: Any) -> bool:
+    """Tell whether a value has no dimension B, whatever it holds."""
+    if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
+        return all(map(_is_constant, value))
+    return isinstance(value, _SHARED) or (isinstance(value, Tensor) and not value.dim())
+
+
+def _complete(changed: Tree, tree: Tree, path: str) -> Tree:
+    """Return a changed tree, if no tensor in its attributes was left as it was.
+
+    Raises:
+        TypeError: One was: it is neither an item nor a field.
+    """
+    before = getattr(tree, "__dict__", {})
+    for name, value in getattr(changed, "__dict__", {}).items():
+        if isinstance(value, Tensor) and value is before.get(name):
+            raise TypeError(
+                f"{path} must be no {type(tree).__name__} with a tensor in its attribute {name}, "
+                "beside its items or fields: hand over a dictionary"
+            )
+    return changed
 
 
 def arguments(data: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -166,7 +203,7 @@ class Batch:
         def put(_: str, value: Any) -> Any:
             if isinstance(value, _Place):
                 return made[value.index]
-            return value.clone() if isinstance(value, Tensor) else copy.copy(value)
+            return copied(value)
 
         return [mapped(put, tree, "") for tree in self._trees]
 
