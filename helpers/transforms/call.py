@@ -107,9 +107,12 @@ class ParameterAliases(Cured):
 
     def __enter__(self) -> "ParameterAliases":
         """Begin, for scripted functions too, which no mode sees."""
-        self._scripted = torch.jit.ScriptFunction.__call__
+        self._scripted, begun = torch.jit.ScriptFunction.__call__, set()
 
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if function not in begun:  # what was optimised for plain autograd is wrong here
+                begun.add(function)
+                function._debug_flush_compilation_cache()
             kwargs = dict(zip(kwargs, self._replaced([*kwargs.values()]), strict=True))
             return self._scripted(function, *self._replaced(args), **kwargs)
 

@@ -345,13 +345,16 @@ def slow_operations_named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Run what `torch.compile` has wrapped as it is written, and `torch.cond`, which calls it."""
+    """Run what `torch.compile` has wrapped as it is written, and `torch.cond`, which calls it.
+
+    What is scripted is not optimised, or a run under transforms leaves code in it that is wrong.
+    """
     cond, stance = torch.cond, contextlib.nullcontext()
     if "torch._dynamo" in sys.modules:
         stance = torch.compiler.set_stance("force_eager")
     torch.cond = _branch
     try:
-        with stance:
+        with stance, torch.jit.optimized_execution(False):
             yield
     finally:
         torch.cond = cond
