@@ -199,7 +199,7 @@ def test_an_ensemble_leaves_its_inputs_as_they_were():
     torch.manual_seed(1)
     model = nn.Sequential(nn.LeakyReLU(inplace=True), nn.Linear(3, 2)).double()
     data, order = (X.clone(),), torch.tensor([[[0, 1, 1]]] * 2)
-    stacked = ensembles.stack([model, model])
+    stacked = ensembles.stack([model, copy.deepcopy(model)])
     trained = ensembles.train(stacked, F.cross_entropy, data, LABELS, order, sgd_step, lr=0.1)
     predictions = ensembles.predict(trained, data, chunk_size=1)
     torch.testing.assert_close(predictions[0], predictions[1])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from helpers import gradients, norms
 from tests.support import wild
 from tests.support.oracle import TOLERANCE, Truth, assert_equal, every_method, oracle
-from tests.support.ways import LEGACY, WAYS, empty_out
+from tests.support.ways import LEGACY, LOOP, WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
@@ -39,6 +39,22 @@ def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(wrt, method):
     case = wild.make("reversible")
     expected = Truth(functools.partial(wild.make, "reversible")).gradients
     assert_equal(method(*case.args, wrt=wrt), {name: expected[name] for name in wrt}, TOLERANCE)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_is_scripted_is_right_whatever_has_run_before(trained):
+    """What the compiler optimises for one kind of run is wrong in another."""
+    product = torch.jit.CompilationUnit("def f(x, w, b):\n    return x @ w.t() + b\n").f
+    model = Apply(lambda m, x: product(x, m.fc.weight, m.fc.bias).tanh(), fc=make("linear").model)
+    plain = Apply(lambda m, x: m.fc(x).tanh(), fc=model.fc)
+    batch = make("linear").batch
+    for _ in range(3 * trained):
+        squared(model(batch[0][:1]), batch[1][:1]).backward()
+    for way in ("Fisher", "func", "func, out", "func Jacobians", LOOP) * 3:
+        got, expected = (
+            WAYS[way].compute(Case(each, *batch, squared), None) for each in (model, plain)
+        )
+        assert_equal(got, expected, TOLERANCE)
 
 
 @every_method

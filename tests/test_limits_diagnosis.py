@@ -115,7 +115,7 @@ wild: old function of a number | autograd-function at the model
 wild: reversible | autograd-function at the model
 wild: force | requires-grad-inside at the model
 wild: straight through * | requires-grad-is-false at the model
-wild: condition | data-dependent-branch at the model; samples-that-meet at the model
+wild: condition | data-dependent-branch at the model; samples-that-meet at head
 wild: seed of its own | random-draws at the model
 wild: tokens as images * | normalisation-of-tokens at norm
 wild: max norm | written-weights at table.weight

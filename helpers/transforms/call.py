@@ -107,9 +107,12 @@ class ParameterAliases(Cured):
 
     def __enter__(self) -> "ParameterAliases":
         """Begin, for scripted functions too, which no mode sees."""
-        self._scripted = torch.jit.ScriptFunction.__call__
+        self._scripted, begun = torch.jit.ScriptFunction.__call__, set()
 
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if function not in begun:  # what was optimised for plain autograd is wrong here
+                begun.add(function)
+                function._debug_flush_compilation_cache()
             kwargs = dict(zip(kwargs, self._replaced([*kwargs.values()]), strict=True))
             return self._scripted(function, *self._replaced(args), **kwargs)
 
@@ -218,7 +221,7 @@ def _embedding(
     Where autograd lies outside of `vmap`, torch looks for the row of the padding in the tables of
     all samples, one below the other, and counts the words of all samples.
     """
-    if max_norm is not None or (padding_idx is None and not scale_grad_by_freq):
+    if padding_idx is None and not scale_grad_by_freq:
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, False, sparse)
     factors = torch.ones_like(input, dtype=weight.dtype)
     if scale_grad_by_freq:
@@ -226,7 +229,7 @@ def _embedding(
         factors = factors / counts[input]
     if padding_idx is not None:
         factors = factors * (input != padding_idx % len(weight))
-    words = F.embedding(input, weight)
+    words = F.embedding(input, weight, max_norm=max_norm, norm_type=norm_type)
     return words.detach() + (words - words.detach()) * factors.unsqueeze(-1)
 
 

@@ -150,8 +150,8 @@ def vmapped(
         while start < size:
             if randomness == "same":  # what `torch.vmap` does for its chunks
                 streams.restore_random_state(state, device)
-            chunk = [*map(itemgetter(slice(start, start + step)), batch)]
             try:
+                chunk = [*map(itemgetter(slice(start, start + step)), batch)]
                 results = map_samples(
                     per_sample, params, buffers, chunk, snapshot.restore, randomness=randomness
                 )
@@ -353,16 +353,25 @@ def slow_operations_named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Run what `torch.compile` has wrapped as it is written, and `torch.cond`, which calls it."""
-    cond, stance = torch.cond, contextlib.nullcontext()
+    """Run what `torch.compile` has wrapped as it is written, and `torch.cond`, which calls it.
+
+    What is scripted is not optimised, or a run under transforms leaves code in it that is wrong.
+    """
+    cond, stance, inside = torch.cond, contextlib.nullcontext(), None
     if "torch._dynamo" in sys.modules:
         stance = torch.compiler.set_stance("force_eager")
+        # What it ends in, for those who imported it by its name.
+        inside = getattr(cond, "__globals__", {}).get("cond_op")
     torch.cond = _branch
     try:
-        with stance:
+        if inside is not None:
+            cond.__globals__["cond_op"] = _branch
+        with stance, torch.jit.optimized_execution(False):
             yield
     finally:
         torch.cond = cond
+        if inside is not None:
+            cond.__globals__["cond_op"] = inside
 
 
 def _branch(pred: Any, true_fn: Function, false_fn: Function, operands: Sequence[Any] = ()) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, cond, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.zoo import Apply, Case, squared, with_statistics
@@ -399,7 +399,7 @@ def _viewed() -> nn.Module:
 
 @torch.jit.script
 def _scripted_product(inputs: Tensor, weight: Tensor) -> Tensor:
-    return torch.tanh(inputs @ weight.t())
+    return inputs @ weight.t()
 
 
 def _listed_for_a_script() -> nn.Module:
@@ -522,7 +522,7 @@ def _solve_columns(self: Apply, inputs: Tensor) -> Tensor:
 def _adapted(self: Apply, tokens: Tensor) -> Tensor:
     """Read a table to which a product of low rank is added."""
     table = self.table.weight + self.down @ self.up
-    words = F.embedding(tokens, table, padding_idx=1)
+    words = F.embedding(tokens, table, padding_idx=1, max_norm=9.0)
     return (words + F.embedding(tokens, self.table.weight * 2, scale_grad_by_freq=True)).flatten(1)
 
 
@@ -619,7 +619,10 @@ ROWS: dict[str, Build] = {
     "penalty of a slope": lambda: _one(_penalised),
     "straight through": lambda: _two(_straight_through),
     "condition": lambda: _two(
-        lambda m, x: torch.cond(x.sum() > 0, lambda x: m.head(m.fc(x)), m.head, (x,))
+        lambda m, x: (
+            torch.cond(x.sum() > 0, lambda x: m.head(m.fc(x)), m.head, (x,))
+            + cond(x.sum() > 0, lambda x: m.head(x).sin(), m.head, (x,))
+        )
     ),
     "seed of its own": lambda: _one(_seeded),
     "tuple without a length": lambda: _one(lambda m, x: m.fc(x), kept=[Unmeasured((1, 2))]),
