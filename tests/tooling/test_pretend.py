@@ -21,7 +21,6 @@ import tests.support.pretend
 EXPANDED = "ExpandedWeights are a subclass of tensors, as those of the device are"
 LAZY = "`.to()` gives a lazy parameter other data, which a wrapper cannot have"
 CANNOT = {
-    "03_torch_func": {"check-3": "rounding decides between nearly equal values of a pooling"},
     "06_limits": {
         "sparse-embedding": "the device refuses sparse gradients, which would end its process",
         "shared-layer": "torch copies wrappers in another way, and refuses in other words",
