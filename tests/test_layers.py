@@ -364,3 +364,14 @@ def test_nothing_is_held_in_a_second_copy():
     ):
         call()
         assert least <= benchmark.memory(call).peak < most
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_table_that_is_renormalised_keeps_the_padding_out():
+    model = Apply(
+        lambda m, ids: F.embedding(ids, m.table * 1, padding_idx=0, max_norm=9.0),
+        table=nn.Parameter(torch.ones(3, 1)),
+    )
+    ids = torch.tensor([[0, 1], [1, 2], [0, 0]])
+    found = norms.gradient_norms(model, lambda words, _: words.square().sum(), ids)
+    torch.testing.assert_close(found, torch.tensor([2.0, 8**0.5, 0.0]))

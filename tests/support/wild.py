@@ -522,7 +522,7 @@ def _solve_columns(self: Apply, inputs: Tensor) -> Tensor:
 def _adapted(self: Apply, tokens: Tensor) -> Tensor:
     """Read a table to which a product of low rank is added."""
     table = self.table.weight + self.down @ self.up
-    words = F.embedding(tokens, table, padding_idx=1, max_norm=9.0)
+    words = F.embedding(tokens, table, padding_idx=1)
     return (words + F.embedding(tokens, self.table.weight * 2, scale_grad_by_freq=True)).flatten(1)
 
 
