@@ -234,3 +234,9 @@ def test_a_wrong_tree_is_refused_by_its_path(words):
     for method in METHODS.values():
         with refused(words, error=TypeError if "must" in words else ValueError):
             method(nn.Linear(3, 2), F.cross_entropy, REFUSED[words], LABELS)
+
+
+def test_bags_in_a_mapping_stay_as_they_were():
+    bags = Keeping({"input": torch.tensor([1, 2, 1]), "offsets": torch.tensor([0, 2])})
+    gradients.loop_gradients(nn.EmbeddingBag(5, 2, mode="sum"), lambda out, _: out.sum(), bags)
+    assert isinstance(bags["offsets"], Tensor)

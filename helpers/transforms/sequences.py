@@ -1,6 +1,5 @@
 """Samples of unequal length: what a `PackedSequence` holds, and the bags of `nn.EmbeddingBag`."""
 
-import copy
 import inspect
 from collections.abc import Callable, MutableMapping, Sequence
 from itertools import pairwise
@@ -92,7 +91,7 @@ def with_bags(model: nn.Module, data: Any) -> Any:
     }
     own = [offsets.new_tensor([0, bag.stop - bag.start][: 1 + closed]) for bag in bags]
     parts["offsets"] = Sequences(own, lambda start: start, offsets.new_zeros(1 + closed))
-    changed = copy.copy(data) if by_name else [*data]
+    changed = dict(data) if by_name else [*data]
     for name, part in parts.items():
         changed[places[name]] = part
     return changed if by_name else tuple(changed)
