@@ -86,27 +86,20 @@ spectral norm | aliased-buffers at parametrizations.weight.0._u, parametrization
 embedding bag * | operator-fallback at the model (_embedding_bag)
 instance norm tracking | instancenorm-with-statistics at 1
 wild: kept in a dictionary | stashed-activation at cache
-wild: kept in a list | stashed-activation at cache
 wild: kept deep inside | state-on-self at cache
 wild: kept in an object | state-on-self at cache
 wild: kept in a tensor | captured-buffer at the model; state-on-self at cache
 wild: kept on a layer | state-on-self at fc.scale
 wild: hooks on first use | stashed-activation at seen
-wild: wrapped inside | wrapped-forward at 0.bias, 0.weight; state-on-self at 0.seconds
-wild: wrapped by compile * | wrapped-forward at bias, weight
-wild: hook over another layer * | wrapped-forward at 2.bias, 2.weight
+wild: wrapped inside | wrapped-forward at 0.bias, 0.weight
+wild: wrapped by compile * | wrapped-forward at 0.bias, 0.weight
 wild: parameters in a list | parameter-in-a-list at extra, shift
-wild: parameters in an object | parameter-in-a-list at fc.bias, fc.weight
-wild: parameter in a closure | wrapped-forward at fc.weight
+wild: parameter in a closure | wrapped-forward at fc.bias, fc.weight
 wild: closure into a function | wrapped-forward at fc.weight
 wild: closure into an old function | autograd-function at the model; wrapped-forward at fc.weight
 wild: closure into a function, later |
     data-dependent-branch at the model; samples-that-meet at the model; wrapped-forward at fc.weight
-wild: closure into a checkpoint |
-    requires-grad-inside at the model;
-    wrapped-forward at 0.bias, 0.weight, 2.bias and 1 more
 wild: channels last | memory-format at the model
-wild: channels last, group norm | memory-format at the model
 wild: solve columns | unknown at column, fc.weight, fc.bias
 wild: index_fill | samples-that-meet at the model
 wild: penalty of a slope * | samples-that-meet at the model
@@ -129,13 +122,11 @@ wild: data parallel | data-parallel at the model
 wild: item | item at the model
 wild: recurrence in place | copy-into-zeros at the model
 wild: sparse buffer * | operator-fallback at the model (_sparse_addmm)
-wild: old function | autograd-function at the model
 wild: quantisation observer |
     sample-into-buffer at 1.activation_post_process; data-dependent-branch at 1;
     samples-that-meet at 1
 wild: padding looked for | data-dependent-branch at the model
 wild: key padding mask, eval | nested-tensors at encoder
-wild: stem by function * | normalisation-transposed at the model
 buffer in place | sample-into-buffer at the model; samples-that-meet at fc
 buffer indexed | sample-into-buffer at the model; samples-that-meet at fc
 buffer not persistent | sample-into-buffer at the model; samples-that-meet at fc
@@ -143,9 +134,7 @@ encoder train * | fused-attention at self_attn
 encoder eval * | fused-attention at self_attn
 encoder norm first * | fused-attention at self_attn
 wild: stem batch norm * | normalisation-transposed at norm
-wild: stem batch norm 3d * | normalisation-transposed at norm
-wild: stem instance norm * | normalisation-transposed at norm
-wild: stem instance norm tracking * | normalisation-transposed at norm"""
+wild: stem instance norm * | normalisation-transposed at norm"""
 RECURRENT = [name for name in zoo.SEQUENCES if name.split()[0] in ("lstm", "gru", "rnn")]
 FOUND = {
     name: [f"recurrent-layer at {'cell' if name.endswith('cell') else 'layer'}"]

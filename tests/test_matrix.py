@@ -31,7 +31,7 @@ CASES = {
 }
 # The way of 2022, which nothing else stands on, for one case of each kind.
 OLD = """linear|tied weight|frozen|unused|buffer in place|stash|weight norm hook|embedding|lstm deep
-encoder eval|batch norm eval|mlp|wild: kept in a list|wild: wrapped inside|wild: item
+encoder eval|batch norm eval|mlp|wild: kept deep inside|wild: wrapped inside|wild: item
 wild: what cannot be copied|wild: weight halved|wild: stem batch norm"""
 OLD = [name for line in OLD.splitlines() for name in line.split("|")]
 # Each pass may say what it meets.
@@ -64,12 +64,10 @@ wild: checkpoint | the model uses activation checkpointing, or hooks on saved te
 wild: checkpoint reentrant | uses a torch.autograd.Function without setup_context
 wild: closure into an old function | a torch.autograd.Function without setup_context
 wild: closure into a function, later | the model reads numbers out of tensors, with .item()
-wild: closure into a checkpoint | the model calls requires_grad_() in its forward
 wild: scripted | the model uses a parameter past torch.func
 wild: item | the model reads numbers out of tensors, with .item()
 wild: recurrence in place | writes what belongs to one sample into a tensor of all
 wild: sparse buffer | uses _sparse_addmm, which torch.vmap takes one sample after the other
-wild: old function | the model uses a torch.autograd.Function without setup_context
 wild: quantisation observer | 1 reads numbers out of tensors, with .item()
 wild: custom operator | the model uses a torch.autograd.Function without setup_context
 wild: old function of a number | a torch.autograd.Function without setup_context
@@ -79,7 +77,6 @@ wild: condition | the model reads numbers out of tensors, with .item()
 wild: seed of its own | the model draws random numbers, from a seed of its own
 wild: padding looked for | the model reads numbers out of tensors, with .item()
 wild: channels last | asks for an order in memory, such as channels_last
-wild: channels last, group norm | asks for an order in memory, such as channels_last
 wild: key padding mask, eval | encoder uses nested tensors
 wild: a view of a parameter | the model uses a parameter past torch.func
 wild: data added to, and read | the model reads numbers out of tensors, with .item()"""
@@ -166,7 +163,7 @@ def failing(calls: int) -> Callable[..., None]:
 # One of each kind of what a model holds, and of what a forward changes.
 FAILING = """cnn|tied weight|buffer counts|buffer rebound|stash|spectral norm hook|lstm deep
 wild: kept deep inside|wild: kept in a tensor|wild: hooks on first use|wild: wrapped inside
-wild: weight halved|wild: parameters in a list|wild: item|wild: norm, then relu in place
+wild: weight halved|wild: parameters in a list|wild: item|wild: norm, then writes
 wild: loss of what the forward kept|wild: data added to|wild: flipping"""
 FAILING = [name for line in FAILING.splitlines() for name in line.split("|")]
 

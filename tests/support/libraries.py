@@ -5,14 +5,14 @@
 
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,9 @@ LISTED: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
 
 
 def make(library: str, name: str, size: int) -> tuple[nn.Module, Tensor]:
-    """Make a model of the list in evaluation mode, in float64, and inputs for it.
-
-    Returns:
-        A module that maps inputs to `(B, Y)`, and inputs `(B, ...)`, where B is `size`.
-    """
+    """Make a model of the list in float64 that maps inputs to `(B, Y)`, and B inputs for it."""
     torch.manual_seed(0)
-    model, data = LIBRARIES[library].make(name, dict(LISTED[library][name]), size)
+    model, data = LIBRARIES[library][1](name, size, **LISTED[library][name])
     model.eval().double()
     model._apply(lambda each: each.to(torch.complex128) if each.is_complex() else each)
     return model, data.double() if data.is_floating_point() else data
@@ -39,10 +35,7 @@ def make(library: str, name: str, size: int) -> tuple[nn.Module, Tensor]:
 class Flat(nn.Module):
     """A model as a function of one tensor, with outputs `(B, Y)`, at most 8 of them.
 
-    Args:
-        model: Any module.
-        argument: The keyword that takes the tensor; `None` means the first argument.
-        take: What to take of the model's output; `None` means the output itself.
+    The tensor goes to `argument`, or to the first; of the output, `take` says which part counts.
     """
 
     def __init__(self, model: nn.Module, argument: str | None = None, take: str | None = None):
@@ -50,7 +43,6 @@ class Flat(nn.Module):
         self.model, self.argument, self.take = model, argument, take
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Run the model."""
         given = {self.argument: inputs} if self.argument else {}
         outputs = self.model(*([] if given else [inputs]), **given)
         outputs = getattr(outputs, self.take) if self.take else outputs
@@ -68,71 +60,68 @@ class OnGraph(nn.Module):
         self.register_buffer("edges", torch.stack([ring, ring.roll(1)]))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Run the network on each sample: `(B, features)`."""
         return torch.stack([self.model(sample, self.edges).mean(0) for sample in inputs])
 
 
-def _timm(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
-    side = options.pop("side", options.get("img_size", 64))
+def _timm(name: str, size: int, side: int = 0, **options: Any) -> tuple[nn.Module, Tensor]:
+    side = side or options.get("img_size", 64)
     with pretended_torchvision():
         create = import_module("timm").create_model
         model = create(name, pretrained=False, num_classes=3, **options)
     return Flat(model), torch.randn(size, 3, side, side)
 
 
-def _vit_pytorch(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
+def _vit_pytorch(name: str, size: int, side: int = 32, **options: Any) -> tuple[nn.Module, Tensor]:
     module, _, kind = name.rpartition(".")
-    side = options.pop("side", 32)  # `image_size` may be a pair
     with pretended_torchvision():
         model = getattr(import_module(f"vit_pytorch.{module}"), kind)(num_classes=3, **options)
     return Flat(model), torch.randn(size, 3, side, side)
 
 
-def _transformers(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
-    library, argument = import_module("transformers"), options.pop("argument", "input_ids")
-    shape, take = options.pop("shape", [8]), options.pop("take", "logits")
-    kind = getattr(library, name)
-    model = kind(kind.config_class(**options))
-    integer = argument in ("input_ids", "decoder_input_ids")
-    data = torch.randint(3, 20, (size, *shape)) if integer else torch.randn(size, *shape)
-    return Flat(model, argument, take), data
+def _transformers(
+    name: str,
+    size: int,
+    argument: str = "input_ids",
+    shape: Sequence[int] = (8,),
+    take: str = "logits",
+    **options: Any,
+) -> tuple[nn.Module, Tensor]:
+    kind = getattr(import_module("transformers"), name)
+    data = torch.randn(size, *shape)
+    data = torch.randint(3, 20, data.shape) if argument == "input_ids" else data
+    return Flat(kind(kind.config_class(**options)), argument, take), data
 
 
-def _torch_geometric(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
+def _torch_geometric(name: str, size: int, **options: Any) -> tuple[nn.Module, Tensor]:
     if "deg" in options:
         options["deg"] = torch.tensor(options["deg"])
     model = getattr(import_module("torch_geometric.nn").models, name)(**options)
     return OnGraph(model, 6), torch.randn(size, 6, options["in_channels"])
 
 
-def _neuralop(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
-    shape = options.pop("shape")
+def _neuralop(
+    name: str, size: int, shape: Sequence[int], **options: Any
+) -> tuple[nn.Module, Tensor]:
     model = getattr(import_module("neuralop.models"), name)(**options)
     return Flat(model), torch.randn(size, *shape)
 
 
-def _x_transformers(name: str, options: dict[str, Any], size: int) -> tuple[nn.Module, Tensor]:
+def _x_transformers(name: str, size: int, **options: Any) -> tuple[nn.Module, Tensor]:
     library = import_module("x_transformers")
     layers = getattr(library, name)(**options)
     model = library.TransformerWrapper(num_tokens=20, max_seq_len=8, attn_layers=layers)
     return Flat(model), torch.randint(20, (size, 8))
 
 
-class Library(NamedTuple):
-    """A library: the name to import, and what makes a model of it and inputs."""
-
-    module: str
-    make: Callable[[str, dict[str, Any], int], tuple[nn.Module, Tensor]]
-
-
 LIBRARIES = {
-    "timm": Library("timm", _timm),
-    "transformers": Library("transformers", _transformers),
-    "vit-pytorch": Library("vit_pytorch", _vit_pytorch),
-    "x-transformers": Library("x_transformers", _x_transformers),
-    "torch-geometric": Library("torch_geometric", _torch_geometric),
-    "neuraloperator": Library("neuralop", _neuralop),
+    "timm": ("timm", _timm),
+    "transformers": ("transformers", _transformers),
+    "vit-pytorch": ("vit_pytorch", _vit_pytorch),
+    "x-transformers": ("x_transformers", _x_transformers),
+    "torch-geometric": ("torch_geometric", _torch_geometric),
+    "neuraloperator": ("neuralop", _neuralop),
 }
+"""Of each library the name to import, and what makes a model of it and inputs."""
 
 
 @contextmanager
@@ -161,13 +150,10 @@ class _Pretended(MetaPathFinder, Loader):
     """A torchvision that can be imported, and of which no model here calls anything."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find torchvision and all that could be in it."""
         mine = name.partition(".")[0] == "torchvision"
         return ModuleSpec(name, self, is_package=True) if mine else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Let a module hold a class of any name."""
-
         def find(name: str) -> type:
             if name.startswith("__"):
                 raise AttributeError(name)

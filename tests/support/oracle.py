@@ -8,7 +8,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers.gradients import func_gradients, functorch_gradients, loop_gradients
-from tests.support.zoo import Case
+from tests.support.zoo import Case, eagerly
 
 
 def without_functorch(*args: object, **options: object) -> dict[str, Tensor]:
@@ -98,7 +98,8 @@ class Truth:
     def clipped_sum(self) -> dict[str, Tensor]:
         """`{name: shape}`."""
         factors = (self.limit / self.norms).clamp(max=1)
-        return {n: torch.einsum("b,b...->...", factors, g) for n, g in self.gradients.items()}
+        rows = self.gradients.items()
+        return {n: torch.einsum("b,b...->...", factors.to(g.dtype), g) for n, g in rows}
 
     def _flat(self, rows: dict[str, Tensor]) -> Tensor:
         size = len(self.case.data)
@@ -115,15 +116,15 @@ class Truth:
                 result = scalar(case, *(part[index : index + 1] for part in case.batch))
                 if result.requires_grad:
                     result.backward()
-            for name, parameter in case.model.named_parameters():
-                if parameter.requires_grad:
-                    zeros = torch.zeros_like(parameter)
-                    rows[name].append(
-                        (zeros if parameter.grad is None else parameter.grad).detach()
-                    )
-        shapes = {name: parameter.shape for name, parameter in self.case.model.named_parameters()}
+            own = dict(case.model.named_parameters())
+            for name, each in rows.items():
+                gradient = own[name].grad
+                each.append(
+                    (torch.zeros_like(own[name]) if gradient is None else gradient).detach()
+                )
+        own = dict(self.case.model.named_parameters())
         return {
-            name: torch.stack(each) if each else torch.zeros(0, *shapes[name], dtype=torch.float64)
+            name: torch.stack(each) if each else own[name].new_zeros(0, *own[name].shape).detach()
             for name, each in rows.items()
         }
 
@@ -151,23 +152,13 @@ def by_hand() -> Iterator[None]:
             mean = var = None
         return normalise(inputs, mean, var, weight, bias, eps, tuple(range(2, inputs.dim())))
 
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        _eagerly(),
-        warnings.catch_warnings(),
-    ):
+    with pytest.MonkeyPatch.context() as patch, eagerly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(F, "batch_norm", batch_norm)
         patch.setattr(F, "instance_norm", instance_norm)
         for place in ("torch.cond", "tests.support.wild.cond"):
             patch.setattr(place, lambda pred, yes, no, args: (yes if pred else no)(*args))
         yield
-
-
-def _eagerly() -> AbstractContextManager[None]:
-    """Run what was compiled as it was written; nothing was, where nobody has imported Dynamo."""
-    compiled = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def oracle(
@@ -199,7 +190,7 @@ def assert_equal(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance:
     largest = max((t.abs().max().item() for t in expected.values() if t.numel()), default=0.0)
     for name, tensor in got.items():
         torch.testing.assert_close(
-            tensor.double(),
+            tensor.to(expected[name].dtype),
             expected[name],
             rtol=0,
             atol=tolerance * (largest or 1.0),

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +11,7 @@ from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from helpers import curvature, ensembles, gradients, jacobians, kernels, norms, privacy
 from helpers.features import Job, plan
@@ -88,7 +85,6 @@ def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
 
 
 def both() -> tuple[object, object]:
-    """Collect what is refused, and take the ways out."""
     return refusals(), ways_out()
 
 
@@ -112,48 +108,17 @@ def refusals() -> dict[str, dict[str, str]]:
     return said
 
 
-def ways_out() -> dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Take the ways that the refusals name: gradients by name, from a copy and by `.backward()`."""
-    data, targets = samples()
+def ways_out() -> dict[str, dict[str, Tensor]]:
+    """Take the ways that the refusals name: gradients by name, from a copy."""
     found = {}
     for what, model in spread(torch.distributed.get_world_size()).items():
         if what in ("parallelize_module", "fully_shard", "fully_shard, a layer", "FSDP1"):
-            plain = network()
-            with torch.no_grad():
-                for parameter in plain.parameters():
-                    parameter.zero_()
-            _copy(model, plain)
-            copied = gradients.func_gradients(plain, F.cross_entropy, data, targets)
-            found[what] = copied, _by_backward(model, data, targets)
+            plain, whole = network(), nullcontext()
+            if what == "FSDP1":
+                whole = FullyShardedDataParallel.summon_full_params(model)
+            with torch.no_grad(), whole:
+                for own, parameter in zip(plain.parameters(), model.parameters(), strict=True):
+                    spread_out = isinstance(parameter, DTensor)
+                    own.copy_(parameter.full_tensor() if spread_out else parameter)
+            found[what] = gradients.func_gradients(plain, F.cross_entropy, *samples())
     return found
-
-
-@torch.no_grad()
-def _copy(model: nn.Module, plain: nn.Module) -> None:
-    if isinstance(model, FullyShardedDataParallel):
-        with FullyShardedDataParallel.summon_full_params(model):
-            plain.load_state_dict(model.module.state_dict())
-        return
-    for own, parameter in zip(plain.parameters(), model.parameters(), strict=True):
-        own.copy_(_whole(parameter))
-
-
-def _by_backward(model: nn.Module, data: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    rows: dict[str, list[Tensor]] = {}
-    for index in range(len(data)):
-        model.zero_grad()
-        F.cross_entropy(model(data[index : index + 1]), targets[index : index + 1]).backward()
-        for name, gradient in _gradients(model).items():
-            rows.setdefault(name, []).append(gradient.clone())
-    return {name: torch.stack(each) for name, each in rows.items()}
-
-
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    if isinstance(model, FullyShardedDataParallel):
-        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
-            return {name: p.grad.clone() for name, p in model.module.named_parameters()}
-    return {name: _whole(p.grad) for name, p in model.named_parameters()}
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

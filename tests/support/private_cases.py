@@ -88,8 +88,7 @@ def in_a_group() -> dict[str, object]:
         _refused(lambda: once(N, *mine, network(seed=rank))),
     ]
     rounded = network()
-    with torch.no_grad():
-        rounded[0].weight *= 1 + 1e-6 * rank
+    rounded[0].weight.data *= 1 + 1e-6 * rank
     found["rounded"] = once(N, *mine, rounded)
     last = dist.new_group([world - 2, world - 1])  # in which another process is the first
     if rank >= world - 2:

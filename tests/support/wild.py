@@ -1,8 +1,6 @@
 """Habits of real models, small: what they keep, wrap, write, cache and cannot batch."""
 
-import functools
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, cond, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.zoo import Apply, Case, squared, with_statistics
+from tests.support.zoo import Apply, Case, made, squared, with_statistics
 
 
 def _weight() -> nn.Parameter:
@@ -30,33 +28,18 @@ def _two(run: Callable[..., Tensor], **more: object) -> nn.Module:
 # Normalisation, and then its result read in another order.
 
 
-def _stem(norm: nn.Module, dims: int = 2) -> nn.Module:
+def _stem(norm: nn.Module) -> nn.Module:
     """The patch stem of hybrid vision transformers."""
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        inputs = inputs if dims == 2 else inputs.unsqueeze(2).expand(-1, -1, 3, -1, -1)
         patches = self.norm(self.conv(inputs)).flatten(2).transpose(1, 2)
         return (patches * self.position).flatten(1)
 
-    convolution = nn.Conv2d(2, 4, 3) if dims == 2 else nn.Conv3d(2, 4, (1, 3, 3))
-    position = nn.Parameter(torch.randn(4 if dims == 2 else 12, 4))
-    return Apply(run, conv=convolution, norm=with_statistics(norm), position=position)
+    position = nn.Parameter(torch.randn(4, 4))
+    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=with_statistics(norm), position=position)
 
 
-def _stem_by_function() -> nn.Module:
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        maps = F.batch_norm(self.conv(inputs), self.mean, self.var, self.scale, self.shift)
-        return (maps.flatten(2).transpose(1, 2) * self.position).flatten(1)
-
-    own = {"scale": torch.rand(4), "shift": torch.rand(4), "position": torch.randn(4, 4)}
-    own = {name: nn.Parameter(each) for name, each in own.items()}
-    model = Apply(run, conv=nn.Conv2d(2, 4, 3), **own)
-    model.register_buffer("mean", torch.rand(4))
-    model.register_buffer("var", torch.rand(4) + 0.5)
-    return model
-
-
-def _channels_last(norm: nn.Module) -> nn.Module:
+def _channels_last() -> nn.Module:
     """Maps whose channels lie next to each other in memory, as on a fast path of convolutions."""
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
@@ -64,8 +47,8 @@ def _channels_last(norm: nn.Module) -> nn.Module:
         maps = self.norm(maps.contiguous(memory_format=torch.channels_last))
         return (maps.flatten(1) * self.scale).sin()
 
-    scale = nn.Parameter(torch.rand(16))
-    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=with_statistics(norm), scale=scale)
+    norm, scale = with_statistics(nn.BatchNorm2d(4)), nn.Parameter(torch.rand(16))
+    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=norm, scale=scale)
 
 
 def _tokens_as_images() -> nn.Module:
@@ -76,12 +59,6 @@ def _tokens_as_images() -> nn.Module:
         return self.norm(tokens.transpose(1, 2).unflatten(2, (4, 4))).flatten(1)
 
     return Apply(run, fc=nn.Linear(2, 3), norm=with_statistics(nn.BatchNorm2d(3)))
-
-
-def _norm_then_relu(norm: nn.Module) -> nn.Module:
-    """The block of residual networks, which saves memory by writing into the normalised maps."""
-    body = nn.Conv2d(2, 4, 3), with_statistics(norm), nn.ReLU(inplace=True)
-    return nn.Sequential(*body, nn.Conv2d(4, 2, 1), nn.Flatten())
 
 
 def _norm_then_added() -> nn.Module:
@@ -111,6 +88,9 @@ def _nested(self: Apply, inputs: Tensor) -> Tensor:
 class Memory:
     """A plain object that a model keeps its state in."""
 
+    def __init__(self) -> None:
+        self.steps, self.scale = [], 1.0
+
 
 def _object(self: Apply, inputs: Tensor) -> Tensor:
     self.cache.steps.append(1)
@@ -118,14 +98,7 @@ def _object(self: Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) * self.cache.scale * len(self.cache.steps)
 
 
-def _with_memory(run: Callable[..., Tensor]) -> nn.Module:
-    model = Apply(run, fc=nn.Linear(3, 2), cache=Memory())
-    vars(model.cache).update(steps=[], scale=1.0, weight=model.fc.weight, bias=model.fc.bias)
-    return model
-
-
 def _hidden_states(self: Apply, inputs: Tensor) -> Tensor:
-    """Collect what a layer returns by a hook that the first call registers."""
     if not self.cache:
         self.fc.register_forward_hook(lambda m, i, o: self.seen.append(o.tanh()))
         self.cache.append("registered")
@@ -138,36 +111,15 @@ def _new_layer_scale(self: Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) * self.fc.scale
 
 
-# A forward that was wrapped on the instance, and hooks that close over another layer.
+def _compiled(run: Callable) -> Callable:
+    return torch.compile(run, backend="eager")
 
 
-def _timed(model: nn.Module) -> nn.Module:
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def run(*args: Tensor) -> Tensor:
-        started = time.perf_counter()
-        result = forward(*args)
-        model.seconds = time.perf_counter() - started
-        return result
-
-    model.forward = run
-    return model
-
-
-_compiled = functools.partial(torch.compile, backend="eager")
-
-
-def _compiled_forward(model: nn.Module) -> nn.Module:
-    model.forward = _compiled(model.forward)
-    return model
-
-
-def _closing_hook() -> nn.Module:
-    """A hook on one layer adds what another one makes of the same input."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    model[0].register_forward_hook(lambda m, inputs, output: output + model[2](inputs[0]))
-    return model
+def _wrapped(wrap: Callable[[Callable], Callable]) -> nn.Module:
+    """Wrap a forward on the instance."""
+    layer = nn.Linear(3, 3)
+    layer.forward = wrap(layer.forward)
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 2))
 
 
 # A parameter that also stands in a list, or in an object.
@@ -229,28 +181,17 @@ def _closed_over_later() -> nn.Module:
     return Apply(run, fc=fc)
 
 
-def _checkpointed_closure() -> nn.Module:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
-    first, second = model[0], model[2]
-    model.forward = lambda x: second(checkpoint(first, x.requires_grad_(), use_reentrant=True))
-    return model
-
-
 def _in_a_closure() -> nn.Module:
     fc = nn.Linear(3, 2)
-    weight = fc.weight
-    return Apply(lambda m, x: m.fc(x) + x @ torch.stack([weight, weight]).sum(0).T, fc=fc)
+    weight, bias = fc.parameters()
+    return Apply(
+        lambda m, x: m.fc(x) + F.linear(x, torch.stack([weight, weight]).sum(0), bias=bias), fc=fc
+    )
 
 
 def _halved(self: Apply, inputs: Tensor) -> Tensor:
     self.fc.weight.data.mul_(0.5)
-    return self.fc(inputs)
-
-
-def _frozen_written() -> nn.Module:
-    model = Apply(_halved, fc=nn.Linear(3, 2))
-    model.fc.weight.requires_grad_(False)
-    return model
+    return self.head(self.fc(inputs))
 
 
 def flipping(self: Apply, inputs: Tensor) -> Tensor:
@@ -355,7 +296,6 @@ class Collector:
     """What keeps the output of a layer for a loss, outside of the model."""
 
     def keep(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Be a hook."""
         self.output = output
 
 
@@ -402,17 +342,12 @@ def _scripted_product(inputs: Tensor, weight: Tensor) -> Tensor:
     return inputs @ weight.t()
 
 
-def _listed_for_a_script() -> nn.Module:
-    model = Apply(lambda m, x: _scripted_product(x, m.weights[0]), weight=_weight())
-    model.weights = [model.weight]
-    return model
-
-
 def _closure_for_a_script() -> nn.Module:
     """Use a weight in its layer, too."""
     fc = nn.Linear(3, 2)
     weight = fc.weight
-    return Apply(lambda m, x: m.fc(x) + _scripted_product(x, weight=weight), fc=fc)
+    product = _scripted_product
+    return Apply(lambda m, x: m.fc(x) + product(x, weight) + product(x, weight=weight), fc=fc)
 
 
 class Unmeasured(tuple):
@@ -508,15 +443,14 @@ def _seeded(self: Apply, inputs: Tensor) -> Tensor:
 # What torch itself gets wrong under some transforms.
 
 
-def _lu_solve(self: Apply, inputs: Tensor) -> Tensor:
+def _solved(solve: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
     """Solve an equation of as many rows as there are samples."""
-    matrix = self.fc(inputs).view(-1, 4, 4) + 4 * torch.eye(4, dtype=inputs.dtype)
-    return torch.linalg.lu_solve(*torch.linalg.lu_factor(matrix), self.column[None])[..., 0]
 
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        matrix = self.fc(inputs).view(-1, 4, 4) + 4 * torch.eye(4, dtype=inputs.dtype)
+        return solve(matrix, self.column)[..., 0]
 
-def _solve_columns(self: Apply, inputs: Tensor) -> Tensor:
-    matrix = self.fc(inputs).view(-1, 4, 4) + 4 * torch.eye(4, dtype=inputs.dtype)
-    return torch.linalg.solve(matrix, self.column)[..., 0]
+    return Apply(run, fc=nn.Linear(3, 16), column=nn.Parameter(torch.randn(4, 1)))
 
 
 def _adapted(self: Apply, tokens: Tensor) -> Tensor:
@@ -560,32 +494,26 @@ def _gradient_clamped(self: Apply, inputs: Tensor) -> Tensor:
 Build = Callable[[], nn.Module | tuple[nn.Module, Loss]]
 ROWS: dict[str, Build] = {
     "kept in a dictionary": lambda: Apply(_dictionary_cache, fc=nn.Linear(3, 3), cache={}),
-    "kept in a list": lambda: _one(
-        lambda m, x: m.cache.append(m.fc(x).tanh()) or sum(m.cache), cache=[]
-    ),
     "kept deep inside": lambda: _one(_nested, cache={"inner": {"calls": []}, "more": ()}),
-    "kept in an object": lambda: _with_memory(_object),
+    "kept in an object": lambda: _one(_object, cache=Memory()),
     "kept in a tensor": lambda: _one(lambda m, x: m.fc(x * m.cache.mul_(1.5)), cache=torch.rand(3)),
     "kept on a layer": lambda: _one(_new_layer_scale),
     "hooks on first use": lambda: _two(_hidden_states, cache=[], seen=[]),
-    "wrapped inside": lambda: nn.Sequential(_timed(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2)),
-    "wrapped by compile": lambda: _compiled_forward(nn.Linear(3, 2)),
-    "hook over another layer": _closing_hook,
+    "wrapped inside": lambda: _wrapped(lambda forward: lambda x: forward(x)),
+    "wrapped by compile": lambda: _wrapped(_compiled),
     "compiled": lambda: _compiled(nn.Linear(3, 2)),
     "parameters in a list": _listed,
-    "parameters in an object": lambda: _with_memory(
-        lambda m, x: F.linear(x, m.cache.weight, bias=m.cache.bias)
-    ),
     "parameter in a closure": _in_a_closure,
     "closure into a function": lambda: _closed_over(Product.apply),
     "closure into an old function": lambda: _closed_over(OldProduct.apply),
     "closure into a function, later": _closed_over_later,
-    "closure into a checkpoint": _checkpointed_closure,
     "max norm": lambda: _one(
         lambda m, x: m.fc(x * m.table(torch.tensor([2]))), table=nn.Embedding(6, 3, max_norm=0.5)
     ),
-    "weight halved": lambda: _one(_halved),
-    "frozen weight halved": _frozen_written,
+    "weight halved": lambda: _two(_halved),
+    "frozen weight halved": lambda: Apply(
+        _halved, fc=nn.Linear(3, 3).requires_grad_(False), head=nn.Linear(3, 2)
+    ),
     "checkpoint": lambda: _checkpointed(False),
     "checkpoint reentrant": lambda: _checkpointed(True),
     "scripted": _scripted,
@@ -595,15 +523,12 @@ ROWS: dict[str, Build] = {
     "prelu, outputs as many as samples": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()),
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
-    "old function": lambda: Apply(lambda m, x: OldProduct.apply(x.sin(), m.w), w=_weight()),
     "quantisation observer": _observed,
     "cdist": lambda: Apply(lambda m, x: torch.cdist(m.fc(x), m.w), fc=nn.Linear(3, 3), w=_weight()),
-    "lu_solve": lambda: Apply(
-        _lu_solve, fc=nn.Linear(3, 16), column=nn.Parameter(torch.randn(4, 1))
+    "lu_solve": lambda: _solved(
+        lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b[None])
     ),
-    "solve columns": lambda: Apply(
-        _solve_columns, fc=nn.Linear(3, 16), column=nn.Parameter(torch.randn(4, 1))
-    ),
+    "solve columns": lambda: _solved(torch.linalg.solve),
     "index_fill": lambda: Apply(
         lambda m, x: x @ m.w.index_fill(1, torch.tensor([0, -1]), x.sum()).T, w=_weight()
     ),
@@ -635,7 +560,6 @@ LINKED: dict[str, Build] = {
     "weak reference to the parent": _weakly_linked,
     "a class of parameters": typed,
     "a view of a parameter": _viewed,
-    "scripted function of a list": _listed_for_a_script,
     "scripted function of a closure": _closure_for_a_script,
     "select_scatter": lambda: Apply(
         lambda m, x: x @ torch.select_scatter(m.weight, m.row, 0, 1).T,
@@ -643,7 +567,6 @@ LINKED: dict[str, Build] = {
         row=nn.Parameter(torch.randn(3)),
     ),
     "what cannot be copied": lambda: _one(lambda m, x: m.fc(x), lock=threading.Lock()),
-    "data in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)),
     "data added to": lambda: _one(_added, reads=False),
     "data added to, and read": lambda: _one(_added, reads=True),
     "gradient clamped": lambda: _two(_gradient_clamped),
@@ -656,17 +579,9 @@ WORDS: dict[str, Build] = {
 }
 IMAGES: dict[str, Build] = {
     "stem batch norm": lambda: _stem(nn.BatchNorm2d(4)),
-    "stem batch norm 3d": lambda: _stem(nn.BatchNorm3d(4), 3),
     "stem instance norm": lambda: _stem(nn.InstanceNorm2d(4, affine=True)),
-    "stem instance norm tracking": lambda: _stem(
-        nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
-    ),
-    "stem by function": _stem_by_function,
-    "norm, then relu in place": lambda: _norm_then_relu(nn.BatchNorm2d(4)),
-    "instance norm, then relu in place": lambda: _norm_then_relu(nn.InstanceNorm2d(4, affine=True)),
     "norm, then writes": _norm_then_added,
-    "channels last": lambda: _channels_last(nn.BatchNorm2d(4)),
-    "channels last, group norm": lambda: _channels_last(nn.GroupNorm(2, 4)),
+    "channels last": _channels_last,
     "tokens as images": _tokens_as_images,
     "grouped, channels last": _grouped_channels_last,
 }
@@ -675,30 +590,5 @@ MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in gro
 
 
 def make(name: str, batch_size: int = 4) -> Case:
-    """Build a case in float64 from its own seed, so that two calls give equal models."""
-    build, shape = MODELS[name]
-    with torch.random.fork_rng():
-        torch.manual_seed(sum(map(ord, name)))
-        (model, loss_fn), (other, _) = (_with_a_loss(build()) for _ in "12")
-        data = torch.randn(batch_size, *shape, dtype=torch.float64)
-        if name in WORDS:
-            data = torch.randint(6, (batch_size, *shape))
-        with torch.compiler.set_stance("force_eager"):
-            output = other(data[:1].clone())  # some change when they run, or what they are given
-        targets = torch.randn(batch_size, *output.shape[1:], dtype=torch.float64)
-        return Case(model, data, targets, loss_fn)
-
-
-def _with_a_loss(built: nn.Module | tuple[nn.Module, Loss]) -> tuple[nn.Module, Loss]:
-    model, loss_fn = built if isinstance(built, tuple) else (built, squared)
-    return _in_double(model), loss_fn
-
-
-def _in_double(model: nn.Module) -> nn.Module:
-    """Convert plain tensors too, in place, so that what a list holds stays a parameter."""
-    model.double()
-    for module in model.modules():
-        for key, value in vars(module).items():
-            if isinstance(value, Tensor):
-                setattr(module, key, value.double())
-    return model
+    """Build a case."""
+    return made(*MODELS[name], batch_size, name, words=name in WORDS)

@@ -1,11 +1,10 @@
-"""Small models of many kinds, each with a batch and a loss.
+"""Small models of many kinds, each with a batch and a loss."""
 
-Every case is built in float64 from its own seed, so that two calls give equal models.
-"""
-
-import copy
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -331,17 +330,44 @@ MODELS = {name: (build, shape) for shape, group in SHAPES for name, build in gro
 
 def make(name: str, batch_size: int = 3) -> Case:
     """Build a case; classifiers of digits get cross-entropy, the others a squared error."""
-    build, shape = MODELS[name]
+    case = made(*MODELS[name], batch_size, name, words=name in WORDS)
+    if name in CLASSIFIERS:
+        case.targets, case.loss_fn = torch.arange(batch_size) * 7 % 10, F.cross_entropy
+    return case
+
+
+def made(
+    build: Callable[[], Any], shape: tuple[int, ...], size: int, name: str, words: bool = False
+) -> Case:
+    """Build a case of this name, in float64, from its own seed, so that two calls give equal ones.
+
+    `build` gives a model, or a model and its loss.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(sum(map(ord, name)))
-        model = build().double()
-        data = torch.randn(batch_size, *shape, dtype=torch.float64)
-        if name in WORDS:
-            data = torch.randint(6, (batch_size, *shape))
-        if name in CLASSIFIERS:
-            return Case(model, data, torch.randint(10, (batch_size,)), F.cross_entropy)
-        with torch.no_grad():  # one sample, on a copy: some models change, and some refuse B = 0
-            sample = torch.zeros_like(data[:1]) if batch_size else data.new_zeros((1, *shape))
-            output = copy.deepcopy(build().double())(sample)
-        targets = torch.randn(batch_size, *output.shape[1:], dtype=torch.float64)
-        return Case(model, data, targets, squared)
+        (model, loss_fn), (other, _) = (
+            built if isinstance(built, tuple) else (built, squared) for built in (build(), build())
+        )
+        data = torch.randn(max(size, 1), *shape, dtype=torch.float64)
+        data = torch.randint(6, data.shape) if words else data
+        # Some models change when they run, or what they are given, and some refuse B = 0.
+        with eagerly():
+            output = _in_double(other)(data[:1].clone())
+        targets = torch.randn(size, *output.shape[1:], dtype=torch.float64)
+        return Case(_in_double(model), data[:size], targets, loss_fn)
+
+
+def eagerly() -> AbstractContextManager[None]:
+    """Run what was compiled as it was written; nothing was, where nobody has imported Dynamo."""
+    compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def _in_double(model: nn.Module) -> nn.Module:
+    """Convert plain tensors too, in place, so that what a list holds stays a parameter."""
+    model.double()
+    for module in model.modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor):
+                setattr(module, key, value.double())
+    return model

@@ -15,7 +15,7 @@ MODELS = [
         library,
         name,
         marks=pytest.mark.skipif(
-            find_spec(libraries.LIBRARIES[library].module) is None,
+            find_spec(libraries.LIBRARIES[library][0]) is None,
             reason=f"{library} is not installed: see tests/wild/requirements.txt",
         ),
     )
