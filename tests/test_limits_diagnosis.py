@@ -91,14 +91,12 @@ wild: kept in an object | state-on-self at cache
 wild: kept in a tensor | captured-buffer at the model; state-on-self at cache
 wild: kept on a layer | state-on-self at fc.scale
 wild: hooks on first use | stashed-activation at seen
-wild: wrapped inside | wrapped-forward at 0.bias, 0.weight
+wild: wrapped inside * | wrapped-forward at 0.bias, 0.weight
 wild: wrapped by compile * | wrapped-forward at 0.bias, 0.weight
 wild: parameters in a list | parameter-in-a-list at extra, shift
 wild: parameter in a closure | wrapped-forward at fc.bias, fc.weight
 wild: closure into a function | wrapped-forward at fc.weight
 wild: closure into an old function | autograd-function at the model; wrapped-forward at fc.weight
-wild: closure into a function, later |
-    data-dependent-branch at the model; samples-that-meet at the model; wrapped-forward at fc.weight
 wild: channels last | memory-format at the model
 wild: solve columns | unknown at column, fc.weight, fc.bias
 wild: index_fill | samples-that-meet at the model
@@ -128,11 +126,9 @@ wild: quantisation observer |
 wild: padding looked for | data-dependent-branch at the model
 wild: key padding mask, eval | nested-tensors at encoder
 buffer in place | sample-into-buffer at the model; samples-that-meet at fc
-buffer indexed | sample-into-buffer at the model; samples-that-meet at fc
 buffer not persistent | sample-into-buffer at the model; samples-that-meet at fc
 encoder train * | fused-attention at self_attn
 encoder eval * | fused-attention at self_attn
-encoder norm first * | fused-attention at self_attn
 wild: stem batch norm * | normalisation-transposed at norm
 wild: stem instance norm * | normalisation-transposed at norm"""
 RECURRENT = [name for name in zoo.SEQUENCES if name.split()[0] in ("lstm", "gru", "rnn")]

@@ -55,7 +55,6 @@ FALLBACKS = """\
 bilinear | trilinear, which torch.vmap takes one sample after the other
 encoder train | MultiheadAttention uses _scaled_dot_product
 encoder eval | MultiheadAttention uses _scaled_dot_product
-encoder norm first | MultiheadAttention uses _scaled_dot_product
 embedding bag | uses _embedding_bag, which torch.vmap takes one sample after the other
 LSTM of packed sequences | torch.vmap
 wild: kept in a tensor | the model writes into a tensor that is no parameter or buffer
@@ -63,7 +62,6 @@ wild: frozen weight halved | the model writes into a tensor that is no parameter
 wild: checkpoint | the model uses activation checkpointing, or hooks on saved tensors
 wild: checkpoint reentrant | uses a torch.autograd.Function without setup_context
 wild: closure into an old function | a torch.autograd.Function without setup_context
-wild: closure into a function, later | the model reads numbers out of tensors, with .item()
 wild: scripted | the model uses a parameter past torch.func
 wild: item | the model reads numbers out of tensors, with .item()
 wild: recurrence in place | writes what belongs to one sample into a tensor of all

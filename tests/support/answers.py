@@ -34,21 +34,15 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, to be run in its lesson in place of the solution.
-
-    Attributes:
-        name: What it is, for example `solution-1 answer 2`.
-        source: The answer.
-        check: The cell that judges it.
-        verdict: How the verdict must begin.
-        printed: All that the check must print, if that is known.
-    """
+    """An answer, to be run in its lesson in place of the solution."""
 
     name: str
     source: str
     check: NotebookNode
     verdict: str
+    """How the verdict must begin."""
     printed: str | None = None
+    """All that the check must print, if that is known."""
 
 
 def exercises(notebook: NotebookNode) -> list[tuple[NotebookNode, NotebookNode]]:
@@ -77,12 +71,8 @@ def missing(notebook: NotebookNode, blocks: Sequence[Block]) -> list[str]:
 def answers(notebook: NotebookNode, blocks: Sequence[Block]) -> list[Answer]:
     """List all answers to the exercises of a lesson, in the order in which they shall be run.
 
-    Returns:
-        For each exercise the student's stub, its answers, and then the solution again, of which
-        the check must print what is saved: no answer before it has left anything behind.
-
-    Raises:
-        ValueError: A solution is not one function or class with docstrings, or a diff fits nothing.
+    For each exercise these are the student's stub, its answers, and then the solution again, of
+    which the check must print what is saved: no answer before it has left anything behind.
     """
     found = []
     for solution, check in exercises(notebook):
@@ -91,23 +81,19 @@ def answers(notebook: NotebookNode, blocks: Sequence[Block]) -> list[Answer]:
         found.append(Answer(f"{solution.id} stub", stub, check, f"{STILL_TO_DO}{name}"))
         given = [each for each in blocks if each.solution == solution.id]
         for number, each in enumerate(given, 1):
-            label, source = f"{solution.id} answer {number}", each.source
+            source = each.source
             if source.startswith("#"):
                 source = edited(source, whole)
             else:
                 whole.append(source)
-            found.append(Answer(label, source, check, each.verdict))
+            found.append(Answer(f"{solution.id} answer {number}", source, check, each.verdict))
         saved = "".join(each.get("text", "") for each in check.outputs)
         found.append(Answer(f"{solution.id} again", solution.source, check, CORRECT, saved))
     return found
 
 
 def edited(diff: str, sources: Sequence[str]) -> str:
-    """Apply a diff to the first of some answers that has all that goes, each part once.
-
-    Raises:
-        ValueError: It is no diff, or there is no such answer.
-    """
+    """Apply a diff to the first of some answers that has all that goes, each part once."""
     lines = re.findall(r"(?m)^# ([-+])(?: (.*))?$", diff)
     parts = [
         (sign, "\n".join(text for _, text in group))

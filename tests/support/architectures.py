@@ -59,20 +59,10 @@ def convolutions(draw: st.DrawFn, batches: st.SearchStrategy[int]) -> Case:
 
 # Blocks map (B, T, D) to (B, T, D), T tokens of D numbers, so that any follows any.
 TOKENS, WIDTH = 4, 4
-Block = Callable[[st.DrawFn], nn.Module]
 
 
 def _one_of(draw: st.DrawFn, values: Any) -> Any:
     return draw(st.sampled_from([*values]))
-
-
-def _activation(draw: st.DrawFn) -> nn.Module:
-    return _one_of(draw, [nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.PReLU])()
-
-
-def _multilayer(draw: st.DrawFn) -> nn.Module:
-    inner = draw(st.integers(1, 6))
-    return nn.Sequential(nn.Linear(WIDTH, inner), _activation(draw), nn.Linear(inner, WIDTH))
 
 
 def _swapped(layer: nn.Module) -> nn.Module:
@@ -107,7 +97,7 @@ def _attention(draw: st.DrawFn) -> nn.Module:
     return Apply(lambda m, x: m.layer(x, x, x, need_weights=False)[0], layer=layer)
 
 
-def _causal(draw: st.DrawFn) -> nn.Module:
+def _causal(_: st.DrawFn) -> nn.Module:
     """Attention as language models write it, with one weight for queries, keys and values."""
 
     def run(self: Apply, tokens: Tensor) -> Tensor:
@@ -130,21 +120,19 @@ def _recurrence(draw: st.DrawFn) -> nn.Module:
 OPERATIONS: list[Callable[[Apply, Tensor], Tensor]] = [
     lambda m, x: torch.einsum("st,btd->bsd", m.weight, x),
     lambda m, x: m.weight @ x,
-    lambda m, x: (x.transpose(1, 2) @ m.weight.T).transpose(1, 2),
     lambda m, x: x * m.weight[0] + m.weight[1].view(1, 1, -1),
-    lambda m, x: x.flip(1),
-    lambda m, x: x.roll(1, dims=2),
-    lambda m, x: x.transpose(1, 2),
+    lambda m, x: x.flip(1).roll(1, dims=2).transpose(1, 2),
     lambda m, x: torch.cat([x[:, ::2], x[:, 1::2]], dim=1),
     lambda m, x: x.clone().mul_(0.5).add_(1),
     lambda m, x: torch.cat([each.sin() for each in x.chunk(2, dim=2)][::-1], dim=2),
 ]
-BLOCKS: list[Block] = [
+BLOCKS: list[Callable[[st.DrawFn], nn.Module]] = [
     lambda draw: nn.Sequential(
-        nn.Linear(WIDTH, WIDTH, bias=draw(st.booleans())), _activation(draw)
+        nn.Linear(WIDTH, WIDTH, bias=draw(st.booleans())),
+        _one_of(draw, [nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.PReLU])(),
     ),
     lambda draw: _one_of(draw, NORMS)(),
-    *(_multilayer, _convolution, _attention, _causal, _recurrence),
+    *(_convolution, _attention, _causal, _recurrence),
     lambda draw: Apply(_one_of(draw, OPERATIONS), weight=nn.Parameter(torch.randn(TOKENS, TOKENS))),
 ]
 
@@ -161,22 +149,14 @@ def _gated(draw: st.DrawFn) -> nn.Module:
     return Apply(lambda m, x: m.one(x).sigmoid() * m.other(x), one=_block(draw), other=_block(draw))
 
 
-def _embedded(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
-    """Tokens by an index, whose table may be used again at the end, and a position for each."""
-    table = nn.Embedding(5, WIDTH, padding_idx=_one_of(draw, [None, 0]))
-    position = nn.Parameter(torch.randn(TOKENS, WIDTH))
-    model = Apply(lambda m, x: m.table(x) + m.position, table=table, position=position)
-    return model, torch.randint(5, (6, TOKENS))
-
-
 @st.composite
 def architectures(draw: st.DrawFn) -> Case:
     """Draw a model in float64, a batch and a loss."""
     torch.manual_seed(draw(st.integers(0, 2**16)))
     blocks: list[nn.Module] = []
     stem, data = nn.Identity(), torch.randn(6, TOKENS, WIDTH, dtype=torch.float64)
-    if draw(st.booleans()):
-        stem, data = _embedded(draw)
+    if draw(st.booleans()):  # words, whose table may be used again at the end
+        stem, data = nn.Embedding(5, WIDTH, _one_of(draw, [None, 0])), torch.randint(5, (6, TOKENS))
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(st.integers(0, 5))
         if kind == 0 and blocks:
@@ -185,8 +165,8 @@ def architectures(draw: st.DrawFn) -> Case:
             blocks.append({1: _residual, 2: _gated}.get(kind, _block)(draw))
     head = _one_of(draw, ["pooled", "flat", "tied", "none"])
     model = nn.Sequential(stem, *blocks)
-    if head == "tied" and hasattr(stem, "table"):
-        model = Apply(lambda m, x: F.linear(m.body(x)[:, -1], m.body[0].table.weight), body=model)
+    if head == "tied" and isinstance(stem, nn.Embedding):
+        model = Apply(lambda m, x: F.linear(m.body(x)[:, -1], m.body[0].weight), body=model)
     elif head == "pooled":
         model = Apply(lambda m, x: m.out(m.body(x).mean(1)), body=model, out=nn.Linear(WIDTH, 2))
     else:

@@ -10,7 +10,8 @@ import os
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -37,12 +38,7 @@ class Kernel(RunningKernel):
     """nbval's kernel, for which nobody waits when it is dead."""
 
     def get_message(self, stream: str, timeout: float | None = None) -> dict[str, Any]:
-        """Wait for a message in slices of a second, as long as there is a kernel to send one.
-
-        Raises:
-            queue.Empty: The timeout is over.
-            RuntimeError: The kernel died.
-        """
+        """Wait for a message in slices of a second, as long as there is a kernel to send one."""
         end = float("inf") if timeout is None else time.monotonic() + timeout
         while True:
             left = end - time.monotonic()
@@ -75,51 +71,48 @@ class Cell(IPyNbCell):
 class Item(Cell):
     """Something that is found out in the kernel of a lesson after its last cell."""
 
+    ask: Callable[["Item"], str | None]
+    """Returns what is wrong."""
+
     def printed(self, source: str, place: str) -> str:
         """Run code in the kernel, and return what it printed; `place` is named if it fails."""
         self.cell = new_code_cell(source, id=place)
         super().runtest()
         return "".join(each.get("text", "") for each in self.test_outputs)
 
+    def runtest(self) -> None:
+        """Find it out."""
+        found = self.ask(self)
+        assert not found, found
+
     def reportinfo(self) -> tuple[Path, int, str]:
         """Name the lesson and what is found out."""
         return self.path, 0, f"{self.path.name}::{self.name}"
 
 
-class Isolation(Item):
-    """The lesson imported of the collection what it teaches, and left no file behind."""
-
-    def runtest(self) -> None:
-        """Ask the kernel, and look into the folder."""
-        imported = self.printed(IMPORTED, self.cell.id).splitlines()
-        foreign = {imports.ROOT / "helpers" / "tooling", imports.ROOT / "tests"}
-        strange = sorted(each for each in imported if foreign & {*Path(each).resolve().parents})
-        assert not strange, f"it imported what no copy of it carries: {', '.join(strange)}"
-        left = sorted(_listed(self.path.parent) - self.parent.there)
-        assert not left, f"it left behind: {', '.join(left)}"
+def _isolation(item: Item) -> str | None:
+    """Has it imported of the collection what it teaches, and left no file behind?"""
+    imported = item.printed(IMPORTED, item.cell.id).splitlines()
+    foreign = {imports.ROOT / "helpers" / "tooling", imports.ROOT / "tests"}
+    strange = sorted(each for each in imported if foreign & {*Path(each).resolve().parents})
+    if strange:
+        return f"it imported what no copy of it carries: {', '.join(strange)}"
+    left = sorted(_listed(item.path.parent) - item.parent.there)
+    return f"it left behind: {', '.join(left)}" if left else None
 
 
-class Missing(Item):
-    """Each exercise has a stub and a wrong answer, and each answer an exercise."""
-
-    def runtest(self) -> None:
-        """Compare the exercises with the file of answers."""
-        found = answers.missing(self.parent.nb, self.parent.blocks)
-        assert not found, f"{self.path.stem}.py: {'; '.join(found)}"
+def _missing(blocks: list[answers.Block], item: Item) -> str | None:
+    """Has each exercise a stub and a wrong answer, and each answer an exercise?"""
+    found = answers.missing(item.parent.nb, blocks)
+    return f"{item.path.stem}.py: {'; '.join(found)}" if found else None
 
 
-class Judgement(Item):
-    """An answer gets the verdict that it must get."""
-
-    answer: answers.Answer
-
-    def runtest(self) -> None:
-        """Run the answer, and then its check."""
-        place = self.answer.check.id
-        printed = self.printed(self.answer.source, place)
-        printed += self.printed(self.answer.check.source, place)
-        found = answers.complaint(self.answer, printed)
-        assert not found, found
+def _judged(answer: answers.Answer, item: Item) -> str | None:
+    """Does an answer get the verdict that it must get?"""
+    sources = answer.source, answer.check.source
+    return answers.complaint(
+        answer, "".join(item.printed(each, answer.check.id) for each in sources)
+    )
 
 
 class Lesson(IPyNbFile):
@@ -144,18 +137,15 @@ class Lesson(IPyNbFile):
                 self, name=each.name, cell_num=each.cell_num, cell=each.cell, options=each.options
             )
         if folder:
-            self.blocks = answers.read(Path(folder, "exercises", f"{self.path.stem}.py"))
-            yield self._item(Isolation, "isolation")
-            yield self._item(Missing, "answers")
-            for answer in answers.answers(self.nb, self.blocks):
-                item = self._item(Judgement, answer.name)
-                item.answer = answer
+            blocks = answers.read(Path(folder, "exercises", f"{self.path.stem}.py"))
+            asked = {"isolation": _isolation, "answers": partial(_missing, blocks)}
+            for answer in answers.answers(self.nb, blocks):
+                asked[answer.name] = partial(_judged, answer)
+            last = {"cell_num": None, "cell": self.nb.cells[-1], "options": defaultdict(bool)}
+            for name, ask in asked.items():
+                item = Item.from_parent(self, name=name, **last)
+                item.ask = ask
                 yield item
-
-    def _item(self, kind: type[Item], name: str) -> Item:
-        last = self.nb.cells[-1]
-        options = defaultdict(bool)
-        return kind.from_parent(self, name=name, cell_num=None, cell=last, options=options)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

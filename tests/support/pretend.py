@@ -85,8 +85,7 @@ class _Backend(backend_registration._DummyBackendModule):
     def manual_seed(self, seed: int) -> None:
         STREAM.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        STREAM.manual_seed(seed)
+    manual_seed_all = manual_seed
 
     def synchronize(self, device: Any = None) -> None:
         """There is nothing to wait for."""
@@ -244,8 +243,41 @@ def _apply(self: Any, fn: Any, *args: Any, of_torch: Any = torch.nn.Module._appl
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
+def _made(function: Callable[..., torch.Tensor]) -> Callable[..., Pretend]:
+    """Let a function make a tensor of the device."""
+
+    def make(*args: Any, dtype: Any = None, **options: Any) -> Pretend:
+        return Pretend(function(*args, dtype=dtype, device=CPU))
+
+    return make
+
+
+def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
+    raw = [each.raw if isinstance(each, Pretend) else each for each in (source, target)]
+    raw[1].copy_(raw[0])
+    return target
+
+
+def _set_storage(*args: Any) -> None:
+    raise RuntimeError("a tensor of this device has no storage that could be set")
+
+
+_BELOW = {
+    "empty.memory_format": _made(torch.empty),
+    "empty_strided": _made(torch.empty_strided),
+    # They fill a tensor that they make larger first, which a wrapper would not notice.
+    "eye": _made(torch.eye),
+    "eye.m": _made(torch.eye),
+    "_efficientzerotensor": _made(torch.zeros),
+    "_copy_from": _copy_from,  # `torch.tensor(..., device=...)` comes here
+    "_local_scalar_dense": lambda tensor: tensor.raw.item(),  # of numbers in `torch.tensor([...])`
+    "set_.source_Storage_storage_offset": _set_storage,
+}
+"""Operations that torch calls below its Python dispatch."""
+
+
 def _register() -> torch.library.Library:
-    """Make the device, and the operations that torch calls below its Python dispatch."""
+    """Make the device, and its operations."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
     torch.autograd.set_multithreading_enabled(False)  # the engine has no thread for this device
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # a wrapper's data stays
@@ -253,46 +285,8 @@ def _register() -> torch.library.Library:
     torch.accelerator.synchronize = lambda device=None: None
     torch.Generator = Generator
     library = torch.library.Library("aten", "IMPL")
-
-    def implemented(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            library.impl(name, function, "PrivateUse1")
-            return function
-
-        return register
-
-    @implemented("empty.memory_format")
-    def empty(size: Any, dtype: Any = None, **options: Any) -> Pretend:
-        return Pretend(torch.empty(size, dtype=dtype, device=CPU))
-
-    @implemented("empty_strided")
-    def empty_strided(size: Any, stride: Any, dtype: Any = None, **options: Any) -> Pretend:
-        return Pretend(torch.empty_strided(size, stride, dtype=dtype, device=CPU))
-
-    # It fills a tensor that it makes larger first, which a wrapper would not notice.
-    @implemented("eye")
-    @implemented("eye.m")
-    def eye(n: int, m: int | None = None, dtype: Any = None, **options: Any) -> Pretend:
-        return Pretend(torch.eye(n, n if m is None else m, dtype=dtype, device=CPU))
-
-    @implemented("_efficientzerotensor")
-    def zeros(size: Any, dtype: Any = None, **options: Any) -> Pretend:
-        return Pretend(torch.zeros(size, dtype=dtype, device=CPU))
-
-    @implemented("_copy_from")  # `torch.tensor(..., device=...)` comes here
-    def copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
-        raw = [each.raw if isinstance(each, Pretend) else each for each in (source, target)]
-        raw[1].copy_(raw[0])
-        return target
-
-    @implemented("_local_scalar_dense")  # of the numbers in `torch.tensor([...])`
-    def number(tensor: Pretend) -> Any:
-        return tensor.raw.item()
-
-    @implemented("set_.source_Storage_storage_offset")
-    def set_storage(*args: Any) -> None:
-        raise RuntimeError("a tensor of this device has no storage that could be set")
-
+    for name, function in _BELOW.items():
+        library.impl(name, function, "PrivateUse1")
     return library
 
 

@@ -46,17 +46,14 @@ class LossOf(AbstractModelOutput):
 
 def computer(kind: type, case: Case, **options: object) -> object:
     """Make a gradient computer of a case."""
-    count = sum(p.numel() for p in case.model.parameters() if p.requires_grad)
+    count = sum(p.numel() for p in _learned(case).values())
     return kind(case.model, LossOf(case.loss_fn), count, torch.float64, case.data.device, **options)
 
 
 def empty_out(case: Case) -> Named:
     """Make tensors to write gradients into, full of what they must not keep."""
-    return {
-        name: p.new_full((len(case.data), *p.shape), math.nan).detach()
-        for name, p in case.model.named_parameters()
-        if p.requires_grad
-    }
+    size = len(case.data)
+    return {n: p.new_full((size, *p.shape), math.nan) for n, p in _learned(case).items()}
 
 
 def into_out(case: Case, truth: Truth, **options: object) -> Named:
@@ -72,16 +69,21 @@ def _has_jacobians(truth: Truth) -> bool:
 
 
 def _has_parameters(truth: Truth) -> bool:
-    return any(parameter.requires_grad for parameter in truth.case.model.parameters())
+    return bool(_learned(truth.case))
+
+
+def _has_curvature(truth: Truth) -> bool:
+    return _has_parameters(truth) and _has_jacobians(truth)
+
+
+def _learned(case: Case) -> Named:
+    return {name: p.detach() for name, p in case.model.named_parameters() if p.requires_grad}
 
 
 def _vector(case: Case) -> Named:
     generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device)
-        for name, p in case.model.named_parameters()
-        if p.requires_grad
-    }
+    draw = functools.partial(torch.randn, generator=generator)
+    return {n: draw(p.shape, dtype=p.dtype).to(p.device) for n, p in _learned(case).items()}
 
 
 def _empirical(truth: Truth) -> Named:
@@ -129,7 +131,6 @@ def _loss_grad(kind: type) -> Way:
     return Way(
         lambda case, _: {"": computer(kind, case).compute_loss_grad(case.batch)},
         lambda truth: {"": truth.outputs.flatten(1)[:, :1]},
-        # Without a number in some predictions.
         lambda truth: truth.outputs[0].numel() > 0,
     )
 
@@ -179,18 +180,12 @@ WAYS = {
     "Fisher": Way(
         lambda c, _: curvature.fisher_product(c.model, c.data, _vector(c), chunk_size=2),
         _fisher,
-        lambda truth: (
-            _has_parameters(truth) and _has_jacobians(truth) and truth.outputs.shape[1] > 1
-        ),
+        lambda truth: _has_curvature(truth) and truth.outputs.shape[1] > 1,
     ),
     "Gauss-Newton": Way(
         lambda c, _: curvature.gauss_newton_product(*c.args, _vector(c), chunk_size=3),
         _newton,
-        lambda truth: (
-            _has_parameters(truth)
-            and _has_jacobians(truth)
-            and truth.case.loss_fn in (squared, F.cross_entropy)
-        ),
+        lambda t: _has_curvature(t) and t.case.loss_fn in (squared, F.cross_entropy),
     ),
 }
 LEGACY = {

@@ -75,8 +75,7 @@ def _norm_then_added() -> nn.Module:
 
 
 def _dictionary_cache(self: Apply, inputs: Tensor) -> Tensor:
-    if "product" not in self.cache:
-        self.cache["product"] = self.fc.weight @ self.fc.weight.T
+    self.cache.setdefault("product", self.fc.weight @ self.fc.weight.T)
     return self.fc(inputs) @ self.cache["product"]
 
 
@@ -169,29 +168,21 @@ def _closed_over(function: Callable[..., Tensor]) -> nn.Module:
     return Apply(lambda m, x: m.fc(x) + function(x, weight).sin(), fc=fc)
 
 
-def _closed_over_later() -> nn.Module:
-    """Use the weight of the closure for some samples only."""
-    fc = nn.Linear(3, 2)
-    weight = fc.weight
-
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        outputs = self.fc(inputs)
-        return outputs + OldProduct.apply(inputs, weight) if inputs.sum() > 0 else outputs
-
-    return Apply(run, fc=fc)
-
-
 def _in_a_closure() -> nn.Module:
     fc = nn.Linear(3, 2)
     weight, bias = fc.parameters()
-    return Apply(
-        lambda m, x: m.fc(x) + F.linear(x, torch.stack([weight, weight]).sum(0), bias=bias), fc=fc
-    )
+    twice = lambda x: F.linear(x, torch.stack([weight, weight]).sum(0), bias=bias)  # noqa: E731
+    return Apply(lambda m, x: m.fc(x) + twice(x), fc=fc)
 
 
-def _halved(self: Apply, inputs: Tensor) -> Tensor:
-    self.fc.weight.data.mul_(0.5)
-    return self.head(self.fc(inputs))
+def _halved(frozen: bool = False) -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        self.fc.weight.data.mul_(0.5)
+        return self.head(self.fc(inputs))
+
+    model = _two(run)
+    model.fc.weight.requires_grad_(not frozen)
+    return model
 
 
 def flipping(self: Apply, inputs: Tensor) -> Tensor:
@@ -278,9 +269,8 @@ def _auxiliary() -> tuple[nn.Module, Loss]:
     """Keep a part of the loss, as mixtures of experts do."""
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        hidden = self.fc(inputs).tanh()
-        self.aux = hidden.square().mean()
-        return self.head(hidden)
+        self.aux = self.fc(inputs).square().mean()
+        return self.head(inputs)
 
     model = _two(run, aux=torch.zeros(()))
     return model, lambda p, t: squared(p, t) + model.aux
@@ -373,22 +363,12 @@ _sine.register_autograd(
 )
 
 
-class Once(torch.autograd.Function):
-    """An exponential whose backward cannot be differentiated."""
-
-    generate_vmap_rule = True
+class Once(Product):
+    """A product whose backward cannot be differentiated."""
 
     @staticmethod
-    def forward(inputs: Tensor) -> Tensor:
-        return inputs.exp()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx, grads: Tensor) -> Tensor:
-        return (grads * ctx.saved_tensors[0]).detach()
+    def backward(ctx, grads: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(each.detach() for each in Product.backward(ctx, grads))
 
 
 class Reversible(torch.autograd.Function):
@@ -428,7 +408,6 @@ def _penalised(self: Apply, inputs: Tensor) -> Tensor:
 
 
 def _straight_through(self: Apply, inputs: Tensor) -> Tensor:
-    """Round, with a gradient past it where one is to come."""
     hidden = self.fc(inputs)
     past = hidden - hidden.detach() if hidden.requires_grad else 0
     return self.head(hidden.detach().round() + past)
@@ -453,21 +432,16 @@ def _solved(solve: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
     return Apply(run, fc=nn.Linear(3, 16), column=nn.Parameter(torch.randn(4, 1)))
 
 
-def _adapted(self: Apply, tokens: Tensor) -> Tensor:
-    """Read a table to which a product of low rank is added."""
-    table = self.table.weight + self.down @ self.up
-    words = F.embedding(tokens, table, padding_idx=1)
-    return (words + F.embedding(tokens, self.table.weight * 2, scale_grad_by_freq=True)).flatten(1)
-
-
 def _adapted_table() -> nn.Module:
+    """Read a table to which a product of low rank is added."""
+
+    def run(self: Apply, tokens: Tensor) -> Tensor:
+        plain = self.table.weight
+        words = F.embedding(tokens, plain + self.down @ self.up, padding_idx=1)
+        return (words + F.embedding(tokens, plain * 2, scale_grad_by_freq=True)).flatten(1)
+
     ranks = {"down": nn.Parameter(torch.randn(6, 2)), "up": nn.Parameter(torch.randn(2, 4))}
-    return Apply(_adapted, table=nn.Embedding(6, 4), **ranks)
-
-
-def _frequent() -> nn.Module:
-    table = nn.Embedding(6, 4, padding_idx=1, scale_grad_by_freq=True)
-    return nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2))
+    return Apply(run, table=nn.Embedding(6, 4), **ranks)
 
 
 def _grouped_channels_last() -> nn.Module:
@@ -506,14 +480,11 @@ ROWS: dict[str, Build] = {
     "parameter in a closure": _in_a_closure,
     "closure into a function": lambda: _closed_over(Product.apply),
     "closure into an old function": lambda: _closed_over(OldProduct.apply),
-    "closure into a function, later": _closed_over_later,
     "max norm": lambda: _one(
         lambda m, x: m.fc(x * m.table(torch.tensor([2]))), table=nn.Embedding(6, 3, max_norm=0.5)
     ),
-    "weight halved": lambda: _two(_halved),
-    "frozen weight halved": lambda: Apply(
-        _halved, fc=nn.Linear(3, 3).requires_grad_(False), head=nn.Linear(3, 2)
-    ),
+    "weight halved": _halved,
+    "frozen weight halved": lambda: _halved(frozen=True),
     "checkpoint": lambda: _checkpointed(False),
     "checkpoint reentrant": lambda: _checkpointed(True),
     "scripted": _scripted,
@@ -533,7 +504,7 @@ ROWS: dict[str, Build] = {
         lambda m, x: x @ m.w.index_fill(1, torch.tensor([0, -1]), x.sum()).T, w=_weight()
     ),
     "custom operator": lambda: _two(lambda m, x: m.head(_sine(m.fc(x)))),
-    "backward only once": lambda: _two(lambda m, x: m.head(Once.apply(m.fc(x)))),
+    "backward only once": lambda: _two(lambda m, x: m.head(Once.apply(m.fc(x), m.fc.weight).sin())),
     "old function of a number": lambda: Apply(
         lambda m, x: OldProduct.apply(x, m.w) * m.scale,
         w=_weight(),
@@ -575,7 +546,9 @@ WORDS: dict[str, Build] = {
     "padding looked for": lambda: Padded(looks=True),
     "key padding mask, eval": lambda: Padded(looks=False).eval(),
     "table with a product added": _adapted_table,
-    "words by their frequency": _frequent,
+    "words by their frequency": lambda: nn.Sequential(
+        nn.Embedding(6, 4, padding_idx=1, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(12, 2)
+    ),
 }
 IMAGES: dict[str, Build] = {
     "stem batch norm": lambda: _stem(nn.BatchNorm2d(4)),

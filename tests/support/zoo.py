@@ -86,10 +86,6 @@ def _rebind(self: Buffered, inputs: Tensor) -> None:
     self.seen = 0.5 * self.seen + inputs.mean(0)
 
 
-def _index_batched(self: Buffered, inputs: Tensor) -> None:
-    self.seen[1] = inputs[0, 0]
-
-
 def _tie(model: nn.Sequential) -> nn.Sequential:
     model[2].weight = model[0].weight
     return model
@@ -123,10 +119,9 @@ def with_statistics(norm: nn.Module) -> nn.Module:
     return norm.eval()
 
 
-def _last(layer: type[nn.RNNBase], *start: None, **options: object) -> nn.Module:
-    """Read the last step of a recurrent layer, called without a state or with `None`."""
+def _last(layer: type[nn.RNNBase], **options: object) -> nn.Module:
     layer = layer(4, 3, batch_first=True, **options)
-    return Apply(lambda m, x: m.layer(x, *start)[0][:, -1], layer=layer)
+    return Apply(lambda m, x: m.layer(x)[0][:, -1], layer=layer)
 
 
 def every_end(self: Apply, inputs: Tensor) -> Tensor:
@@ -181,10 +176,8 @@ def _cell(cell: nn.RNNCellBase) -> nn.Module:
     return Apply(run, cell=cell)
 
 
-def _encoder(train: bool, **options: bool) -> nn.Module:
-    return nn.TransformerEncoderLayer(
-        4, 2, dim_feedforward=6, dropout=0.0 if train else 0.1, batch_first=True, **options
-    ).train(train)
+def _encoder(train: bool) -> nn.Module:
+    return nn.TransformerEncoderLayer(4, 2, 6, 0.0 if train else 0.1, batch_first=True).train(train)
 
 
 def _scalars() -> nn.Module:
@@ -210,8 +203,7 @@ def _images(*layers: nn.Module) -> nn.Module:
 
 
 def _instance_norm(tracking: bool) -> nn.Module:
-    norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=tracking)
-    return _images(nn.Conv2d(2, 4, 3), norm)
+    return _images(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, 1e-5, 0.1, True, tracking))
 
 
 def _cnn() -> nn.Module:
@@ -234,7 +226,6 @@ ROWS: dict[str, Build] = {
     "no_grad inside": lambda: Apply(lambda m, x: torch.no_grad()(m.a)(x), a=nn.Linear(3, 2)),
     "buffer counts": lambda: Buffered(_increment),
     "buffer in place": lambda: Buffered(_write_batched),
-    "buffer indexed": lambda: Buffered(_index_batched),
     "buffer rebound": lambda: Buffered(_rebind),
     "buffer not persistent": lambda: Buffered(_write_batched, persistent=False),
     "stash": lambda: Apply(_stash, fc=nn.Linear(3, 3), head=nn.Linear(3, 2)),
@@ -252,7 +243,6 @@ WORDS: dict[str, Build] = {
 }
 SEQUENCES: dict[str, Build] = {
     "lstm": lambda: _last(nn.LSTM),
-    "lstm None": lambda: _last(nn.LSTM, None),
     "lstm deep": lambda: _last(nn.LSTM, num_layers=2),
     "lstm projected": lambda: _last(nn.LSTM, proj_size=2),
     "gru": lambda: _last(nn.GRU, num_layers=2, bidirectional=True),
@@ -266,7 +256,6 @@ SEQUENCES: dict[str, Build] = {
     "rnn cell": lambda: _cell(nn.RNNCell(4, 3)),
     "encoder train": lambda: _encoder(True),
     "encoder eval": lambda: _encoder(False),
-    "encoder norm first": lambda: _encoder(False, norm_first=True),
     "attention": lambda: Apply(
         lambda m, x: m.layer(x, x, x)[0], layer=nn.MultiheadAttention(4, 2, batch_first=True)
     ),

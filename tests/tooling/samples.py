@@ -65,31 +65,24 @@ def lesson(*cells: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def task(number: int) -> str:
-    """Write the task of one of four exercises."""
-    return TASK.format(number=number, level=anatomy.LEVELS[number - 1])
-
-
 def good_lesson() -> NotebookNode:
     """Make a lesson that nothing is wrong with."""
-    more = [
+    exercises = [
         each
-        for number in (2, 3, 4)
+        for number, level in enumerate(anatomy.LEVELS, 1)
         for each in (
-            new_markdown_cell(task(number), id=f"exercise-{number}"),
+            new_markdown_cell(TASK.format(number=number, level=level), id=f"exercise-{number}"),
             code(f"answer-{number}", ANSWER, "solution"),
             code(f"check-{number}", CHECK, "nbval-check-output", printed="Exercise 1: correct\n"),
         )
     ]
+    exercises[0].source = f"{copies.EXERCISES}\n\n{exercises[0].source}"
     return lesson(
         code("set-up", form.SETUP),
         code("shape", "print((batch_size, 32, 1, 3, 3))", printed="(64, 32, 1, 3, 3)\n"),
         code("verdict", 'print("equal:", 1 + 1 == 2)', printed="equal: True\n"),
         code("time", "import time", "nbval-ignore-output", printed="3.1 ms on cuda:0\n"),
-        new_markdown_cell(f"{copies.EXERCISES}\n\n{task(1)}", id="exercise-1"),
-        code("answer", ANSWER, "solution"),
-        code("check", CHECK, "nbval-check-output", printed="Exercise 1: correct\n"),
-        *more,
+        *exercises,
     )
 
 
@@ -103,11 +96,6 @@ def save(notebook: NotebookNode, stem: str) -> Path:
 def cell(notebook: NotebookNode, identity: str) -> NotebookNode:
     """Get a cell by its id."""
     return next(each for each in notebook.cells if each.id == identity)
-
-
-def small(path: Path) -> dict[str, int]:
-    """Give the parameters that make a lesson shorter in tests."""
-    return SIZES.get(path.stem, {})
 
 
 def quick(notebook: NotebookNode, name: str) -> NotebookNode:

@@ -47,10 +47,8 @@ def checkout(tmp_path):
 
 def make(folder, *arguments):
     """Run make as a person would, and not as a part of the make that may run these tests."""
-    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return subprocess.run(
-        ["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    given = {"cwd": folder, "env": {"PATH": os.environ["PATH"]}}
+    return subprocess.run(["make", *arguments], **given, capture_output=True, text=True)
 
 
 def log(folder):
@@ -94,7 +92,6 @@ def test_variable_that_will_not_do_is_refused(target, given, sentence, checkout)
 
 CHOSEN = "notebooks/01_a.ipynb notebooks/02_b.ipynb"
 COMMANDS = {
-    "run": ["-m helpers.tooling.run --device auto --params"],
     "run 'LESSON=3 4' DEVICE=cuda:1 'PARAMS=seed=1 batch_size=2'": [
         "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 batch_size=2"
     ],
@@ -104,7 +101,6 @@ COMMANDS = {
     ],
     "outputs TIMINGS=1": ["-m helpers.tooling.outputs --timings", "-m helpers.tooling.picture"],
     "colab LESSON=3 'REPO=-x y'": ["-m helpers.tooling.colab 3 --repo=-x y"],
-    "student 'LESSON=1 2'": ["-m helpers.tooling.student 1 2"],
     "run LESSON=3 TORCH=2.15.0": [
         ".ci/environment.py build/torch-2.15.0/made-by-.-fake 2.15.0",
         "-m helpers.tooling.run 3 --device auto --params",
@@ -177,16 +173,3 @@ def test_environment_is_made_first_and_again_when_a_list_changed(checkout):
         os.utime(checkout / name, (later, later))
         assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
         assert log(checkout) == ANEW + LINT
-
-
-def test_ci_calls_make_and_nothing_else(checkout):
-    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
-    (checkout / "bin").mkdir()
-    fake_make = checkout / "bin" / "make"
-    fake_make.write_text('#!/bin/sh\necho "$PWD: make $*"\nexit 7\n')
-    fake_make.chmod(0o755)
-    environment = {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}"}
-    called = subprocess.run(
-        [checkout / ".ci" / "run"], cwd="/", env=environment, capture_output=True, text=True
-    )
-    assert (called.stdout, called.returncode) == (f"{checkout}: make test-all\n", 7)

@@ -123,10 +123,3 @@ def test_lock_agrees_with_the_lists():
     lock = pins.read(LOCK)
     for name, version in (pins.read(LESSON_LIST) | pins.read(TEST_LIST)).items():
         assert lock[name] == version, name
-
-
-def test_what_asks_for_torchvision_is_installed_without_it():
-    wild = ROOT / "tests" / "wild"
-    ordinary = pins.read((wild / "requirements.txt").read_text())
-    assert {"timm", "vit-pytorch"} <= set(pins.read((wild / "alone.txt").read_text()))
-    assert not {"timm", "vit-pytorch", "torchvision", "torch"} & set(ordinary)

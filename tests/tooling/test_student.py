@@ -11,7 +11,7 @@ from helpers.tooling import student
 from helpers.tooling.lesson import copies, files
 from helpers.tooling.lesson.execution import execute
 from tests.support import answers
-from tests.tooling.samples import LESSONS, cell, good_lesson, save, small
+from tests.tooling.samples import LESSONS, SIZES, cell, good_lesson, save
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -37,7 +37,7 @@ def test_student_runs_to_the_end_in_an_empty_folder(path, tmp_path):
     notebook.cells.append(new_code_cell("import helpers\nprint(helpers.__file__)"))
     nbformat.write(notebook, lesson)
 
-    done = execute(lesson, small(path))
+    done = execute(lesson, SIZES.get(path.stem, {}))
 
     assert done.failure is None
     *cells, last = files.code_cells(done.notebook)
