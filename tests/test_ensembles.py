@@ -147,7 +147,7 @@ MODELS = {
     "running statistics": (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), (4,)),
     "compiled": (lambda: torch.compile(build(), backend="eager"), (4,)),
 }
-RECURRENT = "LSTM every end", "GRU every end", "RNN every end", "lstm cell", "gru cell"
+RECURRENT = "LSTM every end", "gru", "rnn relu", "lstm cell", "gru cell"
 MODELS |= {name: zoo.MODELS[name] for name in ("frozen", "tied weight", *RECURRENT)}
 
 

@@ -12,13 +12,11 @@ from tests.support import parallel_cases, workers
 
 SAID = {
     "parallelize_module": "0.weight is a DTensor",
-    "distribute_module": "0.weight is a DTensor",
     "a buffer": "running_mean is a DTensor",
     "fully_shard": "the model is a FSDPSequential",
     "fully_shard, unsharded": "the model is a FSDPSequential",
     "fully_shard, a layer": "0 is a FSDPLinear",
     "FSDP1": "the model is a FullyShardedDataParallel",
-    "FSDP1, a layer": "0 is a FullyShardedDataParallel",
     "DDP": "the model is a DistributedDataParallel",
     "replicate": "the model is a DDPSequential",
 }

@@ -89,8 +89,8 @@ def run(name: str, cells: int | None = None) -> Run:
     vars(module).update({**given, "__name__": module.__name__})
     done = Run(vars(module))
     done.names["expected"] = done.expected
-    with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those that a reader would see stand in saved outputs
+    # The warnings that a reader would see stand in saved outputs.
+    with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(0)
         for cell in SECTIONS[name][:cells]:
             if "nbval-ignore-output" not in files.tags(cell):

@@ -148,12 +148,11 @@ def by_hand() -> Iterator[None]:
     def instance_norm(
         inputs, mean=None, var=None, weight=None, bias=None, use_input_stats=True, _=0.1, eps=1e-5
     ):
-        if use_input_stats:
-            mean = var = None
+        mean, var = (None, None) if use_input_stats else (mean, var)
         return normalise(inputs, mean, var, weight, bias, eps, tuple(range(2, inputs.dim())))
 
-    with pytest.MonkeyPatch.context() as patch, eagerly(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    ignored = warnings.catch_warnings(action="ignore")
+    with pytest.MonkeyPatch.context() as patch, eagerly(), ignored:
         patch.setattr(F, "batch_norm", batch_norm)
         patch.setattr(F, "instance_norm", instance_norm)
         for place in ("torch.cond", "tests.support.wild.cond"):

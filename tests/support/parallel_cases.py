@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from helpers import curvature, ensembles, gradients, jacobians, kernels, norms, privacy
@@ -43,13 +43,11 @@ def spread(world: int) -> dict[str, nn.Module]:
         setattr(buffered, name, distribute_tensor(buffer, mesh))
     return {
         "parallelize_module": parallelize_module(network(), mesh, by_layers),
-        "distribute_module": distribute_module(network(), mesh),
         "a buffer": buffered,
         "fully_shard": fully_shard(network(), mesh=mesh),
         "fully_shard, unsharded": unsharded,
         "fully_shard, a layer": inner,
         "FSDP1": FullyShardedDataParallel(network(), **wrap),
-        "FSDP1, a layer": nn.Sequential(FullyShardedDataParallel(nn.Linear(6, 4), **wrap)),
         "DDP": nn.parallel.DistributedDataParallel(network()),
         "replicate": replicate(network()),
     }

@@ -9,25 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers import privacy
+from tests.support.zoo import Apply
 
 N, RATE, STEPS = 40, 0.2, 6
 OPTIONS = {"limit": 0.5, "noise_multiplier": 0.8}
 
 
-class TwoPrecisions(nn.Sequential):
-    """A network with a parameter in another precision than the rest."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
-        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs) * self.scale.to(inputs.dtype)
-
-
 def network(seed: int = 0) -> nn.Module:
+    """Make a network with a parameter in another precision than the rest."""
     torch.manual_seed(seed)
-    return TwoPrecisions()
+    body = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+    return Apply(lambda m, x: m.body(x) * m.scale.to(x.dtype), body=body, scale=scale)
 
 
 def samples() -> tuple[Tensor, Tensor]:
@@ -58,11 +51,8 @@ def once(
 ) -> dict[str, Tensor]:
     """Add up over the first samples, each process its share of them."""
     data, targets = (part[:count][rank::world] for part in samples())
-    generator = options.pop("generator", seeded(7 + rank))
-    model = model or network()
-    args = model, F.cross_entropy, data, targets
-    settings = OPTIONS | {"generator": generator, "group": group} | options
-    return privacy.private_sum(*args, **settings)
+    settings = OPTIONS | {"generator": seeded(7 + rank), "group": group} | options
+    return privacy.private_sum(model or network(), F.cross_entropy, data, targets, **settings)
 
 
 def in_a_group() -> dict[str, object]:
@@ -84,11 +74,11 @@ def in_a_group() -> dict[str, object]:
     found["refused"] = [
         _refused(lambda: once(N, *mine, noise_multiplier=0.5 + rank)),
         _refused(lambda: once(N, *mine, limit=1.0 - 0.25 * rank)),
-        _refused(lambda: _with_other_sizes(rank, group)),
+        _refused(lambda: once(N, *mine, nn.Linear(5, 3 + rank))),
         _refused(lambda: once(N, *mine, network(seed=rank))),
     ]
     rounded = network()
-    rounded[0].weight.data *= 1 + 1e-6 * rank
+    rounded.body[0].weight.data *= 1 + 1e-6 * rank
     found["rounded"] = once(N, *mine, rounded)
     last = dist.new_group([world - 2, world - 1])  # in which another process is the first
     if rank >= world - 2:
@@ -96,12 +86,6 @@ def in_a_group() -> dict[str, object]:
     else:
         found["a smaller group"] = _refused(lambda: once(N, 0, 1, last))
     return found
-
-
-def _with_other_sizes(rank: int, group: object) -> None:
-    data, targets = samples()
-    model = nn.Linear(5, 3 + rank)
-    privacy.private_sum(model, F.cross_entropy, data, targets, **OPTIONS, group=group)
 
 
 def _refused(compute: Callable[[], object]) -> str:

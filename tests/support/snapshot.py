@@ -16,17 +16,13 @@ class Snapshot:
     From each root it goes through attributes of modules, of objects of these tests and of plain
     containers. Values are told apart by identity as well, so that what was replaced by something
     equal is a change too. What functions close over, classes and files are not a model's own.
-
-    Args:
-        roots: Models, tensors, containers.
     """
 
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
         self._alive: list[Any] = []  # or another object could get an `id` that is free again
         self._inside: set[int] = set()
-        self.values: dict[str, object] = {}
-        """What there is, by place."""
+        self.values: dict[str, object] = {}  # by place
         for number, root in enumerate(roots):
             self._record(f"root {number}", root)
             if isinstance(root, nn.Module):  # a scripted one has its attributes elsewhere
@@ -37,11 +33,9 @@ class Snapshot:
 
     def changes(self) -> list[str]:
         """Name the places that are another now."""
-        now, missing = Snapshot(*self._roots).values, object()
-        before = self.values
-        return [
-            place for place in before | now if before.get(place, missing) != now.get(place, missing)
-        ]
+        before, now = self.values, Snapshot(*self._roots).values
+        both = before.keys() & now.keys()
+        return [each for each in before | now if each not in both or before[each] != now[each]]
 
     def _record(self, place: str, value: Any) -> None:
         if isinstance(value, _PLAIN):

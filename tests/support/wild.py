@@ -28,47 +28,33 @@ def _two(run: Callable[..., Tensor], **more: object) -> nn.Module:
 # Normalisation, and then its result read in another order.
 
 
-def _stem(norm: nn.Module) -> nn.Module:
-    """The patch stem of hybrid vision transformers."""
-
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        patches = self.norm(self.conv(inputs)).flatten(2).transpose(1, 2)
-        return (patches * self.position).flatten(1)
-
-    position = nn.Parameter(torch.randn(4, 4))
-    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=with_statistics(norm), position=position)
-
-
-def _channels_last() -> nn.Module:
+def _channels_last(self: Apply, inputs: Tensor) -> Tensor:
     """Maps whose channels lie next to each other in memory, as on a fast path of convolutions."""
-
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        maps = self.conv(inputs.contiguous(memory_format=torch.channels_last))
-        maps = self.norm(maps.contiguous(memory_format=torch.channels_last))
-        return (maps.flatten(1) * self.scale).sin()
-
-    norm, scale = with_statistics(nn.BatchNorm2d(4)), nn.Parameter(torch.rand(16))
-    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=norm, scale=scale)
+    maps = self.conv(inputs).contiguous(memory_format=torch.channels_last)
+    return self.norm(maps).flatten(1).sin()
 
 
-def _tokens_as_images() -> nn.Module:
+def _tokens_as_images(self: Apply, inputs: Tensor) -> Tensor:
     """Tokens that lie one after the other are normalised as an image."""
-
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        tokens = self.fc(inputs.flatten(2).transpose(1, 2))
-        return self.norm(tokens.transpose(1, 2).unflatten(2, (4, 4))).flatten(1)
-
-    return Apply(run, fc=nn.Linear(2, 3), norm=with_statistics(nn.BatchNorm2d(3)))
+    tokens = self.conv(inputs).flatten(2).transpose(1, 2) * self.scale
+    return self.norm(tokens.transpose(1, 2).unflatten(2, (2, 2))).flatten(1)
 
 
-def _norm_then_added() -> nn.Module:
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        maps = self.norm(self.conv(inputs))
-        maps += inputs[:, :, 1:-1, 1:-1]
-        maps.mul_(0.5)[:, 0] *= 3
-        return maps.flatten(2).transpose(1, 2).reshape(len(inputs), -1).sin_()
+def _norm_then_added(self: Apply, inputs: Tensor) -> Tensor:
+    maps = self.norm(self.conv(inputs))
+    maps += self.scale.view(-1, 1, 1)
+    maps.mul_(0.5)[:, 0] *= 3
+    return maps.flatten(2).transpose(1, 2).reshape(len(inputs), -1).sin_()
 
-    return Apply(run, conv=nn.Conv2d(2, 2, 3), norm=with_statistics(nn.BatchNorm2d(2)))
+
+def _stem(self: Apply, inputs: Tensor) -> Tensor:
+    """The patch stem of hybrid vision transformers."""
+    return (self.norm(self.conv(inputs)).flatten(2).transpose(1, 2) * self.scale).sin().flatten(1)
+
+
+def _normalised(run: Callable[..., Tensor], kind: type[nn.Module] = nn.BatchNorm2d) -> nn.Module:
+    own = {"norm": with_statistics(kind(4, affine=True)), "scale": nn.Parameter(torch.randn(4))}
+    return Apply(run, conv=nn.Conv2d(2, 4, 3), **own)
 
 
 # State that a forward keeps on `self`, in place.
@@ -206,8 +192,7 @@ def _checkpointed(reentrant: bool) -> nn.Module:
 
 
 def _scripted() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)))
 
 
@@ -242,22 +227,18 @@ def _observed() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), quantize, nn.Linear(3, 2))
 
 
-class Padded(nn.Module):
-    """A language model with a mask of padding; it may look whether there is any at all."""
+def _padded(looks: bool) -> nn.Module:
+    """Make a language model with a mask of padding; it may look whether there is any at all."""
 
-    def __init__(self, looks: bool) -> None:
-        super().__init__()
-        self.looks, self.words, self.head = looks, nn.Embedding(6, 4), nn.Linear(4, 2)
-        layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.encoder = nn.TransformerEncoder(layer, 1)
-
-    def forward(self, tokens: Tensor) -> Tensor:
+    def run(self: Apply, tokens: Tensor) -> Tensor:
         padding = (tokens == 0) & (torch.arange(3) > 0)
-        if self.looks and not padding.any():
-            padding = None
+        padding = None if looks and not padding.any() else padding
         return self.head(self.encoder(self.words(tokens), src_key_padding_mask=padding)[:, 0])
+
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    with warnings.catch_warnings(action="ignore"):
+        encoder = nn.TransformerEncoder(layer, 1)
+    return Apply(run, words=nn.Embedding(6, 4), encoder=encoder, head=nn.Linear(4, 2))
 
 
 # A loss, or another module, that looks at what the forward kept.
@@ -298,11 +279,8 @@ def _collected() -> tuple[nn.Module, Loss]:
 def _weakly_linked() -> nn.Module:
     """A part leaves its result with the module that it stands in."""
     parent = Apply(lambda m, x: m.child(x) or m.head(m.last), head=nn.Linear(3, 2), last=None)
-    parent.child = Apply(
-        lambda m, x: setattr(m.parent(), "last", m.fc(x)),
-        fc=nn.Linear(3, 3),
-        parent=weakref.ref(parent),
-    )
+    leave = lambda m, x: setattr(m.parent(), "last", m.fc(x))  # noqa: E731
+    parent.child = Apply(leave, fc=nn.Linear(3, 3), parent=weakref.ref(parent))
     return parent
 
 
@@ -543,22 +521,22 @@ LINKED: dict[str, Build] = {
     "gradient clamped": lambda: _two(_gradient_clamped),
 }
 WORDS: dict[str, Build] = {
-    "padding looked for": lambda: Padded(looks=True),
-    "key padding mask, eval": lambda: Padded(looks=False).eval(),
+    "padding looked for": lambda: _padded(looks=True),
+    "key padding mask, eval": lambda: _padded(looks=False).eval(),
     "table with a product added": _adapted_table,
     "words by their frequency": lambda: nn.Sequential(
         nn.Embedding(6, 4, padding_idx=1, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(12, 2)
     ),
 }
 IMAGES: dict[str, Build] = {
-    "stem batch norm": lambda: _stem(nn.BatchNorm2d(4)),
-    "stem instance norm": lambda: _stem(nn.InstanceNorm2d(4, affine=True)),
-    "norm, then writes": _norm_then_added,
-    "channels last": _channels_last,
-    "tokens as images": _tokens_as_images,
+    "stem batch norm": lambda: _normalised(_stem),
+    "stem instance norm": lambda: _normalised(_stem, nn.InstanceNorm2d),
+    "norm, then writes": lambda: _normalised(_norm_then_added),
+    "channels last": lambda: _normalised(_channels_last),
+    "tokens as images": lambda: _normalised(_tokens_as_images),
     "grouped, channels last": _grouped_channels_last,
 }
-GROUPS = [((3,), ROWS), ((3,), LINKED), ((3,), WORDS), ((2, 4, 4), IMAGES)]
+GROUPS = [((3,), ROWS | LINKED | WORDS), ((2, 4, 4), IMAGES)]
 MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}
 
 

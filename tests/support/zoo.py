@@ -132,10 +132,6 @@ def every_end(self: Apply, inputs: Tensor) -> Tensor:
     return torch.cat([part.flatten(1) for part in parts], 1).sin()
 
 
-def _ends(kind: type[nn.RNNBase], **options: object) -> nn.Module:
-    return Apply(every_end, layer=kind(4, 3, batch_first=True, **options))
-
-
 def _learned_start() -> nn.Module:
     def run(self: Apply, inputs: Tensor) -> Tensor:
         start = tuple(each.expand(-1, len(inputs), -1).contiguous() for each in (self.h, self.c))
@@ -145,22 +141,9 @@ def _learned_start() -> nn.Module:
     return Apply(run, layer=nn.LSTM(4, 3, batch_first=True), **states)
 
 
-def _several_sequences(self: Apply, inputs: Tensor) -> Tensor:
-    sequences = torch.stack([inputs[0], inputs[0].flip(0), inputs[0] * 2])
-    return self.layer(sequences)[0].flatten()[None]
-
-
 def _packed(self: Apply, inputs: Tensor) -> Tensor:
     sequence = rnn.pack_padded_sequence(inputs, [3] * len(inputs), batch_first=True)
     return rnn.pad_packed_sequence(self.layer(sequence)[0], batch_first=True)[0].flatten(1)
-
-
-def _tied_ways() -> nn.Module:
-    """Share one weight between both directions, and freeze another."""
-    model = _ends(nn.LSTM, num_layers=2, bidirectional=True)
-    model.layer.weight_hh_l0_reverse = model.layer.weight_hh_l0
-    model.layer.bias_ih_l1.requires_grad_(False)
-    return model
 
 
 def _force(self: Apply, inputs: Tensor) -> Tensor:
@@ -168,12 +151,9 @@ def _force(self: Apply, inputs: Tensor) -> Tensor:
     return torch.func.grad(lambda x: self.layer(x)[0].sin().sum())(inputs)
 
 
-def _cell(cell: nn.RNNCellBase) -> nn.Module:
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        state = self.cell(inputs[:, 1], self.cell(inputs[:, 0]))
-        return state[0] if isinstance(state, tuple) else state
-
-    return Apply(run, cell=cell)
+def _two_steps(self: Apply, inputs: Tensor) -> Tensor:
+    state = self.cell(inputs[:, 1], self.cell(inputs[:, 0]))
+    return state[0] if isinstance(state, tuple) else state
 
 
 def _encoder(train: bool) -> nn.Module:
@@ -190,11 +170,11 @@ weight_norm = nn.utils.parametrizations.weight_norm
 spectral_norm = nn.utils.parametrizations.spectral_norm
 
 
+@torch.no_grad()
 def _hooked(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """Put an old-style norm on a layer, and run it once, or the oracle could not copy it."""
     model = norm(nn.Linear(3, 2))
-    with torch.no_grad():
-        model(torch.ones(1, 3))
+    model(torch.ones(1, 3))
     return model
 
 
@@ -251,9 +231,9 @@ SEQUENCES: dict[str, Build] = {
         lambda m, x: m.layer(input=x, hx=None)[0].sum(1),
         layer=nn.RNN(4, 3, bias=False, batch_first=True),
     ),
-    "lstm cell": lambda: _cell(nn.LSTMCell(4, 3)),
-    "gru cell": lambda: _cell(nn.GRUCell(4, 3)),
-    "rnn cell": lambda: _cell(nn.RNNCell(4, 3)),
+    "lstm cell": lambda: Apply(_two_steps, cell=nn.LSTMCell(4, 3)),
+    "gru cell": lambda: Apply(_two_steps, cell=nn.GRUCell(4, 3)),
+    "rnn cell": lambda: Apply(_two_steps, cell=nn.RNNCell(4, 3)),
     "encoder train": lambda: _encoder(True),
     "encoder eval": lambda: _encoder(False),
     "attention": lambda: Apply(
@@ -263,27 +243,20 @@ SEQUENCES: dict[str, Build] = {
     "depthwise": lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
 }
 RECURRENCES: dict[str, Build] = {
-    **{
-        f"{kind.__name__} every end": lambda kind=kind: _ends(
-            kind, num_layers=2, bidirectional=True, bias=kind is not nn.GRU
-        )
-        for kind in (nn.LSTM, nn.GRU, nn.RNN)
-    },
+    "LSTM every end": lambda: Apply(
+        every_end, layer=nn.LSTM(4, 3, 2, batch_first=True, bidirectional=True)
+    ),
     "LSTM steps in front": lambda: Apply(
         lambda m, x: m.layer(x.transpose(0, 1))[0].transpose(0, 1).flatten(1), layer=nn.LSTM(4, 3)
     ),
     "GRU without a batch": lambda: Apply(
         lambda m, x: m.layer(x[0])[0].flatten()[None], layer=nn.GRU(4, 3, bidirectional=True)
     ),
-    "LSTM of several sequences": lambda: Apply(
-        _several_sequences, layer=nn.LSTM(4, 3, 2, batch_first=True)
-    ),
     "LSTM from a learned start": _learned_start,
     "LSTM of a constant": lambda: Apply(
         lambda m, x: m.layer(torch.ones(1, 2, 4, dtype=x.dtype))[0].flatten(1), layer=nn.LSTM(4, 3)
     ),
     "LSTM of packed sequences": lambda: Apply(_packed, layer=nn.LSTM(4, 3, batch_first=True)),
-    "LSTM with tied ways, partly frozen": _tied_ways,
     "LSTM with a computed weight": lambda: Apply(
         every_end, layer=weight_norm(nn.LSTM(4, 3, batch_first=True), "weight_hh_l0")
     ),
@@ -302,19 +275,10 @@ IMAGES: dict[str, Build] = {
     "transposed": lambda: _images(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2)),
     "pooled": lambda: _images(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(2)),
 }
-DIGITS: dict[str, Build] = {"mlp": MLP}
-SMALL_DIGITS: dict[str, Build] = {"cnn": _cnn}
-CLASSIFIERS = DIGITS | SMALL_DIGITS
-SHAPES = [
-    ((3,), ROWS),
-    ((3,), WORDS),
-    ((4, 4), SEQUENCES),
-    ((4, 4), RECURRENCES),
-    ((2, 4, 4), IMAGES),
-    ((1, 28, 28), DIGITS),
-    ((1, 8, 8), SMALL_DIGITS),
-]
+SHAPES = [((3,), ROWS | WORDS), ((4, 4), SEQUENCES | RECURRENCES), ((2, 4, 4), IMAGES)]
+CLASSIFIERS = {"mlp": (MLP, (1, 28, 28)), "cnn": (_cnn, (1, 8, 8))}
 MODELS = {name: (build, shape) for shape, group in SHAPES for name, build in group.items()}
+MODELS |= CLASSIFIERS
 
 
 def make(name: str, batch_size: int = 3) -> Case:

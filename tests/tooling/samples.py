@@ -1,6 +1,9 @@
 """Small lessons made for tests, the folder they lie in, and quick runs of the real ones."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -107,3 +110,11 @@ def quick(notebook: NotebookNode, name: str) -> NotebookNode:
         )
         assert found == 1, parameter
     return notebook
+
+
+def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run pytest with the collection's configuration in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / ".pytest.ini")]
+    command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "--color=no", *arguments]
+    given = {"cwd": folder, "env": os.environ | environment, "timeout": 900}
+    return subprocess.run(command, **given, capture_output=True, text=True)

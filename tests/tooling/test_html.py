@@ -251,21 +251,20 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
       return seen.length == 1 && seen[0] == frame && slider.nextElementSibling.value == frame.alt;
     });
   };
-  const light = (colour) => {
-    const parts = colour.map((part) => part / 255)
-      .map((part) => part > 0.04 ? ((part + 0.055) / 1.055) ** 2.4 : part / 12.92);
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05;
-  };
   const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => {
+    const [red, green, blue] = parts(colour).map((part) => part / 255)
+      .map((part) => part > 0.04 ? ((part + 0.055) / 1.055) ** 2.4 : part / 12.92);
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05;
+  };
   const pale = (element) => {
     let paper = element;
     while (parts(getComputedStyle(paper).backgroundColor)[3] === 0) paper = paper.parentElement;
-    const pair = [getComputedStyle(element).color, getComputedStyle(paper).backgroundColor];
-    const [low, high] = pair.map((each) => light(parts(each))).sort((a, b) => a - b);
-    return high / low < 4.5;
+    const ink = light(getComputedStyle(element).color);
+    const ratio = ink / light(getComputedStyle(paper).backgroundColor);
+    return Math.max(ratio, 1 / ratio) < 4.5;
   };
-  const said = (element) =>
-    [...element.childNodes].some((each) => each.nodeType == 3 && each.data.trim());
+  const said = (node) => [...node.childNodes].some((each) => each.nodeType == 3 && each.data.trim());
   const unread = (theme) => {
     document.documentElement.dataset.theme = theme;
     const seen = all(":not(.headerlink)").filter((each) => said(each) && box(each).width);
@@ -282,9 +281,9 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     broken: [...all("td"), ...all("th")].flatMap(broken),
     squashed: all("img").filter(squashed).map((each) => each.alt),
     cut: texts(all("table").filter(cut)),
-    stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
     pale: unread("light"),
     dim: unread("dark"),
+    stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
   };
   parent.postMessage([NAME, found], "*");
 }, 1000));</script>"""
@@ -312,15 +311,15 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
         phones += f'<iframe src="{page.name}" style="width: {width}px; height: 800px; border: 0">'
         phones += "</iframe>"
     (copy / "phones.html").write_text(phones)
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-    options += [f"--window-size={width + 100},900", f"--user-data-dir={tmp_path / 'profile'}"]
-    options += ["--virtual-time-budget=60000"]
-    done = subprocess.run(
-        [browser, *options, "--dump-dom", (copy / "phones.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--window-size={width + 100},900", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += [
+        "--v=0",
+        "--virtual-time-budget=60000",
+        "--dump-dom",
+        (copy / "phones.html").as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert not re.search(r"CONSOLE.*(Uncaught|Failed|ERR_)", done.stderr)
     results = json.loads(unescape(re.search(r'data-found="([^"]+)"', done.stdout)[1]))
     assert results.keys() == book.keys()

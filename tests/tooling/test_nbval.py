@@ -1,16 +1,23 @@
 """The comparison of saved outputs: what was altered by hand is caught, a dead kernel soon."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from helpers.tooling.lesson import files, form, parameters
 from tests.support import answers
-from tests.tooling.samples import ANSWER, CHECK, LESSONS, ROOT, SIZES, cell, code, lesson, save
-
-MODULE = [sys.executable, "-m", "pytest"]
+from tests.tooling.samples import (
+    ANSWER,
+    CHECK,
+    LESSONS,
+    ROOT,
+    SIZES,
+    cell,
+    code,
+    lesson,
+    run_pytest,
+    save,
+)
 
 
 def run(desk, *options):
@@ -19,9 +26,7 @@ def run(desk, *options):
     Returns the outcome of each cell, under `"01_good 3"`, where 3 is nbval's number, from 0; and of
     what else was found out, under its name, such as `"01_good isolation"`. And all that was shown.
     """
-    command = [*MODULE, "-c", str(ROOT / ".pytest.ini"), "--rootdir", str(desk)]
-    command += ["-rA", "-p", "no:cacheprovider", "--color=no", *options, "notebooks"]
-    shown = subprocess.run(command, cwd=desk, capture_output=True, text=True, timeout=300)
+    shown = run_pytest(desk, "-rA", *options, "notebooks")
     line = r"^(PASSED|FAILED|ERROR) \S*?(\w+)\.ipynb::(?:Cell )?(.*?)(?: - .*)?$"
     found = re.findall(line, shown.stdout, re.M)
     assert found, shown.stdout + shown.stderr
@@ -147,6 +152,5 @@ def test_small_sizes_are_of_parameters_that_there_are():
 @pytest.mark.whole
 @pytest.mark.parametrize("stem", SIZES)
 def test_lesson_compares_at_its_full_sizes(stem):
-    command = [*MODULE, "-q", "-p", "no:cacheprovider", f"notebooks/{stem}.ipynb"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_pytest(ROOT, "-q", f"notebooks/{stem}.ipynb")
     assert done.returncode == 0, done.stdout

@@ -1,6 +1,5 @@
 """Helpers and lessons on a pretended accelerator, `tests.support.pretend`, in other processes."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from helpers.tooling.lesson import files
-from tests.tooling.samples import LESSONS, ROOT, quick, save
+from tests.tooling.samples import LESSONS, ROOT, quick, run_pytest, save
 
 # Python imports a module of this name when it starts, in a kernel and in what that starts as well.
 STARTED = """\
@@ -42,20 +41,6 @@ RUN = {"06_limits"}
 """Lessons that are run there, and not compared: entries draw from the device's own stream."""
 
 
-def run_pytest(folder, *arguments, **environment):
-    """Run pytest with the collection's configuration in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / ".pytest.ini")]
-    command += ["-p", "no:cacheprovider", "--color=no", "-q", *arguments]
-    return subprocess.run(
-        command,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, **environment},
-    )
-
-
 @pytest.fixture(scope="module", autouse=True)
 def device():
     """Skip where torch has not the private names that the device stands on."""
@@ -67,7 +52,7 @@ def device():
 
 @pytest.mark.whole
 def test_helpers_and_the_zoo():
-    done = run_pytest(ROOT, "--rootdir", str(ROOT), "tests/support/device_cases.py")
+    done = run_pytest(ROOT, "-q", "tests/support/device_cases.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
@@ -87,7 +72,7 @@ def test_lesson(path, desk):
     save(notebook, path.stem)
     (desk / "start").mkdir()
     (desk / "start" / "sitecustomize.py").write_text(STARTED.format(root=str(ROOT)))
-    options = ["--rootdir", str(desk), "--nbval-lax", "--junitxml", "results.xml", "notebooks"]
+    options = ["-q", "--nbval-lax", "--junitxml", "results.xml", "notebooks"]
     done = run_pytest(desk, *options, PYTHONPATH=str(desk / "start"))
     assert done.returncode in (0, 1), done.stdout[-5000:] + done.stderr[-2000:]
     failures = ElementTree.parse(desk / "results.xml").iter("failure")

@@ -65,25 +65,21 @@ def unlisted(names: Iterable[str], *lists: str) -> list[str]:
     )
 
 
-def modules(folder: Path) -> list[str]:
-    """Read the modules of a folder."""
-    return [path.read_text() for path in sorted(folder.rglob("*.py"))]
-
-
-def cells(path: Path) -> list[str]:
-    """Read the code cells of a notebook."""
-    return [each.source for each in files.code_cells(files.read(path))]
+def sources_in(*folders: Path) -> list[str]:
+    """Read the modules and the cells of the notebooks of folders."""
+    sources = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
+    lessons = [files.read(path) for folder in folders for path in folder.rglob("*.ipynb")]
+    return sources + [each.source for lesson in lessons for each in files.code_cells(lesson)]
 
 
 def test_what_lessons_import_is_listed():
-    sources = modules(ROOT / "helpers")
-    sources += [source for path in LESSONS for source in cells(path)]
+    sources = sources_in(ROOT / "helpers", ROOT / "notebooks")
     assert unlisted(imported(sources) - PEERS, LESSON_LIST) == []
 
 
 def test_what_tests_import_is_listed():
-    sources = modules(ROOT / "tests")
-    assert unlisted(imported(sources) - PEERS - STOOD_IN_FOR, LESSON_LIST, TEST_LIST) == []
+    found = imported(sources_in(ROOT / "tests"))
+    assert unlisted(found - PEERS - STOOD_IN_FOR, LESSON_LIST, TEST_LIST) == []
 
 
 def test_peers_are_installed_by_their_target():
@@ -93,17 +89,10 @@ def test_peers_are_installed_by_their_target():
 
 def test_students_folder_lists_what_it_imports(tmp_path):
     student.build(LESSONS, tmp_path / "class")
-    sources = modules(tmp_path / "class")
-    sources += [source for path in (tmp_path / "class").glob("*.ipynb") for source in cells(path)]
+    sources = sources_in(tmp_path / "class")
     given = (tmp_path / "class" / "requirements.txt").read_text()
     assert unlisted(imported(sources) - PEERS, given) == []
     assert {"jupyterlab", "ipykernel"} <= pins.read(given).keys()  # what opens a notebook
-
-
-def test_lists_say_what_each_package_is_for():
-    for line in (LESSON_LIST + TEST_LIST).splitlines():
-        assert re.fullmatch(r"(#.*|[\w.-]+==[\w.]+(  # .+)?)?", line), line
-    assert not pins.read(LESSON_LIST).keys() & pins.read(TEST_LIST).keys()
 
 
 @pytest.mark.skipif(
@@ -117,9 +106,3 @@ def test_lock_pins_all_that_is_installed(listed):
     assert names > pins.read(listed).keys()
     of_cuda = {name for name in names if re.match("nvidia|cuda|triton", name)}  # see `make lock`
     assert pins.findings(sorted(names - of_cuda), LOCK) == []
-
-
-def test_lock_agrees_with_the_lists():
-    lock = pins.read(LOCK)
-    for name, version in (pins.read(LESSON_LIST) | pins.read(TEST_LIST)).items():
-        assert lock[name] == version, name

@@ -28,28 +28,20 @@ def gpt(attention):
 def padded(side):
     """Make a batch of texts, and the same texts without padding."""
     generator = torch.Generator().manual_seed(1)
-    texts, rows = [], []
+    texts = []
     for length in LENGTHS:
         ids = torch.randint(1, 37, (length,), generator=generator)
-        labels = ids.clone()
-        labels[0] = -100  # what comes before it is padding, or nothing
-        text = {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "position_ids": torch.arange(length),
-            "labels": labels,
-        }
-        missing = max(LENGTHS) - length
-        ends = (0, missing) if side == "right" else (missing, 0)
-        filled = {"labels": -100}
-        row = {
-            name: torch.nn.functional.pad(each, ends, value=filled.get(name, 0))
-            for name, each in text.items()
-        }
-        texts.append({name: each[None] for name, each in text.items()})
-        rows.append(row)
-    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return transformers.BatchEncoding(stacked), texts
+        labels = torch.cat([torch.tensor([-100]), ids[1:]])  # before it is padding, or nothing
+        text = {"input_ids": ids, "attention_mask": ids > 0, "position_ids": torch.arange(length)}
+        texts.append({name: each.long() for name, each in text.items()} | {"labels": labels})
+
+    def pad(name, each):
+        ends = (0, max(LENGTHS) - len(each))[:: 1 if side == "right" else -1]
+        return torch.nn.functional.pad(each, ends, value=-100 if name == "labels" else 0)
+
+    batch = {name: torch.stack([pad(name, text[name]) for text in texts]) for name in texts[0]}
+    alone = [{name: each[None] for name, each in text.items()} for text in texts]
+    return transformers.BatchEncoding(batch), alone
 
 
 def loss_fn(out, _):
