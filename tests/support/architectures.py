@@ -1,6 +1,7 @@
 """Models drawn at will: networks, convolutions, and what real models are composed of."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,20 +26,17 @@ def case_of(model: nn.Module, shape: tuple[int, ...], batch_size: int, dtype: to
 def networks(draw: st.DrawFn, batches: st.SearchStrategy[int]) -> Case:
     """Fully connected, with some weights frozen, some without a bias, some layers used twice."""
     torch.manual_seed(draw(seeds))
-    width = first = draw(sizes)
+    widths = draw(st.lists(sizes, min_size=2, max_size=5))
     layers: list[nn.Module] = []
-    for _ in range(draw(sizes)):
-        following = draw(sizes)
+    for width, following in pairwise(widths):
         layers += [nn.Linear(width, following, bias=draw(st.booleans())), nn.Tanh()]
         if width == following and draw(st.booleans()):
             layers.append(layers[-2])
-        width = following
     model = nn.Sequential(*layers)
     for parameter in model.parameters():
         parameter.requires_grad_(draw(st.integers(0, 3)) > 0)
-    return case_of(
-        model, (first,), draw(batches), draw(st.sampled_from([torch.float64, torch.float32]))
-    )
+    dtype = draw(st.sampled_from([torch.float64, torch.float32]))
+    return case_of(model, (widths[0],), draw(batches), dtype)
 
 
 @st.composite

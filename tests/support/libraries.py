@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.zoo import Apply
+
 LISTED: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
     Path(__file__).parents[1].joinpath("wild", "models.toml").read_text()
 )
@@ -32,35 +34,26 @@ def make(library: str, name: str, size: int) -> tuple[nn.Module, Tensor]:
     return model, data.double() if data.is_floating_point() else data
 
 
-class Flat(nn.Module):
-    """A model as a function of one tensor, with outputs `(B, Y)`, at most 8 of them.
+def _flat(model: nn.Module, argument: str | None = None, take: str | None = None) -> nn.Module:
+    """Make a model a function of one tensor, with outputs `(B, Y)`, at most 8 of them.
 
     The tensor goes to `argument`, or to the first; of the output, `take` says which part counts.
     """
 
-    def __init__(self, model: nn.Module, argument: str | None = None, take: str | None = None):
-        super().__init__()
-        self.model, self.argument, self.take = model, argument, take
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        given = {self.argument: inputs} if self.argument else {}
-        outputs = self.model(*([] if given else [inputs]), **given)
-        outputs = getattr(outputs, self.take) if self.take else outputs
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        outputs = self.model(**{argument: inputs}) if argument else self.model(inputs)
+        outputs = getattr(outputs, take) if take else outputs
         outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
         return outputs.flatten(1)[:, -8:]
 
+    return Apply(run, model=model)
 
-class OnGraph(nn.Module):
-    """A graph network on one fixed graph; a sample is what its nodes hold, `(nodes, features)`."""
 
-    def __init__(self, model: nn.Module, nodes: int) -> None:
-        super().__init__()
-        self.model = model
-        ring = torch.arange(nodes)
-        self.register_buffer("edges", torch.stack([ring, ring.roll(1)]))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return torch.stack([self.model(sample, self.edges).mean(0) for sample in inputs])
+def _on_graph(self: Apply, inputs: Tensor) -> Tensor:
+    """Run a network on one ring; a sample is what its nodes hold, `(nodes, features)`."""
+    ring = torch.arange(inputs.shape[1])
+    edges = torch.stack([ring, ring.roll(1)])
+    return torch.stack([self.model(sample, edges).mean(0) for sample in inputs])
 
 
 def _timm(name: str, size: int, side: int = 0, **options: Any) -> tuple[nn.Module, Tensor]:
@@ -68,14 +61,14 @@ def _timm(name: str, size: int, side: int = 0, **options: Any) -> tuple[nn.Modul
     with pretended_torchvision():
         create = import_module("timm").create_model
         model = create(name, pretrained=False, num_classes=3, **options)
-    return Flat(model), torch.randn(size, 3, side, side)
+    return _flat(model), torch.randn(size, 3, side, side)
 
 
 def _vit_pytorch(name: str, size: int, side: int = 32, **options: Any) -> tuple[nn.Module, Tensor]:
     module, _, kind = name.rpartition(".")
     with pretended_torchvision():
         model = getattr(import_module(f"vit_pytorch.{module}"), kind)(num_classes=3, **options)
-    return Flat(model), torch.randn(size, 3, side, side)
+    return _flat(model), torch.randn(size, 3, side, side)
 
 
 def _transformers(
@@ -89,28 +82,28 @@ def _transformers(
     kind = getattr(import_module("transformers"), name)
     data = torch.randn(size, *shape)
     data = torch.randint(3, 20, data.shape) if argument == "input_ids" else data
-    return Flat(kind(kind.config_class(**options)), argument, take), data
+    return _flat(kind(kind.config_class(**options)), argument, take), data
 
 
 def _torch_geometric(name: str, size: int, **options: Any) -> tuple[nn.Module, Tensor]:
     if "deg" in options:
         options["deg"] = torch.tensor(options["deg"])
     model = getattr(import_module("torch_geometric.nn").models, name)(**options)
-    return OnGraph(model, 6), torch.randn(size, 6, options["in_channels"])
+    return Apply(_on_graph, model=model), torch.randn(size, 6, options["in_channels"])
 
 
 def _neuralop(
     name: str, size: int, shape: Sequence[int], **options: Any
 ) -> tuple[nn.Module, Tensor]:
     model = getattr(import_module("neuralop.models"), name)(**options)
-    return Flat(model), torch.randn(size, *shape)
+    return _flat(model), torch.randn(size, *shape)
 
 
 def _x_transformers(name: str, size: int, **options: Any) -> tuple[nn.Module, Tensor]:
     library = import_module("x_transformers")
     layers = getattr(library, name)(**options)
     model = library.TransformerWrapper(num_tokens=20, max_seq_len=8, attn_layers=layers)
-    return Flat(model), torch.randint(20, (size, 8))
+    return _flat(model), torch.randint(20, (size, 8))
 
 
 LIBRARIES = {

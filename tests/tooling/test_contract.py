@@ -6,6 +6,7 @@ from torch import nn
 
 from helpers import gradients
 from tests.support import contract
+from tests.support.zoo import Apply
 
 
 @pytest.fixture
@@ -48,20 +49,18 @@ def test_damage_is_found_and_placed(linear, monkeypatch):
     assert "weight" in broken
 
 
-class Drawing(nn.Linear):
-    def forward(self, inputs):
-        return super().forward(inputs) + torch.rand(2) * 0
+def drawing(self, inputs):
+    return self.fc(inputs) + torch.rand(2) * 0
 
 
-class Alone(nn.Linear):
-    def forward(self, inputs):
-        if torch.is_grad_enabled() and len(inputs) == 1:
-            raise ValueError("no batch of one")
-        return super().forward(inputs)
+def refusing(self, inputs):
+    if torch.is_grad_enabled() and len(inputs) == 1:
+        raise ValueError("no batch of one")
+    return self.fc(inputs)
 
 
 def test_a_refusal_is_ours_and_any_other_error_is_not(linear):
-    broken, refused = contract.check(Drawing(3, 2).double(), linear[1])
+    broken, refused = contract.check(Apply(drawing, fc=linear[0]), linear[1])
     assert (broken, len(refused)) == ([], len(contract.TAKEN))
-    broken, _ = contract.check(Alone(3, 2).double(), linear[1])
+    broken, _ = contract.check(Apply(refusing, fc=linear[0]), linear[1])
     assert "loop: ValueError: no batch of one" in broken

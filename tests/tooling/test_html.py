@@ -264,7 +264,8 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     const ratio = ink / light(getComputedStyle(paper).backgroundColor);
     return Math.max(ratio, 1 / ratio) < 4.5;
   };
-  const said = (node) => [...node.childNodes].some((each) => each.nodeType == 3 && each.data.trim());
+  const said = (element) =>
+    [...element.childNodes].some((each) => each.nodeType == 3 && each.data.trim());
   const unread = (theme) => {
     document.documentElement.dataset.theme = theme;
     const seen = all(":not(.headerlink)").filter((each) => said(each) && box(each).width);

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import gradients
+from tests.support.zoo import Apply
 
 theirs = pytest.importorskip("opacus.utils.per_sample_gradients_utils")
 hypothesis = pytest.importorskip("hypothesis")
@@ -26,15 +27,6 @@ OTHERS = (
 )
 
 
-class Transposed(nn.Module):
-    def __init__(self, module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x):
-        return self.module(x.transpose(0, 1))
-
-
 def ours(x, module, batch_first=True, loss_reduction="mean", grad_sample_mode=""):
     """Compute in all ways."""
     model, criterion = theirs.clone_module(module), nn.L1Loss(reduction=loss_reduction)
@@ -45,7 +37,8 @@ def ours(x, module, batch_first=True, loss_reduction="mean", grad_sample_mode=""
         return theirs._compute_loss_packedsequences(criterion, out)
 
     if isinstance(x, Tensor) and not batch_first:
-        model, x = Transposed(model), x.transpose(0, 1)
+        model = Apply(lambda m, x: m.module(x.transpose(0, 1)), module=model)
+        x = x.transpose(0, 1)
     rows = gradients.loop_gradients(model, loss_fn, x)
     out = {name: torch.full_like(each, torch.nan) for name, each in rows.items()}
     for way in (*OTHERS, functools.partial(gradients.func_gradients, out=out)):
