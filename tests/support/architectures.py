@@ -67,12 +67,6 @@ def _swapped(layer: nn.Module) -> nn.Module:
     return Apply(lambda m, x: m.layer(x.transpose(1, 2)).transpose(1, 2), layer=layer)
 
 
-def _as_images(self: Apply, tokens: Tensor) -> Tensor:
-    """Normalise 2 x 2 images of WIDTH channels, as the patch stems of transformers do."""
-    images = tokens.transpose(1, 2).unflatten(2, (2, 2))
-    return F.relu(self.norm(images), inplace=True).flatten(2).transpose(1, 2)
-
-
 # Of tokens, or of channels: then they are read in another order.
 NORMS: list[Callable[[], nn.Module]] = [
     lambda: nn.LayerNorm(WIDTH),
@@ -81,7 +75,6 @@ NORMS: list[Callable[[], nn.Module]] = [
     lambda: _swapped(nn.GroupNorm(2, WIDTH)),
     lambda: _swapped(with_statistics(nn.BatchNorm1d(WIDTH))),
     lambda: _swapped(nn.InstanceNorm1d(WIDTH, affine=True)),
-    lambda: Apply(_as_images, norm=with_statistics(nn.BatchNorm2d(WIDTH))),
 ]
 
 

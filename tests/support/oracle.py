@@ -49,16 +49,11 @@ TOLERANCE = TOLERANCES[torch.float64]
 
 
 class Truth:
-    """What every way has to return for a case, from a model that is built anew for each sample.
-
-    Args:
-        make: Builds the case in float64, twice the same.
-    """
+    """What every way has to return for a case, from a model that is built anew for each sample."""
 
     def __init__(self, make: Callable[[], Case]) -> None:
         self._make = make
-        self.case = make()
-        """Nobody runs this one."""
+        self.case = make()  # nobody runs this one
 
     @functools.cached_property
     def gradients(self) -> dict[str, Tensor]:
@@ -173,8 +168,8 @@ def oracle(
 
     def make() -> Case:
         case = Case(copy.deepcopy(model), data.detach(), targets.detach(), loss_fn)
+        case.model.zero_grad()
         for name, parameter in case.model.named_parameters():
-            parameter.grad = None
             parameter.requires_grad_(name in wanted)
         return case.to(torch.float64)
 

@@ -1,8 +1,10 @@
 """Modules over processes, put to the helpers; run by `tests.support.workers` in each process."""
 
 import copy
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +15,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from helpers import curvature, ensembles, gradients, jacobians, kernels, norms, privacy
+from helpers import ensembles, gradients, privacy
 from helpers.features import Job, plan
-from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.gradient_computers import FunctionalGradientComputer
 from helpers.limits import diagnose
 from helpers.model_outputs import ImageClassificationModelOutput
+from tests.support.ways import LEGACY, WAYS
+from tests.support.zoo import Case
 
 
 def network() -> nn.Sequential:
@@ -55,28 +59,21 @@ def spread(world: int) -> dict[str, nn.Module]:
 
 def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
     data, targets = samples()
-    args = model, F.cross_entropy, data, targets
-    task = ImageClassificationModelOutput()
-    size = sum(parameter.numel() for parameter in model.parameters())
-    kind = task, size, torch.float32, "cpu"
-    computer = FunctionalGradientComputer(network(), task, 92, torch.float32, "cpu")
-    computer.model = model  # as if it had been sharded later
-    vector = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    case, args = (
+        Case(model, data, targets, F.cross_entropy),
+        (model, F.cross_entropy, data, targets),
+    )
+    task, truth = ImageClassificationModelOutput(), SimpleNamespace(limit=1.0)
+    later = FunctionalGradientComputer(network(), task, 92, torch.float32, "cpu")
+    later.model = model  # as if it had been sharded later
     return {
-        "loop_gradients": lambda: gradients.loop_gradients(*args),
-        "func_gradients": lambda: gradients.func_gradients(*args),
-        "functorch_gradients": lambda: gradients.functorch_gradients(*args),
-        "loop_jacobians": lambda: jacobians.loop_jacobians(model, data),
-        "func_jacobians": lambda: jacobians.func_jacobians(model, data),
-        "gradient_norms": lambda: norms.gradient_norms(*args),
-        "clipped_sum": lambda: norms.clipped_sum(*args, 1.0),
+        name: functools.partial(way.compute, case, truth)
+        for name, way in (WAYS | LEGACY).items()
+        if "out" not in name
+    } | {
         "private_sum": lambda: privacy.private_sum(*args, limit=1.0, noise_multiplier=1.0),
-        "ntk": lambda: kernels.ntk(model, data),
-        "fisher_product": lambda: curvature.fisher_product(model, data, vector),
-        "functional computer": lambda: FunctionalGradientComputer(model, *kind),
-        "iterative computer": lambda: IterativeGradientComputer(model, *kind),
-        "computer, sharded later": lambda: computer.compute_per_sample_grad((data, targets)),
-        "features": lambda: plan.make(Job(computer, [(data[0], targets[0])])),
+        "computer, sharded later": lambda: later.compute_per_sample_grad((data, targets)),
+        "features": lambda: plan.make(Job(later, [(data[0], targets[0])])),
         "stack": lambda: ensembles.stack([model, copy.copy(model)]),
         "diagnose": lambda: diagnose(*args),
     }
