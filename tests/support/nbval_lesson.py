@@ -55,10 +55,7 @@ class Cell(IPyNbCell):
     """A cell of a lesson, compared by nbval."""
 
     def repr_failure(self, excinfo: Any) -> str:
-        """Name the cell that failed, `cell 48 (port-check)`, and quote any warning.
-
-        nbval says that there is an output on stderr, and not which.
-        """
+        """Name the cell that failed, `cell 48 (port-check)`, and quote any warning."""
         if excinfo.errisinstance(AssertionError):  # of the items below, in words
             return str(excinfo.value)
         outputs = self.test_outputs or []

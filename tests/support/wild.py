@@ -31,12 +31,12 @@ def _two(run: Callable[..., Tensor], **more: object) -> nn.Module:
 def _channels_last(self: Apply, inputs: Tensor) -> Tensor:
     """Maps whose channels lie next to each other in memory, as on a fast path of convolutions."""
     maps = self.conv(inputs).contiguous(memory_format=torch.channels_last)
-    return self.norm(maps).flatten(1).sin()
+    return (self.norm(maps).flatten(1) * self.scale.repeat(4)).sin()
 
 
 def _tokens_as_images(self: Apply, inputs: Tensor) -> Tensor:
     """Tokens that lie one after the other are normalised as an image."""
-    tokens = self.conv(inputs).flatten(2).transpose(1, 2) * self.scale
+    tokens = (self.conv(inputs).flatten(2).transpose(1, 2) * self.scale).contiguous()
     return self.norm(tokens.transpose(1, 2).unflatten(2, (2, 2))).flatten(1)
 
 

@@ -56,32 +56,30 @@ class Apply(nn.Module):
         return self.run(self, inputs)
 
 
-class Buffered(nn.Module):
-    """A linear layer whose output depends on a buffer, which `write` changes in the forward."""
+def _buffered(write: Callable[..., object], persistent: bool = True) -> nn.Module:
+    """Make a layer whose output depends on a buffer, which `write` changes in the forward."""
 
-    def __init__(self, write: Callable[..., object], persistent: bool = True) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 2)
-        self.register_buffer("seen", torch.tensor([1.0, -2.0, 0.5]), persistent=persistent)
-        self.register_buffer("calls", torch.tensor(1))
-        self.write = write
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.write(self, inputs)
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        write(self, inputs)
         return self.fc(inputs * self.seen) * self.calls
 
+    model = Apply(run, fc=nn.Linear(3, 2))
+    model.register_buffer("seen", torch.tensor([1.0, -2.0, 0.5]), persistent=persistent)
+    model.register_buffer("calls", torch.tensor(1))
+    return model
 
-def _increment(self: Buffered, inputs: Tensor) -> None:
+
+def _increment(self: Apply, inputs: Tensor) -> None:
     self.calls += 1
     self.seen.mul_(1.5)
 
 
-def _write_batched(self: Buffered, inputs: Tensor) -> None:
+def _write_batched(self: Apply, inputs: Tensor) -> None:
     self.calls.add_(1)
     self.seen += inputs[0]
 
 
-def _rebind(self: Buffered, inputs: Tensor) -> None:
+def _rebind(self: Apply, inputs: Tensor) -> None:
     self.calls = self.calls + 1
     self.seen = 0.5 * self.seen + inputs.mean(0)
 
@@ -204,10 +202,10 @@ ROWS: dict[str, Build] = {
     "frozen": lambda: _freeze(_two_layers()),
     "unused": lambda: Apply(lambda m, x: m.a(x), z=nn.Linear(2, 2), a=nn.Linear(3, 2)),
     "no_grad inside": lambda: Apply(lambda m, x: torch.no_grad()(m.a)(x), a=nn.Linear(3, 2)),
-    "buffer counts": lambda: Buffered(_increment),
-    "buffer in place": lambda: Buffered(_write_batched),
-    "buffer rebound": lambda: Buffered(_rebind),
-    "buffer not persistent": lambda: Buffered(_write_batched, persistent=False),
+    "buffer counts": lambda: _buffered(_increment),
+    "buffer in place": lambda: _buffered(_write_batched),
+    "buffer rebound": lambda: _buffered(_rebind),
+    "buffer not persistent": lambda: _buffered(_write_batched, persistent=False),
     "stash": lambda: Apply(_stash, fc=nn.Linear(3, 3), head=nn.Linear(3, 2)),
     "weight norm hook": lambda: _hooked(nn.utils.weight_norm),
     "weight norm": lambda: weight_norm(nn.Linear(3, 2)),
