@@ -34,11 +34,7 @@ Finding = tuple[NotebookNode | None, str]
 
 
 def findings(lesson: Path) -> list[str]:
-    """Check a lesson as it lies there, without running it.
-
-    Returns:
-        What is wrong with it: sentences that name the file and the cell. Empty for a good lesson.
-    """
+    """Say what is wrong with a lesson as it lies there: sentences that name the file and cell."""
     notebook = files.read(lesson)
     found = []
     for check in (_form, _parameters, _cells, _exercises):
@@ -126,7 +122,6 @@ def _exercises(notebook: NotebookNode) -> Iterator[Finding]:
         levels.append(task and task[1])
         if not task:
             yield cell, f"no task before it: **Exercise {number}** (level, N minutes), two hints"
-    if len(levels) < 4 or (
-        None not in levels and (levels[0], levels[-1]) != (LEVELS[0], LEVELS[-1])
-    ):
+    ends = [levels[0], levels[-1]] if levels else []
+    if len(levels) < 4 or (None not in levels and ends != [LEVELS[0], LEVELS[-1]]):
         yield None, "it has not four exercises or more, from warm-up to real problem"

@@ -128,16 +128,13 @@ BLOCKS: list[Callable[[st.DrawFn], nn.Module]] = [
 ]
 
 
-def _block(draw: st.DrawFn) -> nn.Module:
-    return _one_of(draw, BLOCKS)(draw)
-
-
-def _residual(draw: st.DrawFn) -> nn.Module:
-    return Apply(lambda m, x: x + m.body(x), body=_block(draw))
-
-
-def _gated(draw: st.DrawFn) -> nn.Module:
-    return Apply(lambda m, x: m.one(x).sigmoid() * m.other(x), one=_block(draw), other=_block(draw))
+def _block(draw: st.DrawFn, kind: int) -> nn.Module:
+    one, other = (_one_of(draw, BLOCKS)(draw) for _ in "12")
+    if kind == 1:
+        return Apply(lambda m, x: x + m.one(x), one=one)
+    if kind == 2:
+        return Apply(lambda m, x: m.one(x).sigmoid() * m.other(x), one=one, other=other)
+    return one
 
 
 @st.composite
@@ -153,7 +150,7 @@ def architectures(draw: st.DrawFn) -> Case:
         if kind == 0 and blocks:
             blocks.append(_one_of(draw, blocks))  # one part, used twice
         else:
-            blocks.append({1: _residual, 2: _gated}.get(kind, _block)(draw))
+            blocks.append(_block(draw, kind))
     head = _one_of(draw, ["pooled", "flat", "tied", "none"])
     model = nn.Sequential(stem, *blocks)
     if head == "tied" and isinstance(stem, nn.Embedding):

@@ -99,18 +99,10 @@ def _neuralop(
     return _flat(model), torch.randn(size, *shape)
 
 
-def _x_transformers(name: str, size: int, **options: Any) -> tuple[nn.Module, Tensor]:
-    library = import_module("x_transformers")
-    layers = getattr(library, name)(**options)
-    model = library.TransformerWrapper(num_tokens=20, max_seq_len=8, attn_layers=layers)
-    return _flat(model), torch.randint(20, (size, 8))
-
-
 LIBRARIES = {
     "timm": ("timm", _timm),
     "transformers": ("transformers", _transformers),
     "vit-pytorch": ("vit_pytorch", _vit_pytorch),
-    "x-transformers": ("x_transformers", _x_transformers),
     "torch-geometric": ("torch_geometric", _torch_geometric),
     "neuraloperator": ("neuralop", _neuralop),
 }

@@ -137,7 +137,7 @@ def by_hand() -> Iterator[None]:
         outputs = (inputs - mean) / (var + eps).sqrt()
         return outputs if weight is None else outputs * weight.view(shape) + bias.view(shape)
 
-    def batch_norm(inputs, mean, var, weight=None, bias=None, training=False, _=0.1, eps=1e-5):
+    def batch_norm(inputs, mean, var, weight=None, bias=None, training=False, momentum=0, eps=1e-5):
         return normalise(inputs, mean, var, weight, bias, eps, None)
 
     def instance_norm(

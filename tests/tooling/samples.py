@@ -29,20 +29,9 @@ ANSWER = '''\
 def answer(x):
     """Return x, (B,), doubled."""
     return 2 * x'''
-TASK = """\
-**Exercise {number}** ({level}, 5 minutes). Double the numbers.
-
-<details><summary>Hint 1</summary>
-
-There is a sign for it.
-
-</details>
-
-<details><summary>Hint 2</summary>
-
-`2 * x`.
-
-</details>"""
+HINT = "\n\n<details><summary>Hint {}</summary>\n\n{}\n\n</details>"
+TASK = "**Exercise {number}** ({level}, 5 minutes). Double the numbers."
+TASK += HINT.format(1, "There is a sign for it.") + HINT.format(2, "`2 * x`.")
 CHECK = """\
 from helpers import exercises
 
