@@ -120,9 +120,6 @@ wild: data parallel | data-parallel at the model
 wild: item | item at the model
 wild: recurrence in place | copy-into-zeros at the model
 wild: sparse buffer * | operator-fallback at the model (_sparse_addmm)
-wild: quantisation observer |
-    sample-into-buffer at 1.activation_post_process; data-dependent-branch at 1;
-    samples-that-meet at 1
 wild: padding looked for | data-dependent-branch at the model
 wild: key padding mask, eval | nested-tensors at encoder
 buffer in place | sample-into-buffer at the model; samples-that-meet at fc

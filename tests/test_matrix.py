@@ -66,7 +66,6 @@ wild: scripted | the model uses a parameter past torch.func
 wild: item | the model reads numbers out of tensors, with .item()
 wild: recurrence in place | writes what belongs to one sample into a tensor of all
 wild: sparse buffer | uses _sparse_addmm, which torch.vmap takes one sample after the other
-wild: quantisation observer | 1 reads numbers out of tensors, with .item()
 wild: custom operator | the model uses a torch.autograd.Function without setup_context
 wild: old function of a number | a torch.autograd.Function without setup_context
 wild: reversible | a torch.autograd.Function without setup_context

@@ -220,13 +220,6 @@ def _sparse() -> nn.Module:
     return model
 
 
-def _observed() -> nn.Module:
-    from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
-
-    quantize = FakeQuantize(MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
-    return nn.Sequential(nn.Linear(3, 3), quantize, nn.Linear(3, 2))
-
-
 def _padded(looks: bool) -> nn.Module:
     """Make a language model with a mask of padding; it may look whether there is any at all."""
 
@@ -472,7 +465,6 @@ ROWS: dict[str, Build] = {
     "prelu, outputs as many as samples": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()),
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
-    "quantisation observer": _observed,
     "cdist": lambda: Apply(lambda m, x: torch.cdist(m.fc(x), m.w), fc=nn.Linear(3, 3), w=_weight()),
     "lu_solve": lambda: _solved(
         lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b[None])

@@ -1,5 +1,6 @@
 """Copies for Colab: each runs in an empty folder, with Colab's packages, as the lesson does."""
 
+import functools
 import json
 import os
 import platform
@@ -154,18 +155,16 @@ def test_copies_are_published_on_their_branch(tmp_path):
     make = tmp_path / "bin" / "make"
     make.parent.mkdir()
     environment = {**os.environ, "PATH": f"{make.parent}:{os.environ['PATH']}"}
-    subprocess.run(["git", "init", "-q", "--bare", remote], check=True)
+    run = functools.partial(subprocess.run, env=environment, check=True, capture_output=True)
+    run(["git", "init", "-q", "--bare", remote])
     for name in ("01_a.ipynb", "02_b.ipynb"):
         make.write_text(
             f'#!/bin/sh\nmkdir -p build/colab; rm -f build/colab/*\necho "$*" > build/colab/{name}'
         )
         make.chmod(0o755)
-        command = [checkout / ".ci" / "colab", "ada/gradients", remote]
-        subprocess.run(command, env=environment, check=True, capture_output=True)
-        shown = subprocess.run(
-            ["git", "-C", remote, "grep", "", "colab"], capture_output=True, text=True
-        )
-        assert shown.stdout == f"colab:{name}:colab REPO=ada/gradients\n"
+        run([checkout / ".ci" / "colab", "ada/gradients", remote])
+        shown = run(["git", "-C", remote, "grep", "", "colab"], text=True).stdout
+        assert shown == f"colab:{name}:colab REPO=ada/gradients\n"
 
 
 @pytest.mark.usefixtures("desk")

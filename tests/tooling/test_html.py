@@ -95,15 +95,11 @@ def test_formulas_and_folds_are_those_of_the_source(lesson, book):
     notebook, article = files.read(lesson), book[lesson.stem].article
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     hints = "".join(texts).count("<details><summary>Hint ")
-    texts += [
-        output.data["text/markdown"]
-        for cell in files.code_cells(notebook)
-        for output in cell.outputs
-        if "text/markdown" in output.get("data", {})
-    ]
+    outputs = [output for cell in files.code_cells(notebook) for output in cell.outputs]
+    texts += [output.get("data", {}).get("text/markdown", "") for output in outputs]
     bare = [re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL) for text in texts]
-    formulas = [each for text in bare for each in re.findall(r"\$\$[^$]+\$\$|\$[^$]+\$", text)]
-    assert len(article.find_all("math")) == len(formulas)
+    formulas = sum(len(re.findall(r"\$\$[^$]+\$\$|\$[^$]+\$", text)) for text in bare)
+    assert len(article.find_all("math")) == formulas
     solutions = [cell.source for cell in notebook.cells if "solution" in files.tags(cell)]
     folds = {}
     for fold in article.find_all("details"):
@@ -123,11 +119,8 @@ def test_answers_wait_behind_their_predictions(lesson, book):
     cells, article = files.read(lesson).cells, book[lesson.stem].article
     blocks = {each.text.strip(): each for each in article.select(".cell_input")}
     answers = article.select("details.answer")
-    predicted = [
-        cell
-        for before, cell in pairwise(cells)
-        if "**Predict**" in before.source and cell.get("outputs")
-    ]
+    pairs = [(cell, before) for before, cell in pairwise(cells) if cell.get("outputs")]
+    predicted = [cell for cell, before in pairs if "**Predict**" in before.source]
     assert predicted
     for cell in predicted:
         answer = blocks[cell.source.strip()].find_next("details")
@@ -175,12 +168,12 @@ def test_answer_takes_every_output_and_what_is_said_of_the_last():
 
 
 def test_drawings_are_told_from_pictures_of_numbers():
-    kinds = []
-    for picture in (Image.new("RGB", (64, 64), "white"), Image.linear_gradient("L")):
-        file = io.BytesIO()
-        picture.save(file, format="png")
-        kinds.append(edition.kind(base64.b64encode(file.getvalue()).decode()))
-    assert kinds == ["drawing", "shades"]
+    for kind, picture in (
+        ("drawing", Image.new("RGB", (64, 64), "white")),
+        ("shades", Image.linear_gradient("L")),
+    ):
+        picture.save(file := io.BytesIO(), format="png")
+        assert edition.kind(base64.b64encode(file.getvalue()).decode()) == kind
 
 
 def test_formula_that_cannot_be_converted_is_named_and_leaves_the_old_pages(desk, capfd):
