@@ -138,7 +138,8 @@ def by_hand() -> Iterator[None]:
         return outputs if weight is None else outputs * weight.view(shape) + bias.view(shape)
 
     def batch_norm(inputs, mean, var, weight=None, bias=None, training=False, momentum=0, eps=1e-5):
-        return normalise(inputs, mean, var, weight, bias, eps, None)
+        mean = None if training else mean
+        return normalise(inputs, mean, var, weight, bias, eps, (0, *range(2, inputs.dim())))
 
     def instance_norm(
         inputs, mean=None, var=None, weight=None, bias=None, use_input_stats=True, _=0.1, eps=1e-5
