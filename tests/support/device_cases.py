@@ -18,6 +18,7 @@ from helpers.gradient_computers import FunctionalGradientComputer
 from tests.support import zoo
 from tests.support.oracle import Truth, assert_equal
 from tests.support.ways import WAYS, computer
+from tests.support.wild import Product
 
 PRETENDED = "TEST_DEVICE" not in os.environ
 if PRETENDED:
@@ -94,16 +95,17 @@ def test_it_is_what_auto_means():
 # Planted faults: a tensor on the CPU where the device's is wanted.
 
 
-def in_the_backward(self, inputs):
-    hidden = self.fc2(inputs)
-    if hidden.requires_grad:
-        hidden.register_hook(lambda grad: grad * torch.ones(grad.shape, dtype=grad.dtype))
-    return self.fc(hidden)
+class OnTheCpu(Product):
+    """A product with a backward that was tried on a CPU only."""
+
+    @staticmethod
+    def backward(ctx, grads):
+        return Product.backward(ctx, grads * torch.ones(grads.shape, dtype=grads.dtype))
 
 
 FORWARDS = {
     "a tensor in the forward": lambda m, x: m.fc(x + torch.zeros(3, dtype=x.dtype)),
-    "a tensor in the backward": in_the_backward,
+    "a tensor in the backward": lambda m, x: m.fc(OnTheCpu.apply(m.fc2(x), m.fc2.weight)),
     "a mask": lambda m, x: m.fc(torch.where(torch.ones(3) > 0, x, 0 * x)),
 }
 

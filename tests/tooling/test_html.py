@@ -244,18 +244,18 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
       return seen.length == 1 && seen[0] == frame && slider.nextElementSibling.value == frame.alt;
     });
   };
-  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const light = (colour) => {
-    const [red, green, blue] = parts(colour).map((part) => part / 255)
+    const parts = colour.map((part) => part / 255)
       .map((part) => part > 0.04 ? ((part + 0.055) / 1.055) ** 2.4 : part / 12.92);
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05;
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05;
   };
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const pale = (element) => {
     let paper = element;
     while (parts(getComputedStyle(paper).backgroundColor)[3] === 0) paper = paper.parentElement;
-    const ink = light(getComputedStyle(element).color);
-    const ratio = ink / light(getComputedStyle(paper).backgroundColor);
-    return Math.max(ratio, 1 / ratio) < 4.5;
+    const pair = [getComputedStyle(element).color, getComputedStyle(paper).backgroundColor];
+    const [low, high] = pair.map((each) => light(parts(each))).sort((a, b) => a - b);
+    return high / low < 4.5;
   };
   const said = (element) =>
     [...element.childNodes].some((each) => each.nodeType == 3 && each.data.trim());
