@@ -307,12 +307,8 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
     (copy / "phones.html").write_text(phones)
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     command += [f"--window-size={width + 100},900", f"--user-data-dir={tmp_path / 'profile'}"]
-    command += [
-        "--v=0",
-        "--virtual-time-budget=60000",
-        "--dump-dom",
-        (copy / "phones.html").as_uri(),
-    ]
+    command += ["--v=0", "--virtual-time-budget=60000", "--dump-dom"]
+    command.append((copy / "phones.html").as_uri())
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert not re.search(r"CONSOLE.*(Uncaught|Failed|ERR_)", done.stderr)
     results = json.loads(unescape(re.search(r'data-found="([^"]+)"', done.stdout)[1]))
