@@ -51,13 +51,10 @@ def test_candidates_take_turns_each_for_the_time_asked_for(rounds, monkeypatch):
     assert measurements["slow"].times == pytest.approx([0.5] * rounds)
 
 
-@pytest.mark.parametrize(
-    ("candidates", "rounds"), [({}, 5), ({"a": int}, 0), ({"a": int}, -1)], ids=str
-)
-def test_nothing_to_measure_is_refused(candidates, rounds):
-    sentence = f"needs a candidate and a round at least, got {len(candidates)} and {rounds}"
-    with pytest.raises(ValueError, match=sentence):
-        benchmark.measure(candidates, rounds=rounds, min_run_time=0.0)
+@pytest.mark.parametrize(("count", "rounds"), [(0, 5), (1, 0), (1, -1)])
+def test_nothing_to_measure_is_refused(count, rounds):
+    with pytest.raises(ValueError, match=f"and a round at least, got {count} and {rounds}"):
+        benchmark.measure(dict.fromkeys("a"[:count], int), rounds=rounds, min_run_time=0.0)
 
 
 def test_a_candidate_that_raises_is_left_out_with_its_reason():
@@ -127,12 +124,6 @@ def _chain() -> torch.Tensor:
     return third
 
 
-def _large_first() -> torch.Tensor:
-    large = KILO.repeat(10)
-    del large
-    return KILO + 1
-
-
 @pytest.mark.parametrize(
     ("run", "peak", "kept"),
     [
@@ -144,7 +135,6 @@ def _large_first() -> torch.Tensor:
         (lambda: torch.ones(1).expand(1000), 4, 4),
         (lambda: {"a": [KILO + 1, KILO + 2]}, 8000, 8000),
         (_chain, 8000, 4000),
-        (_large_first, 40000, 4000),
         (lambda: [(KILO + 1) is None for _ in range(5)], 4000, 0),
         (lambda: list((KILO + 1).split(500)), 4000, 4000),
         (lambda: (KILO + 1).split(500)[0], 4000, 4000),
@@ -153,14 +143,6 @@ def _large_first() -> torch.Tensor:
 )
 def test_memory_counts_what_is_made_and_what_stays(run, peak, kept):
     assert benchmark.memory(run) == benchmark.Memory(peak, kept)
-
-
-def test_memory_counts_through_transforms_and_backwards():
-    weight = torch.ones(1000, requires_grad=True)
-    rows = torch.ones(8, 1000)
-    per_sample = torch.func.vmap(torch.func.grad(lambda w, x: (w * x).sum()), in_dims=(None, 0))
-    assert benchmark.memory(lambda: per_sample(weight.detach(), rows)).kept == 8 * 4000
-    assert benchmark.memory(lambda: (weight * 2).sum().backward()).kept == 4000  # weight.grad
 
 
 def test_memory_lets_errors_through_and_stops_counting():
@@ -177,10 +159,7 @@ def test_flops_are_those_of_the_matrix_products():
     assert benchmark.flops(lambda: torch.func.vmap(slope)(rows)) == 2 * (2 * 8 * 5 * 3)
     jacobian = torch.func.jacrev(lambda x: weight @ x)
     assert benchmark.flops(lambda: torch.func.vmap(jacobian)(rows)) == 4 * (2 * 8 * 5 * 3)
-
-
-def test_flops_of_a_gradient_by_the_input_of_a_module():
     layer = torch.nn.Linear(5, 3)
-    rows = torch.ones(8, 5, requires_grad=True)  # at this, FlopCounterMode raises
+    rows.requires_grad_()  # at this, FlopCounterMode raises
     run = lambda: torch.autograd.grad(layer(rows).sum(), rows)  # noqa: E731
     assert benchmark.flops(run) == 2 * (2 * 8 * 5 * 3)

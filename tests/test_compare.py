@@ -38,14 +38,6 @@ def test_the_table_reads_as_saved():
     ]
 
 
-def test_jacobians_have_two_dimensions_in_front():
-    jacobians = {"weight": torch.ones(2, 5, 4, 3), "scale": torch.ones(2, 5)}
-    for function in (compare.table, compare.check):
-        table = function(jacobians, jacobians, batch_dims=2)
-        assert table["shape"].tolist() == [(4, 3), ()]
-        assert table["per-sample shape"].tolist() == [(2, 5, 4, 3), (2, 5)]
-
-
 def test_names_are_compared_never_positions():
     backwards = dict(reversed(gradients().items()))
     table = compare.check(backwards, gradients())
@@ -53,20 +45,29 @@ def test_names_are_compared_never_positions():
     assert table.index.tolist() == ["weight", "bias"]
 
 
-def test_it_fails_by_name_then_by_shape_then_by_value():
-    expected = gradients()
-    got = {"weight": torch.zeros(2, 3, 2), "Bias": expected["bias"], "extra": torch.zeros(2)}
-    assert failure(got, expected) == "missing: bias"
-    got["bias"] = expected["bias"] + 1
-    assert failure(got, expected) == "not expected: Bias, extra"
-    del got["Bias"], got["extra"]
-    message = "weight has the wrong shape: expected (2, 2, 3), got (2, 3, 2)"
-    assert failure(got, expected) == message
-    got["weight"] = torch.ones(1, 2, 3)  # which would broadcast
-    assert failure(got, expected).startswith("weight has the wrong shape")
-    got["weight"] = expected["weight"] * 3
-    message = "right shape, wrong values: weight by 2.0e+00, bias by 1.0e+00 of the largest entry"
-    assert failure(got, expected) == message
+WRONG = "right shape, wrong values:"
+# By what the comparison says, what is done to right gradients.
+FAILURES = {
+    "missing: bias": lambda g: {"weight": g["weight"].mT, "Bias": g["bias"]},
+    "not expected: Bias, extra": lambda g: (
+        g | {"weight": g["weight"].mT, "Bias": 0.0, "extra": 0.0}
+    ),
+    "weight has the wrong shape: expected (2, 2, 3), got (2, 3, 2)": (
+        lambda g: {"weight": g["weight"].mT, "bias": g["bias"] + 1}
+    ),
+    "weight has the wrong shape: expected (2, 2, 3), got (1, 2, 3)": (  # which would broadcast
+        lambda g: g | {"weight": torch.ones(1, 2, 3)}
+    ),
+    f"{WRONG} weight by 2.0e+00, bias by 1.0e+00 of the largest entry": (
+        lambda g: {"weight": g["weight"] * 3, "bias": g["bias"] + 1}
+    ),
+}
+
+
+@pytest.mark.parametrize("said", FAILURES)
+def test_it_fails_by_name_then_by_shape_then_by_value(said):
+    got = {name: torch.as_tensor(each) for name, each in FAILURES[said](gradients()).items()}
+    assert failure(got, gradients()) == said
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
@@ -78,13 +79,6 @@ def test_the_tolerance_is_relative_to_the_largest_entry(dtype, scale):
         got["weight"][0, 0, 0] *= 1 + factor * compare.TOLERANCES[dtype]
         got = {name: tensor.to(dtype) for name, tensor in got.items()}
         assert compare.table(got, expected)["equal"].tolist() == [equal, True]
-
-
-@pytest.mark.parametrize("dtype", compare.TOLERANCES, ids=str)
-def test_the_tolerance_is_that_of_the_dtype(dtype):
-    ones = {"w": torch.ones(2, dtype=dtype)}
-    row = compare.table(ones, {"w": torch.ones(2, dtype=torch.float64)}).iloc[0]
-    assert row["largest error"] == f"below {compare.TOLERANCES[dtype]:.0e}"
 
 
 @pytest.mark.parametrize(
@@ -112,11 +106,11 @@ def test_what_is_not_finite_is_never_equal(left, right, tolerance):
     assert failure(got, expected, tolerance=tolerance) == message
 
 
-@pytest.mark.parametrize("bad", [inf, -inf, nan])
+@pytest.mark.parametrize("bad", [inf, nan])
 def test_one_bad_reference_does_not_excuse_the_others(bad):
-    expected = {"v": torch.ones(2), "w": torch.tensor([1.0, bad]), "x": torch.ones(2)}
-    got = {"v": torch.ones(2) * 1.5, "w": expected["w"], "x": torch.ones(2)}
-    assert compare.table(got, expected)["equal"].tolist() == [False, False, True]
+    expected = {"v": torch.ones(2), "w": torch.tensor([1.0, bad])}
+    table = compare.table({"v": torch.ones(2) * 1.5, "w": expected["w"]}, expected)
+    assert table["equal"].tolist() == [False, False]
 
 
 def test_empty_batches_and_no_parameters():

@@ -34,20 +34,6 @@ def test_the_same_every_time_and_from_no_stream_of_the_caller(dataset):
     assert data.load_batch(dataset, 5)[0].any()
 
 
-def test_the_digits_are_scikit_learns():
-    from sklearn.datasets import load_digits
-
-    originals = load_digits()
-    images, labels = data.load_digits()
-    assert images.shape == (1797, 1, 28, 28)
-    assert labels.tolist() == originals.target.tolist()
-    # Shrunk back, each is nearest to its own original of all of the first hundred.
-    small = torch.nn.functional.interpolate(images[:100], size=(8, 8), mode="area")[:, 0]
-    originals = torch.tensor(originals.images[:100] / 16, dtype=torch.float32)
-    distances = torch.cdist(small.flatten(1), originals.flatten(1))
-    assert distances.argmin(1).tolist() == list(range(100))
-
-
 def test_a_batch_is_the_first_digits_and_noise_is_uniform():
     for first, all_of_them in zip(data.load_batch(), data.load_digits(), strict=True):
         assert torch.equal(first, all_of_them[:64])

@@ -4,20 +4,6 @@ import pytest
 
 from helpers.errors import expected
 
-SHOWN = {
-    "ValueError: ...3 and 2...\n": (ValueError, ValueError("sizes differ: 3 and 2, at 0x7f01")),
-    "RuntimeError: ...a line and one...\n": (RuntimeError, RuntimeError("a line\n  and   one\n")),
-    "KeyError: ...key...\n": (LookupError, KeyError("key")),
-}
-
-
-@pytest.mark.parametrize("shown", SHOWN)
-def test_the_expected_error_is_printed_and_over(shown, capsys):
-    kind, error = SHOWN[shown]
-    with expected(kind, shown.split("...")[1]):
-        raise error
-    assert capsys.readouterr().out == shown
-
 
 def test_no_error_is_a_failure(capsys):
     says = "expected ValueError with 'this', and nothing"

@@ -5,7 +5,7 @@ import re
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from helpers.limits import entries, find, index, lookup
+from helpers.limits import entries, find, lookup
 from helpers.limits.diagnosis.signs import FALLBACKS, SIGNS
 from helpers.limits.lookup import Entry
 from helpers.tooling.lesson import copies, imports
@@ -13,10 +13,6 @@ from helpers.tooling.lesson import copies, imports
 
 def found(message):
     return re.findall(r"^\| \[([a-z0-9-]+)\]", find(message), re.MULTILINE)
-
-
-def test_every_part_has_entries():
-    assert {"loud", "silent", "slow"} == {entry.part for entry in entries().values()}
 
 
 @pytest.mark.parametrize("name", entries())
@@ -41,17 +37,6 @@ def test_a_message_that_leads_to_several_tells_them_apart():
         "RuntimeError: vmap: attempting to use a Tensor in some data-dependent control flow"
     )
     assert entries()["one-hot"].apart in said
-
-
-def test_the_index_lists_every_entry_with_its_message():
-    lines = index().splitlines()
-    assert len(lines) == len(entries())
-    for line, entry in zip(lines, entries().values(), strict=True):
-        assert line.startswith(f"- [{entry.name}](#{entry.name}): ")
-        assert all(seen in line for seen in entry.seen)
-    assert "``AttributeError: ...has no attribute `_orig_mod`...``" in index()
-    assert index()._repr_markdown_() == str(index())
-    assert len(repr(index())) < 40
 
 
 def test_a_fragment_with_a_gap_is_matched_in_order_of_its_parts():

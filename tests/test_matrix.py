@@ -194,29 +194,6 @@ def test_a_model_that_fails_is_left_as_it_was(name, spoiled, calls):
     assert {LOOP, "iterative computer"} <= failed
 
 
-# A forward that changes a buffer computes something else for a batch than for its samples, and some
-# recurrences take a sample only.
-MEANS = [n for n in zoo.MODELS if not n.startswith("buffer") and n not in zoo.RECURRENCES]
-
-
-@pytest.mark.parametrize("name", MEANS)
-def test_the_mean_is_the_batch_gradient(name):
-    case = zoo.make(name)
-    loss = case.loss_fn(case.model(case.data), case.targets)
-    if case.loss_fn is zoo.squared:  # a sum over the batch
-        loss = loss / len(case.data)
-    wanted = {n: p for n, p in case.model.named_parameters() if p.requires_grad}
-    rows = [None] * len(wanted)
-    if loss.requires_grad:
-        rows = torch.autograd.grad(loss, [*wanted.values()], materialize_grads=True)
-    expected = {
-        n: torch.zeros_like(p) if row is None else row
-        for (n, p), row in zip(wanted.items(), rows, strict=True)
-    }
-    means = {n: tensor.mean(0) for n, tensor in truth_of(name).gradients.items()}
-    assert_equal(means, expected, TOLERANCE)
-
-
 def test_a_linear_layer_by_hand():
     case, truth = zoo.make("linear"), truth_of("linear")
     residuals = case.data @ case.model.weight.T + case.model.bias - case.targets

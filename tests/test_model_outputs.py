@@ -8,11 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from helpers.model_outputs import (
-    AbstractModelOutput,
-    ImageClassificationModelOutput,
-    TextClassificationModelOutput,
-)
+from helpers.model_outputs import ImageClassificationModelOutput, TextClassificationModelOutput
 from tests.support.oracle import refused
 from tests.support.zoo import Apply
 
@@ -109,9 +105,3 @@ def test_labels_that_are_no_class_numbers_are_refused(label):
     got = f"{(1, *label.shape)} of {label.dtype}"
     with refused(f"labels must be whole numbers, one for each sample (B,), got {got}"):
         IMAGES.get_output(nn.Identity(), {}, {}, torch.ones(3), label)
-
-
-def test_a_task_must_fill_in_both_methods():
-    half = type("Half", (AbstractModelOutput,), {"get_output": len})
-    with pytest.raises(TypeError, match=r"abstract method '?get_out_to_loss_grad"):
-        half()

@@ -12,16 +12,6 @@ every = pytest.mark.parametrize("network", SIZES)
 
 
 @every
-@pytest.mark.parametrize("batch_size", [0, 1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_digits_to_logits(network, batch_size, dtype):
-    logits = network().to(dtype)(torch.rand(batch_size, 1, 28, 28, dtype=dtype))
-    assert logits.shape == (batch_size, 10)
-    assert logits.dtype == dtype
-    assert (logits < 0).any() == (batch_size > 0), "logits, not probabilities"
-
-
-@every
 def test_a_sample_does_not_see_the_others_and_every_parameter_counts(network):
     torch.manual_seed(0)
     model, images = network(), torch.rand(3, 1, 28, 28)

@@ -7,7 +7,6 @@ A statistical test fails by chance, for a seed taken at random, with a probabili
 import copy
 import math
 import re
-import time
 import warnings
 from fractions import Fraction
 
@@ -82,23 +81,7 @@ def test_batches_follow_from_the_generator():
     assert 0 in {len(batch) for batch in privacy.poisson_batches(3, 0.1, 50, seeded(0))}
 
 
-RATE = "rate must be above 0 and at most 1"
-REFUSED = [((10, rate, 1), RATE) for rate in (0.0, -0.1, 1.1, math.nan, "0.1", True)]
-REFUSED += [((0, 0.5, 1), "n must be a whole"), ((1, 0.5, 1.5), "steps must be a whole number")]
-
-
-@pytest.mark.parametrize(("given", "what"), REFUSED)
-def test_batches_that_cannot_be_drawn_are_refused_at_once(given, what):
-    with pytest.raises(ValueError, match=what):
-        privacy.poisson_batches(*given, seeded(0))
-
-
 # The sum
-
-
-def test_without_noise_it_is_the_clipped_sum():
-    got = privacy.private_sum(*small(), limit=0.5, noise_multiplier=0)
-    torch.testing.assert_close(got, norms.clipped_sum(*small(), 0.5), rtol=0, atol=0)
 
 
 def noises(draws: int, count: int = 12, **options: object) -> torch.Tensor:
@@ -333,15 +316,13 @@ def test_an_epsilon_is_that_of_opacus(setting, accountant):
     assert got == pytest.approx(expected, rel=1e-9)
 
 
-def test_little_epsilon_and_much_noise_take_no_longer():
-    start = time.monotonic()
+def test_little_epsilon_and_much_noise():
     noise = privacy.noise_multiplier_for(0.05, 1.0, 10, 1e-5, accountant="prv")
     assert exact_epsilon(noise, 10, 1e-5) < 0.05 < exact_epsilon(noise / 1.5, 10, 1e-5)
     for accountant, least in (("rdp", 0.1), ("prv", 0.0)):
         assert least < privacy.epsilon(1e6, 0.5, 10, 1e-5, accountant=accountant) < least + 0.02
         with pytest.raises(ValueError, match=f"'{accountant}' promises no epsilon as small as"):
             privacy.noise_multiplier_for(0.005, 0.5, 10, 1e-5, accountant=accountant)
-    assert time.monotonic() - start < 30
 
 
 @pytest.mark.filterwarnings("ignore:delta = ")
@@ -365,22 +346,6 @@ def test_numbers_of_other_kinds_are_numbers():
     torch.testing.assert_close(got, right, rtol=0, atol=0)
 
 
-def test_renyi_divergence_by_integration():
-    """The RDP epsilon is the smallest over orders, the divergence here from its definition."""
-    noise, rate, steps, delta = 1.1, 0.02, 500, 1e-5
-    x = torch.linspace(-40, 60, 200_001, dtype=torch.float64)
-    log_density = -(x**2) / (2 * noise**2) - math.log(noise * math.sqrt(2 * math.pi))
-    ratio = ((2 * x - 1) / (2 * noise**2) + math.log(rate)).logaddexp(
-        torch.tensor(math.log(1 - rate), dtype=torch.float64)
-    )
-    best = math.inf
-    for order in [1 + tenth / 10 for tenth in range(1, 100)] + list(range(12, 64)):
-        moment = torch.trapezoid((log_density + order * ratio).exp(), x).log().item()
-        convert = math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
-        best = min(best, steps * moment / (order - 1) + convert)
-    assert privacy.epsilon(noise, rate, steps, delta) == pytest.approx(best, rel=1e-6)
-
-
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 @pytest.mark.parametrize("setting", [(0.5, 1.0, 50), (2.0, 0.05, 200)])
 def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, setting):
@@ -391,11 +356,21 @@ def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, setting)
     assert privacy.epsilon(0.0, *rest, 1e-5, accountant=accountant) == math.inf
 
 
+def drawn_from(n: int, rate: float, steps: int, **_: object) -> object:
+    return privacy.poisson_batches(n, rate, steps, seeded(0))
+
+
+RATE = "rate must be above 0 and at most 1"
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("call", "given", "what"),
     [
-        (privacy.epsilon, {"rate": 1.1}, "rate must be above 0 and at most 1"),
+        *((drawn_from, {"rate": r}, RATE) for r in (0.0, -0.1, 1.1, math.nan, "0.1", True)),
+        (drawn_from, {"first": 0}, "n must be a whole"),
+        (drawn_from, {"steps": 1.5}, "steps must be a whole number"),
+        (privacy.epsilon, {"rate": 1.1}, RATE),
         (privacy.epsilon, {"delta": 0.0}, "delta must be above 0 and below 1"),
         (privacy.epsilon, {"accountant": "gdp"}, "accountant must be 'rdp' or 'prv', got 'gdp'"),
         (privacy.epsilon, {"first": -1.0}, "noise_multiplier must be a finite number"),
@@ -405,8 +380,8 @@ def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, setting)
         (privacy.noise_multiplier_for, {"first": 0.05}, "'rdp' promises no epsilon as small as"),
     ],
 )
-def test_what_budgets_refuse(call, given, what):
-    given = {"first": 1.0, "rate": 0.1, "steps": 10, "delta": 1e-5, **given}
+def test_what_draws_and_budgets_refuse_at_once(call, given, what):
+    given = {"first": 1, "rate": 0.1, "steps": 10, "delta": 1e-5, **given}
     with pytest.raises(ValueError, match=what):
         call(given.pop("first"), **given)
 

@@ -5,12 +5,10 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-import matplotlib.figure
 import pytest
 import torch
 from bs4 import BeautifulSoup
 
-from helpers import plots
 from helpers.study import records, tables
 from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
 
@@ -91,27 +89,3 @@ def test_no_saved_timing_of_the_lesson_was_disturbed():
             shares[cells[""], median] = float(cells["spread (ms)"]) / median
     assert len(shares) > 10
     assert {name: share for name, share in shares.items() if share > records.BOUND} == {}
-
-
-def test_pictures_have_a_bar_for_each_candidate_of_each_run_and_a_large_spread_beside_it():
-    one = {"batch gradient": (0.01, 0.001), "loop": (0.05, 0.04)}
-    other = {"batch gradient": (0.01, 0.001), "loop": (0.05, 0.001), "vmap": (0.02, 0.001)}
-    figure = plots.multiples({"one": one, "other": other}, reference="batch gradient")
-    assert isinstance(figure, matplotlib.figure.Figure)
-    (axis,) = figure.axes
-    assert {bar.get_x() for bar in axis.patches} == {1}
-    assert sorted(round(1 + bar.get_width(), 6) for bar in axis.patches) == [1, 1, 2, 5, 5]
-    names = [label.get_text() for label in axis.get_yticklabels()]
-    assert names == ["batch gradient", "vmap", "loop"]
-    assert sorted(text.get_text() for text in axis.texts) == ["1", "1", "2", "5", "5 (spread 4)"]
-
-
-def test_nothing_of_the_picture_crosses_its_frame():
-    run = {"batch gradient": (1.0, 0.0), "slow": (900.0, 800.0), "fast": (0.01, 0.009)}
-    figure = plots.multiples({"one": run}, reference="batch gradient")
-    figure.canvas.draw()
-    frame = figure.axes[0].get_window_extent()
-    for text in figure.axes[0].texts:
-        box = text.get_window_extent()
-        assert frame.x0 < box.x0
-        assert box.x1 < frame.x1

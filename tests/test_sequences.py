@@ -12,6 +12,13 @@ from helpers.transforms.fallback import FallbackWarning
 from tests.support.oracle import TOLERANCE, assert_equal, refused
 
 
+def rows_of(model, losses):
+    """Differentiate one loss after the other, `{name: (B, *shape)}`."""
+    rows = [torch.autograd.grad(loss, [*model.parameters()]) for loss in losses]
+    names = [name for name, _ in model.named_parameters()]
+    return dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
+
+
 class Bags(nn.Module):
     """Texts of several lengths in one tensor, as tutorials write it."""
 
@@ -33,13 +40,9 @@ def test_bags_of_words(sizes, last):
     texts, own = text.split(sizes), weights.split(sizes)
     ends = torch.tensor([0, *sizes]).cumsum(0)
     targets = torch.randint(2, (4,))
-    rows = []
-    for one, its, target in zip(texts, own, targets.split(1), strict=True):
-        bag = (model.bag.weight[one] * its[:, None]).sum(0, keepdim=True)
-        loss = F.cross_entropy(model.fc(bag), target)
-        rows.append(torch.autograd.grad(loss, [*model.parameters()]))
-    names = [name for name, _ in model.named_parameters()]
-    expected = dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
+    pairs = zip(texts, own, strict=True)
+    bags = [(model.bag.weight[words] * its[:, None]).sum(0) for words, its in pairs]
+    expected = rows_of(model, map(F.cross_entropy, map(model.fc, bags), targets))
     offsets = ends if last else ends[:-1]
     args = (text, offsets, weights)
     batches = [args, dict(zip(("text", "offsets", "per_sample_weights"), args, strict=True))]
@@ -63,12 +66,8 @@ def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
         assert isinstance(outputs[0], PackedSequence)
         return F.mse_loss(outputs[1][0][0], target)
 
-    rows = []
-    for sequence, target in zip(sequences, targets, strict=True):
-        loss = F.mse_loss(model(sequence)[1][0][0], target)
-        rows.append(torch.autograd.grad(loss, [*model.parameters()]))
-    names = [name for name, _ in model.named_parameters()]
-    expected = dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
+    last = [model(sequence)[1][0][0] for sequence in sequences]
+    expected = rows_of(model, map(F.mse_loss, last, targets))
     args = (model, loss_fn, packed, targets)
     assert_equal(gradients.loop_gradients(*args), expected, TOLERANCE)
     with pytest.warns(FallbackWarning, match="the batch has samples of unequal length"):

@@ -3,7 +3,6 @@
 import re
 
 import matplotlib.pyplot as plt
-import pytest
 
 from helpers.plots import Slider
 from helpers.plots.figures import finish
@@ -17,22 +16,14 @@ def draw(number):
     return finish(figure)
 
 
-@pytest.fixture(scope="module")
-def bundle():
-    return Slider(draw, FRAMES, "Step:")._repr_mimebundle_()
-
-
-def test_last_frame_is_seen_without_script(bundle):
-    images = re.findall(r"<img[^>]*>", bundle["text/html"])
-    assert len(images) == 3
+def test_last_frame_is_seen_without_script_and_each_has_a_place_and_a_title():
+    bundle = Slider(draw, FRAMES, "Step:")._repr_mimebundle_()
+    assert Slider(draw, FRAMES, "Step:")._repr_mimebundle_() == bundle, "the same each time"
+    page = bundle["text/html"]
+    images = re.findall(r"<img[^>]*>", page)
     assert ["hidden" in image for image in images] == [True, True, False]
     assert bundle["image/png"] in images[-1]
-    assert "http" not in bundle["text/html"], "no server is asked"
-    assert Slider(draw, FRAMES, "Step:")._repr_mimebundle_() == bundle, "the same each time"
-
-
-def test_each_frame_has_a_place_and_a_title(bundle):
-    page = bundle["text/html"]
+    assert "http" not in page, "no server is asked"
     assert 'type="range" min="0" max="2" value="2"' in page
     assert re.findall(r'alt="(.*?)"', page) == ["step 0", "step &lt;2&gt;", "step 4"]
     assert "<output>step 4</output>" in page

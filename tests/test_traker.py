@@ -15,9 +15,7 @@ from helpers.model_outputs import ImageClassificationModelOutput
 
 trak = pytest.importorskip("trak", reason="traker, a test dependency, is not installed")
 from trak.gradient_computers import FunctionalGradientComputer as TheirComputer  # noqa: E402
-from trak.modelout_functions import (  # noqa: E402
-    ImageClassificationModelOutput as TheirTask,
-)
+from trak.modelout_functions import ImageClassificationModelOutput as TheirTask  # noqa: E402
 
 TRAINING, TARGETS = 400, 15
 

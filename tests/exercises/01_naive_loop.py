@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def sample_norms(grads):
@@ -52,23 +51,13 @@ def lean_sample_grads(images, labels):
     return {n: torch.stack(g) for n, g in zip(trained_grads, zip(*rows), strict=True)}
 
 # %% solution-2: not so yet: names in the order of the parameters
-def lean_sample_grads(images, labels):
-    names = sorted(trained_grads)
-    result = {n: torch.empty((len(images), *trained_grads[n].shape[1:])) for n in names}
-    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-        for name, grad in zip(trained_grads, compute_grad(image, label), strict=True):
-            result[name][index] = grad
-    return result
+# -     return result
+# +     return {name: result[name] for name in sorted(result)}
 
 # %% solution-2: right shape, wrong values
-def lean_sample_grads(images, labels):  # .grad adds up
-    result = {n: torch.empty((len(images), *p.shape)) for n, p in model.named_parameters()}
-    one = copy.deepcopy(model)
-    for index in range(len(images)):
-        F.cross_entropy(one(images[index : index + 1]), labels[index : index + 1]).backward()
-        for name, p in one.named_parameters():
-            result[name][index] = p.grad
-    return result
+# as .grad adds up
+# - = grad
+# + = grad + (rows[index - 1] if index else 0)
 
 # %% solution-2: wrong type: gradients: expected a dict, got NoneType: the function returned nothing
 def lean_sample_grads(images, labels):
@@ -102,12 +91,9 @@ def clipped_mean(grads, limit):  # nothing is clipped
 # + limit / norms
 
 # %% solution-3: right shape, wrong values
-def clipped_mean(grads, limit):  # each parameter by itself, not all together
-    def one(grad):
-        scale = (limit / grad.flatten(1).norm(dim=1)).clamp(max=1.0)
-        return torch.einsum("b,b...->...", scale, grad) / len(scale)
-
-    return {name: one(grad) for name, grad in grads.items()}
+# each parameter by itself, not all together
+# - "b,b...->...", scale, grad)
+# + "b,b...->...", (limit / grad.flatten(1).norm(dim=1)).clamp(max=1.0), grad)
 
 # %% solution-3: right shape, wrong values
 def clipped_mean(grads, limit):  # the mean is clipped, not the samples
@@ -125,11 +111,8 @@ def clipped_mean(grads, limit):
     return grads
 
 # %% solution-3: not so yet: it changed grads
-def clipped_mean(grads, limit):
-    scale = (limit / sample_norms(grads)).clamp(max=1.0)
-    for name, grad in grads.items():
-        grads[name] = torch.einsum("b,b...->...", scale, grad) / len(scale)
-    return grads
+# - torch.einsum("b,b...->...", scale, grad)
+# + grad.mul_(scale.view(-1, *[1] * (grad.dim() - 1))).sum(dim=0)
 
 # %% solution-4: correct
 def gradient_noise(images, labels):  # Welford's way, and a float

@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def named_gradients(fmodel, model, grads):
@@ -84,10 +83,6 @@ def disagreement_gradient(models, x):
     return legacy_disagreement_gradient(models, x)
 
 # %% solution-3: right shape, wrong values
-def disagreement_gradient(models, x):
-    return -legacy_disagreement_gradient(models, x)
-
-# %% solution-3: right shape, wrong values
 def disagreement_gradient(models, x):  # logits, not probabilities
     pixels = x.detach().clone().requires_grad_()
     logits = torch.stack([one(pixels) for one in models])
@@ -119,13 +114,12 @@ def norm_history(model, optimizer, batches):
 # %% solution-4: correct
 def norm_history(model, optimizer, batches):
     trainable = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    buffers = dict(model.named_buffers())  # aliases follow the model, so once is enough
 
-    def loss_of(params, x, y):
-        return F.cross_entropy(functional_call(model, (params, buffers), (x[None],)), y[None])
+    def norm_of(x, y):  # aliases follow the model, so those of the start are those of now
+        def loss(params):
+            return F.cross_entropy(functional_call(model, params, (x[None],)), y[None])
 
-    def norm_of(x, y):
-        return sum((g**2).sum() for g in grad(loss_of)(trainable, x, y).values()).sqrt()
+        return sum((g**2).sum() for g in grad(loss)(trainable).values()).sqrt()
 
     history = []
     for x, y in batches:
@@ -137,11 +131,10 @@ def norm_history(model, optimizer, batches):
 
 # %% solution-4: right shape, wrong values
 # of the model as it was at first
-# -     history = []
-# +     first = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
-# +     history = []
-# - (params, x, y).values()
-# + (first, x, y).values()
+# - params = {
+# + params = params if history else {
+# - p.detach() for
+# + p.detach().clone() for
 
 # %% solution-4: right shape, wrong values
 # frozen parameters, too
@@ -160,15 +153,9 @@ def norm_history(model, optimizer, batches):  # after the step
     return torch.stack(history)
 
 # %% solution-4: right shape, wrong values
-def norm_history(model, optimizer, batches):  # the norm of the mean
-    history = []
-    for x, y in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        grads = [p.grad for p in model.parameters() if p.requires_grad]
-        history.append(sum((g**2).sum() for g in grads).sqrt() * 2)  # B = 1 has no other mean
-        optimizer.step()
-    return torch.stack(history)
+# twice the norm of the mean: B = 1 has no other mean
+# - sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean()
+# + sum((g.mean(dim=0) ** 2).sum() for g in grads).sqrt() * 2
 
 # %% solution-4: not so yet: it is detached
 # - p.detach() for

@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def weighted_grads(params, images, labels, weights):  # the gradient is linear in the weight
@@ -20,19 +19,14 @@ def weighted_grads(params, images, labels, weights):  # no weights
     return compute_sample_grads(params, images, labels)
 
 # %% solution-1: right shape, wrong values
-def weighted_grads(params, images, labels, weights):  # all weights for each sample
-    def loss(params, sample, target, weights):
-        return (weights * compute_loss(params, sample, target)).sum()
-
-    return vmap(grad(loss), in_dims=(None, 0, 0, None))(params, images, labels, weights)
+# all weights for each sample
+# - weight * compute_loss
+# + weights.sum() * compute_loss
 
 # %% solution-1: wrong shape
-def weighted_grads(params, images, labels, weights):  # the gradient of the weighted batch
-    def loss(params):
-        predictions = functional_call(model, params, (images,))
-        return (weights * F.cross_entropy(predictions, labels, reduction="none")).mean()
-
-    return grad(loss)(params)
+# the gradient of the weighted batch
+# - return compute(params, images, labels, weights)
+# + return {n: g.mean(dim=0) for n, g in compute(params, images, labels, weights).items()}
 
 # %% solution-2: correct
 def grads_and_losses(params, images, labels):  # a list
@@ -51,13 +45,6 @@ def grads_and_losses(params, images, labels):  # the value as an auxiliary resul
 def grads_and_losses(params, images, labels):
     losses = vmap(compute_loss, in_dims=(None, 0, 0))(params, images, labels)
     return compute_sample_grads(params, images, labels), losses
-
-# %% solution-2: not so yet: one forward pass
-def grads_and_losses(params, images, labels):  # a pass for each sample
-    compute = torch.func.grad_and_value(compute_loss)
-    both = [compute(params, image, label) for image, label in zip(images, labels)]
-    grads = {name: torch.stack([g[name] for g, _ in both]) for name in params}
-    return grads, torch.stack([loss for _, loss in both])
 
 # %% solution-2: wrong shape
 def grads_and_losses(params, images, labels):
@@ -87,12 +74,9 @@ def ensemble_grads(stacked, images, labels):  # the maps the other way round
 
 # %% solution-3: not so yet: one forward pass: measured 3
 def ensemble_grads(stacked, images, labels):
-    count = len(next(iter(stacked.values())))
-    apart = [
-        compute_sample_grads({name: p[m] for name, p in stacked.items()}, images, labels)
-        for m in range(count)
-    ]
-    return {name: torch.stack([grads[name] for grads in apart]) for name in stacked}
+    models = [{n: p[m] for n, p in stacked.items()} for m in range(len(stacked["fc2.bias"]))]
+    rows = [compute_sample_grads(params, images, labels) for params in models]
+    return {name: torch.stack([row[name] for row in rows]) for name in stacked}
 
 # %% solution-3: wrong shape
 def ensemble_grads(stacked, images, labels):
@@ -198,18 +182,8 @@ def sample_grads_of(model, images, labels):
 # + trainable = {n: p for
 
 # %% solution-5: not so yet: it stays in its mode
-def sample_grads_of(model, images, labels):
-    grads = gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="different")
-    model.eval()
-    return grads
-
-# %% solution-5: not so yet: 32 times one image: several masks
-def sample_grads_of(model, images, labels):  # dropout is switched off, and on again
-    mode = model[7].training
-    model.eval()
-    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
-    model[7].train(mode)
-    return grads
+# - return compute(trainable, images, labels)
+# + return (compute(trainable, images, labels), model.eval())[0]
 
 # %% solution-5: wrong shape
 def sample_grads_of(model, images, labels):  # the gradient of the batch

@@ -1,4 +1,4 @@
-# Answers to the exercises: the id of the solution that each stands for, and the verdict it gets.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 class MendedInk(Classifier):
@@ -25,21 +25,8 @@ class MendedInk(Ink):
     pass
 
 # %% solution-1: your answer raised RuntimeError
-class MendedInk(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.classify = Classifier()  # other names for the parameters
-
-    def forward(self, images):
-        ink = images > 0.5
-        total = torch.where(ink, images, 0.0).sum(dim=(1, 2, 3))
-        return self.classify(images) * (total / ink.sum(dim=(1, 2, 3)))[:, None]
-
-# %% solution-1: your answer raised RuntimeError
-class MendedInk(Classifier):
-    def forward(self, images):
-        ink = images[images > 0.5].view(len(images), -1)
-        return super().forward(images) * ink.mean(dim=1, keepdim=True)
+# - class MendedInk(Classifier):
+# + class MendedInk(torch.nn.Module):  # without the parameters
 
 # %% solution-2: correct
 def weighted_terms(model, images, labels, weights):
@@ -60,34 +47,21 @@ def weighted_terms(model, images, labels, weights):
     return vmap(grad(term), in_dims=(None, 0, 0))(params, images, labels)
 
 # %% solution-2: right shape, wrong values: rows
-def weighted_terms(model, images, labels, weights):
-    # The rows add up to the right sum, and each is the mean of all.
-    loss = F.cross_entropy(model(images), labels, weight=weights)
-    batch = torch.autograd.grad(loss, [*model.parameters()])
-    names = [name for name, _ in model.named_parameters()]
-    return {n: (g / len(images)).expand(len(images), *g.shape) for n, g in zip(names, batch)}
+# the rows add up to the right sum, and each is the mean of all
+# - g / weights
+# + g.mean(dim=0).expand_as(g) / weights
 
 # %% solution-2: right shape, wrong values
 def weighted_terms(model, images, labels, weights):
     return gradients.func_gradients(model, F.cross_entropy, images, labels)
 
 # %% solution-2: right shape, wrong values
-def weighted_terms(model, images, labels, weights):
-    def loss_fn(predictions, targets):
-        return F.cross_entropy(predictions, targets, weight=weights, reduction="sum")
-
-    grads = gradients.func_gradients(model, loss_fn, images, labels)
-    return {name: g / len(images) for name, g in grads.items()}
+# - g / weights[labels].sum()
+# + g / len(images)
 
 # %% solution-2: wrong shape
-def weighted_terms(model, images, labels, weights):
-    loss = F.cross_entropy(model(images), labels, weight=weights)
-    return dict(
-        zip(
-            [name for name, _ in model.named_parameters()],
-            torch.autograd.grad(loss, [*model.parameters()]),
-        )
-    )
+# - g / weights
+# + g.sum(dim=0) / weights
 
 # %% solution-2: wrong type: rows: expected a dict, got NoneType: the function returned nothing
 def weighted_terms(model, images, labels, weights):
@@ -98,13 +72,9 @@ def weighted_terms(model, images, labels, weights):
     return [*gradients.func_gradients(model, F.cross_entropy, images, labels).values()]
 
 # %% solution-2: not so yet: it changed weights in place
-def weighted_terms(model, images, labels, weights):
-    weights /= weights[labels].sum()
-
-    def loss_fn(predictions, targets):
-        return F.cross_entropy(predictions, targets, weight=weights, reduction="sum")
-
-    return gradients.func_gradients(model, loss_fn, images, labels)
+# - grads = gradients
+# + weights /= weights[labels].sum()
+# +     grads = gradients
 
 # %% solution-3: correct
 def grads_and_logits(model, images, labels):
@@ -133,76 +103,52 @@ def grads_and_logits(model, images, labels):
     return grads, model(images)
 
 # %% solution-3: wrong shape
-def grads_and_logits(model, images, labels):
-    params = {name: p.detach() for name, p in model.named_parameters()}
-
-    def compute_loss(params, image, label):
-        logits = functional_call(model, params, (image[None],))
-        return F.cross_entropy(logits, label[None]), logits
-
-    return vmap(grad(compute_loss, has_aux=True), in_dims=(None, 0, 0))(params, images, labels)
+# - logits.squeeze(0)
+# + logits
 
 # %% solution-3: right shape, wrong values
-def grads_and_logits(model, images, labels):
-    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
-    return grads, model(images).softmax(dim=1)
+# - logits.squeeze(0)
+# + logits.squeeze(0).softmax(dim=0)
 
 # %% solution-3: right shape, wrong values
-def grads_and_logits(model, images, labels):
-    grads, logits = {}, model(images)
-    loss = F.cross_entropy(logits, labels)
-    for name, g in zip(
-        dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters())
-    ):
-        grads[name] = g.expand(len(images), *g.shape)
-    return grads, logits.detach()
+# - return vmap
+# + grads, logits = vmap
+# - (params, images, labels)
+# + (params, images, labels)
+# +     return {name: g.mean(dim=0).expand_as(g) for name, g in grads.items()}, logits
 
 # %% solution-3: wrong dtype
-def grads_and_logits(model, images, labels):
-    grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
-    return grads, model(images).float()
+# - logits.squeeze(0)
+# + logits.squeeze(0).float()
 
 # %% solution-4: correct
 def referee(model, image, label, candidates):
-    # One entry of each parameter after the other, on a copy.
-    import copy
+    # In forward mode, which has no backward to be wrong.
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    v = {name: torch.randn_like(p) for name, p in params.items()}
 
-    model = copy.deepcopy(model).requires_grad_(False)
-    errors = dict.fromkeys(candidates, 0.0)
-    for name, p in model.named_parameters():
-        for index in range(p.numel()):
-            losses = []
-            for step in (1e-5, -2e-5):
-                p.view(-1)[index] += step
-                losses.append(F.cross_entropy(model(image), label).item())
-            p.view(-1)[index] += 1e-5
-            slope = (losses[0] - losses[1]) / 2e-5
-            for candidate, grads in candidates.items():
-                errors[candidate] += (grads[name].flatten()[index].item() - slope) ** 2
+    def loss(params):
+        return F.cross_entropy(functional_call(model, params, (image,)), label)
+
+    slope = torch.func.jvp(loss, (params,), (v,))[1]
+    errors = {c: (sum((g[n] * v[n]).sum() for n in v) - slope).abs() for c, g in candidates.items()}
     return min(errors, key=errors.get)
 
 # %% solution-4: correct
 def referee(model, image, label, candidates):
-    # In place, several directions, and put back to the bit.
-    torch.manual_seed(3)
-    params = dict(model.named_parameters())
-    kept = {name: p.detach().clone() for name, p in params.items()}
-    votes = {candidate: 0.0 for candidate in candidates}
+    # In place, and put back to the bit.
+    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
+    v, losses = {name: torch.randn_like(p) for name, p in kept.items()}, []
     with torch.no_grad():
-        for _ in range(5):
-            v = {name: torch.randn_like(p) for name, p in params.items()}
-            loss = []
-            for sign in (1, -1):
-                for name, p in params.items():
-                    p.copy_(kept[name] + sign * 1e-5 * v[name])
-                loss.append(F.cross_entropy(model(image), label))
-            for name, p in params.items():
-                p.copy_(kept[name])
-            slope = (loss[0] - loss[1]) / 2e-5
-            for candidate, grads in candidates.items():
-                foretold = sum((grads[name] * v[name]).sum() for name in params)
-                votes[candidate] += (foretold - slope).square().item()
-    return sorted(votes, key=votes.get)[0]
+        for step in (1e-5, -1e-5, 0):
+            for name, p in model.named_parameters():
+                p.copy_(kept[name] + step * v[name])
+            losses.append(F.cross_entropy(model(image), label))
+    errors = {}
+    for candidate, grads in candidates.items():
+        foretold = sum((grads[name] * v[name]).sum() for name in v)
+        errors[candidate] = (foretold - (losses[0] - losses[1]) / 2e-5).square().item()
+    return sorted(errors, key=errors.get)[0]
 
 # %% solution-4: not so yet: it finds the one that is right
 def referee(model, image, label, candidates):
@@ -213,44 +159,18 @@ def referee(model, image, label, candidates):
     return next(iter(candidates))
 
 # %% solution-4: not so yet: of these two, vmap(grad) is right
-def referee(model, image, label, candidates):
-    # By autograd, which is one of the parties.
-    loss = F.cross_entropy(model(image), label)
-    grads = torch.autograd.grad(loss, [*model.parameters()])
-    right = dict(zip(dict(model.named_parameters()), grads))
-    distances = {
-        candidate: sum((mine[name] - right[name]).norm() for name in right)
-        for candidate, mine in candidates.items()
-    }
-    return min(distances, key=distances.get)
+# by autograd, which is one of the parties
+# - slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+# + step = torch.zeros_like(image[0, 0, 0, 0], requires_grad=True)
+# +     slope = torch.autograd.grad(loss(step), step)[0]
 
 # %% solution-4: not so yet: of these two, vmap(grad) is right
-def referee(model, image, label, candidates):
-    # Along the last layer alone, in which some candidates agree.
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    v = torch.randn_like(params["head.bias"])
-
-    def loss(step):
-        moved = {**params, "head.bias": params["head.bias"] + step * v}
-        return F.cross_entropy(functional_call(model, moved, (image,)), label)
-
-    slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
-    errors = {c: ((g["head.bias"] * v).sum() - slope).abs() for c, g in candidates.items()}
-    return min(errors, key=errors.get)
+# along the last layer alone, in which some candidates agree
+# - torch.randn_like(p) for
+# + torch.randn_like(p) * (name == "head.bias") for
 
 # %% solution-4: not so yet: it changed model
-def referee(model, image, label, candidates):
-    params = dict(model.named_parameters())
-    v = {name: torch.randn_like(p) for name, p in params.items()}
-    with torch.no_grad():
-        losses = []
-        for step in (1e-5, -2e-5):
-            for name, p in params.items():
-                p += step * v[name]
-            losses.append(F.cross_entropy(model(image), label))
-    slope = (losses[0] - losses[1]) / 2e-5
-    errors = {
-        candidate: (sum((grads[name] * v[name]).sum() for name in params) - slope).abs()
-        for candidate, grads in candidates.items()
-    }
-    return min(errors, key=errors.get)
+# it steps, and does not step back
+# - return min(
+# + next(model.parameters()).data.add_(1e-5)
+# +     return min(

@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def result_bytes(model, batch_size, outputs=None):
@@ -25,14 +24,8 @@ def result_bytes(model, batch_size, outputs=None):
     return batch_size * sum(parameter.nbytes for parameter in model.parameters())
 
 # %% solution-1: not so yet: the bytes in float32 and float64
-def result_bytes(model, batch_size, outputs=None):
-    return batch_size * (outputs or 1) * 4 * sum(p.numel() for p in model.parameters())
-
-# %% solution-1: not so yet: the bytes in float32 and float64
-def result_bytes(model, batch_size, outputs=None):
-    parameters = list(model.parameters())
-    size = parameters[0].element_size()
-    return batch_size * (outputs or 1) * size * sum(p.numel() for p in parameters)
+# - sum(parameter.nbytes for parameter in model.parameters())
+# + sum(p.numel() for p in model.parameters()) * next(model.parameters()).element_size()
 
 # %% solution-1: not so yet: the bytes in float32 and float64
 def result_bytes(model, batch_size, outputs=None):
@@ -63,10 +56,9 @@ def write_gradients(buffers, images, labels, chunk_size):
     return gradients.func_gradients(model, F.cross_entropy, images, labels, **options)
 
 # %% solution-2: not so yet: chunk_size decides
-# - range(0, len(images), chunk_size)
-# + range(len(images))
-# - start + chunk_size)
-# + start + 1)
+# - for start
+# + chunk_size = 1
+# +     for start
 
 # %% solution-2: right shape, wrong values
 # - = grads[name]
@@ -77,29 +69,18 @@ def write_gradients(buffers, images, labels, chunk_size):
 # -     return buffers
 # +             buffer[part] = grads[name]
 
-# %% solution-2: not so yet: they are in the memory of the buffers
-def write_gradients(buffers, images, labels, chunk_size):
-    return gradients.func_gradients(model, F.cross_entropy, images, labels, chunk_size=chunk_size)
-
 # %% solution-2: not so yet: the peak is below half
-# - range(0, len(images), chunk_size)
-# + (0,)
-# - start + chunk_size)
-# + len(images))
+# - for start
+# + chunk_size = len(images)
+# +     for start
 
 # %% solution-2: not so yet: they are in the memory of the buffers
-def write_gradients(buffers, images, labels, chunk_size):
-    chunks = zip(images.split(chunk_size), labels.split(chunk_size), strict=True)
-    parts = [gradients.func_gradients(model, F.cross_entropy, *chunk) for chunk in chunks]
-    for name in buffers:
-        buffers[name] = torch.cat([part[name] for part in parts])
-    return buffers
+# - buffer[part] = grads[name]
+# + buffers[name] = torch.cat([buffers[name][:start], grads[name]])
 
 # %% solution-2: right shape, wrong values
-# -     for start in range(0, len(images), chunk_size):
-# +     for start in range(0, len(images) - chunk_size + 1, chunk_size):
-# -         grads = compute(params, images[part], labels[part])
-# +         grads = gradients.func_gradients(model, F.cross_entropy, images[part], labels[part])
+# - range(0, len(images), chunk_size)
+# + range(0, len(images) - chunk_size + 1, chunk_size)
 
 # %% solution-3: correct
 def clipped_layer_sum(x, g, limit):
@@ -179,22 +160,12 @@ def position_norms(x, g):
     return (g.norm(dim=2) * x.norm(dim=2)).square().sum(dim=1).sqrt()
 
 # %% solution-4: right shape, wrong values: six positions
-def position_norms(x, g):
-    return (g.norm(dim=2) * x.norm(dim=2)).sum(dim=1)
-
-# %% solution-4: right shape, wrong values: six positions
-def position_norms(x, g):
-    return g.flatten(1).norm(dim=1) * x.flatten(1).norm(dim=1)
-
-# %% solution-4: right shape, wrong values: six positions
-def position_norms(x, g):
-    pairs = (x @ x.transpose(1, 2)) * (g @ g.transpose(1, 2))
-    return pairs.sum(dim=(1, 2))
+# - .clamp(min=0).sqrt()
+# +
 
 # %% solution-4: wrong shape
-def position_norms(x, g):
-    pairs = (x @ x.transpose(1, 2)) * (g @ g.transpose(1, 2))
-    return pairs.sum().sqrt()
+# - sum(dim=(1, 2))
+# + sum()
 
 # %% solution-4: right shape, wrong values: one
 def position_norms(x, g):
@@ -256,14 +227,9 @@ def norms_within(model, images, labels, budget):
 # + size = int(budget // one) or len(images)
 
 # %% solution-5: right shape, wrong values: MLP
-def norms_within(network, images, labels, budget):
-    size = max(1, int(budget // result_bytes(network, 1)))
-    parts = []
-    for start in range(0, len(images), size):
-        part = slice(start, start + size)
-        grads = compute(params, images[part], labels[part])  # of SimpleCNN, whatever is given
-        parts.append(sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt())
-    return torch.cat(parts)
+# of SimpleCNN, whatever is given
+# - def norms_within(model,
+# + def norms_within(network,
 
 # %% solution-5: right shape, wrong values: SimpleCNN
 # - parts.append(sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt())

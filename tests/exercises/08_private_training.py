@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def private_average(numbers, limit, noise_multiplier, expected, generator):
@@ -14,61 +13,47 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
     return mean + torch.randn((), generator=generator) * (noise_multiplier * limit / expected)
 
 # %% solution-1: right shape, wrong values: without noise
-# -     total = numbers.clamp(-limit, limit).sum()
-# +     # clips the sum
-# +     total = numbers.sum().clamp(-limit, limit)
+# - numbers.clamp(-limit, limit).sum()
+# + numbers.sum().clamp(-limit, limit)
 
 # %% solution-1: right shape, wrong values: without noise
-# -     total = numbers.clamp(-limit, limit).sum()
-# +     # clips one side
-# +     total = numbers.clamp(max=limit).sum()
+# - clamp(-limit, limit)
+# + clamp(max=limit)
 
 # %% solution-1: right shape, wrong values: without noise
-def private_average(numbers, limit, noise_multiplier, expected, generator):
-    # divides by the batch that was drawn
-    total = numbers.clamp(-limit, limit).sum()
-    noise = noise_multiplier * limit * torch.randn((), generator=generator)
-    return (total + noise) / max(len(numbers), 1)
+# - / expected
+# + / max(len(numbers), 1)  # the batch that was drawn
 
 # %% solution-1: wrong shape: without noise: expected (), got (1,)
 # -     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
 # +     return (total + noise_multiplier * limit * torch.randn(1, generator=generator)) / expected
 
 # %% solution-1: not so yet: the noise has the deviation 1
-def private_average(numbers, limit, noise_multiplier, expected, generator):
-    # forgets the limit
-    total = numbers.clamp(-limit, limit).sum()
-    return (total + noise_multiplier * torch.randn((), generator=generator)) / expected
+# - noise_multiplier * limit
+# + noise_multiplier
 
 # %% solution-1: not so yet: the noise has the deviation 1
-def private_average(numbers, limit, noise_multiplier, expected, generator):
-    # noise for each number
-    noise = noise_multiplier * limit * torch.randn(numbers.shape, generator=generator)
-    return (numbers.clamp(-limit, limit) + noise).sum() / expected
+# - randn((), generator=generator)
+# + randn(numbers.shape, generator=generator).sum()
 
 # %% solution-1: not so yet: the noise has the deviation 1
-def private_average(numbers, limit, noise_multiplier, expected, generator):
-    # noise that is not divided
-    total = numbers.clamp(-limit, limit).sum()
-    return total / expected + noise_multiplier * limit * torch.randn((), generator=generator)
+# - (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
+# + total / expected + noise_multiplier * limit * torch.randn((), generator=generator)
 
 # %% solution-1: not so yet: its mean is zero
-def private_average(numbers, limit, noise_multiplier, expected, generator):
-    # an exponential has the same deviation
-    total = numbers.clamp(-limit, limit).sum()
-    noise = torch.empty(()).exponential_(generator=generator)
-    return (total + noise_multiplier * limit * noise) / expected
+# an exponential has the same deviation
+# - torch.randn((), generator=generator)
+# + torch.empty(()).exponential_(generator=generator)
 
 # %% solution-1: not so yet: the generator decides
 # -     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
 # +     return (total + noise_multiplier * limit * torch.randn(())) / expected
 
 # %% solution-1: not so yet: an empty batch gives the noise
-def private_average(numbers, limit, noise_multiplier, expected, generator):
-    if len(numbers) == 0:
-        return torch.tensor(0.0)
-    total = numbers.clamp(-limit, limit).sum()
-    return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
+# - total =
+# + if len(numbers) == 0:
+# +         return torch.tensor(0.0)
+# +     total =
 
 # %% solution-2: correct
 def clip_by_person(grads, owners, limit):
@@ -89,57 +74,30 @@ def clip_by_person(grads, owners, limit):
     return {n: torch.einsum("p,p...->...", factors, s) for n, s in sums.items()}
 
 # %% solution-2: right shape, wrong values: all clipped
-def clip_by_person(grads, owners, limit):
-    # clips each sample
-    norm = sum(g.flatten(1).square().sum(dim=1) for g in grads.values()).sqrt()
-    factors = (limit / norm).clamp(max=1)
-    return {name: torch.einsum("b,b...->...", factors, g) for name, g in grads.items()}
+# - persons, index = owners.unique(return_inverse=True)
+# + persons = index = torch.arange(len(owners)).to(owners)  # clips each sample
 
 # %% solution-2: right shape, wrong values: all clipped
-def clip_by_person(grads, owners, limit):
-    # clips the sum of all
-    sums = {name: g.sum(dim=0) for name, g in grads.items()}
-    norm = sum(s.square().sum() for s in sums.values()).sqrt()
-    return {name: s * (limit / norm).clamp(max=1) for name, s in sums.items()}
+# - persons, index = owners.unique(return_inverse=True)
+# + persons = index = torch.zeros_like(owners)  # clips the sum of all
 
 # %% solution-2: right shape, wrong values: all clipped
-def clip_by_person(grads, owners, limit):
-    # each parameter by itself
-    persons, index = owners.unique(return_inverse=True)
-    result = {}
-    for name, g in grads.items():
-        sums = g.new_zeros(len(persons), *g.shape[1:]).index_add(0, index, g)
-        factors = (limit / sums.flatten(1).norm(dim=1)).clamp(max=1)
-        result[name] = torch.einsum("b,b...->...", factors, sums)
-    return result
+# each parameter by itself
+# - factors, s)
+# + (limit / s.flatten(1).norm(dim=1)).clamp(max=1), s)
 
 # %% solution-2: right shape, wrong values: nobody clipped['weight']: holds NaN or infinity
-# -     factors = (limit / norm).clamp(max=1)
-# -     return {name: torch.einsum("b,b...->...", factors, s) for name, s in sums.items()}
-# +     directions = {n: torch.einsum("b,b...->b...", 1 / norm, s) for n, s in sums.items()}
-# +     kept = norm.clamp(max=limit)
-# +     return {n: torch.einsum("b,b...->...", kept, d) for n, d in directions.items()}
+# - (limit / norm).clamp(max=1)
+# + norm.clamp(max=limit) / norm
 
 # %% solution-2: right shape, wrong values: nobody clipped
-def clip_by_person(grads, owners, limit):
-    # the mean of a person's gradients
-    persons, index, counts = owners.unique(return_inverse=True, return_counts=True)
-    means = {
-        name: g.new_zeros(len(persons), *g.shape[1:]).index_add(
-            0, index, g / counts[index].view(-1, *[1] * (g.dim() - 1))
-        )
-        for name, g in grads.items()
-    }
-    norm = sum(s.flatten(1).square().sum(dim=1) for s in means.values()).sqrt()
-    factors = (limit / norm).clamp(max=1)
-    return {name: torch.einsum("b,b...->...", factors, s) for name, s in means.items()}
+# the mean of a person's gradients
+# - index_add(0, index, g)
+# + index_add(0, index, g) / index.bincount().view(-1, *[1] * (g.dim() - 1))
 
 # %% solution-2: right shape, wrong values: nobody clipped
-# - def clip_by_person(grads, owners, limit):
-# + def clip_by_person(grads, owners, limit):
-# +     # stretches what is shorter than the limit
-# -     factors = (limit / norm).clamp(max=1)
-# +     factors = limit / norm.clamp(min=1e-9)
+# - (limit / norm).clamp(max=1)
+# + limit / norm.clamp(min=1e-9)  # stretches what is shorter
 
 # %% solution-3: correct
 def steps_within(budget, noise_multiplier, rate, delta):
@@ -155,28 +113,18 @@ def steps_within(budget, noise_multiplier, rate, delta):
 def steps_within(budget, noise_multiplier, rate, delta):
     from bisect import bisect_right
 
-    class Spent:
-        def __len__(self):
-            return 10**7
+    def spent(steps):
+        return privacy.epsilon(noise_multiplier, rate, steps, delta)
 
-        def __getitem__(self, index):
-            return privacy.epsilon(noise_multiplier, rate, index + 1, delta)
-
-    return bisect_right(Spent(), budget)
+    return bisect_right(range(1, 10**7), budget, key=spent)
 
 # %% solution-3: not so yet: at most 60 questions
-def steps_within(budget, noise_multiplier, rate, delta):
-    steps = 0
-    while privacy.epsilon(noise_multiplier, rate, steps + 1, delta) <= budget:
-        steps += 1
-    return steps
+# - low, high = high, 2 * high
+# + low, high = high, high + 1
 
 # %% solution-3: not so yet: one step more is not
-def steps_within(budget, noise_multiplier, rate, delta):
-    steps = 1
-    while privacy.epsilon(noise_multiplier, rate, 2 * steps, delta) <= budget:
-        steps *= 2
-    return steps
+# - while high - low > 1:
+# + while False:  # it doubles, and never halves
 
 # %% solution-3: not so yet: budget 1: it is within
 # - return low
@@ -212,12 +160,11 @@ def audited(release, P, generator):
     return lower_bound(P, P, right, delta)
 
 # %% solution-4: not so yet: right: below 1
-def audited(release, P, generator):
-    # without a coin: all are in, and all guesses are "in"
-    scores = release(100.0 * torch.eye(P))
-    k = P // 3
-    right = len(scores.argsort()[-2 * k :])
-    return lower_bound(P, 2 * k, right, delta)
+# without a coin: all are in, and all guesses are "in"
+# - torch.rand(P, generator=generator) < 0.5
+# + torch.ones(P, dtype=torch.bool)
+# - (~inside[order[:k]])
+# + inside[order[:k]]
 
 # %% solution-4: not so yet: one call
 # -     scores = release(100.0 * torch.eye(P)[inside])
@@ -228,11 +175,8 @@ def audited(release, P, generator):
 # +     return torch.tensor(lower_bound(P, 2 * k, right, delta))
 
 # %% solution-4: not so yet: no more than 1,000 right guesses prove
-# - def audited(release, P, generator):
-# + def audited(release, P, generator):
-# +     # an estimate, and no bound
-# -     return lower_bound(P, 2 * k, right, delta)
-# +     return max(0.0, math.log((right + 1e-9) / (2 * k - right + 1e-9)))
+# - lower_bound(P, 2 * k, right, delta)
+# + max(0.0, math.log((right + 1e-9) / (2 * k - right + 1e-9)))  # an estimate, and no bound
 
 # %% solution-4: not so yet: bounds are not negative
 # guesses the wrong way round
@@ -247,8 +191,6 @@ def audited(release, P, generator):
 # + 2
 
 # %% solution-4: not so yet: the mean clipped: above 1
-# - def audited(release, P, generator):
-# + def audited(release, P, generator):
-# +     # canaries that no limit of a mean reaches
-# -     scores = release(100.0 * torch.eye(P)[inside])
-# +     scores = release(1.0 * torch.eye(P)[inside])
+# canaries that no limit of a mean reaches
+# - 100.0
+# + 1.0

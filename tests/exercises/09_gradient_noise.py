@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def smallest_batch(noise, signal, share):
@@ -104,24 +103,17 @@ def without_conflict(own, other):
 
 # %% solution-4: correct
 def solve(product, right, damping, steps):
-    shapes = {name: tensor.shape for name, tensor in right.items()}
-
     def to_flat(vector):
-        return torch.cat([vector[name].reshape(-1) for name in shapes])
+        return torch.cat([vector[name].reshape(-1) for name in right])
 
     def to_names(flat):
-        parts = flat.split([shape.numel() for shape in shapes.values()])
-        return {n: part.view(s) for (n, s), part in zip(shapes.items(), parts, strict=True)}
+        parts = flat.split([tensor.numel() for tensor in right.values()])
+        return {n: part.view_as(t) for (n, t), part in zip(right.items(), parts, strict=True)}
 
-    def apply(flat):
-        return to_flat(product(to_names(flat))) + damping * flat
-
-    b = to_flat(right)
-    x = torch.zeros_like(b)
-    r = b - apply(x)
-    d = r.clone()
+    x = torch.zeros_like(to_flat(right))
+    r = d = to_flat(right)
     for _ in range(steps):
-        image = apply(d)
+        image = to_flat(product(to_names(d))) + damping * d
         length = (r @ r) / (d @ image)
         x = x + length * d
         new = r - length * image
@@ -156,24 +148,16 @@ def solve(product, right, damping, steps):
         x = {n: x[n] + 0.5 * (right[n] - image[n] - damping * x[n]) for n in x}
     return x
 
-# %% solution-4: right shape, wrong values: damping 0.01
-def solve(product, right, damping, steps):
-    return {name: tensor / damping for name, tensor in right.items()}
-
-# %% solution-4: not so yet: 101 products or fewer
+# %% solution-4: not so yet: 2 steps: 3 or fewer
 def solve(product, right, damping, steps):
     matrix = curvature.matrix(product, right, chunk_size=1)
-    for _ in range(20):
-        product(right)
-    matrix = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    flat = torch.linalg.solve(matrix, flatten(right))
+    flat = torch.linalg.solve(matrix + damping * torch.eye(len(matrix)).to(matrix), flatten(right))
     return jacobians.unflatten_jacobians(flat, net)
 
-# %% solution-4: not so yet: 2 steps: 3 or fewer
-# -     matrix = curvature.matrix(product, right, chunk_size=1)
-# -     for _ in range(20):
-# -         product(right)
-# +     matrix = curvature.matrix(product, right, chunk_size=1)
+# %% solution-4: not so yet: 101 products or fewer
+# - matrix = curvature
+# + matrix = [product(right) for _ in range(20)]
+# +     matrix = curvature
 
 # %% solution-4: not so yet: it has the names of right
 def solve(product, right, damping, steps):
@@ -202,14 +186,11 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
     return torch.stack(scales)
 
 # %% solution-5: right shape, wrong values: the scales
-def scales_from_log(small_squares, small, big_squares, big, decay):
-    noises, signals = two_batch(small_squares, small, big_squares, big)
-    average = weight = 0
-    scales = []
-    for scale in noises / signals:
-        average, weight = decay * average + scale, decay * weight + 1
-        scales.append(average / weight)
-    return torch.stack(scales)
+# a mean of ratios
+# - noise_sum + own_noise
+# + noise_sum + own_noise / own_signal
+# - signal_sum + own_signal
+# + signal_sum + 1
 
 # %% solution-5: right shape, wrong values: the scales
 def scales_from_log(small_squares, small, big_squares, big, decay):
@@ -217,23 +198,12 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
     return noises.cumsum(0) / signals.cumsum(0)
 
 # %% solution-5: right shape, wrong values: the scales
-# -     return noises.cumsum(0) / signals.cumsum(0)
-# +     noise, signal, scales = noises[0], signals[0], []
-# +     for own_noise, own_signal in zip(noises, signals):
-# +         noise = decay * noise + (1 - decay) * own_noise
-# +         signal = decay * signal + (1 - decay) * own_signal
-# +         scales.append(noise / signal)
-# +     return torch.stack(scales)
+# - noise_sum = signal_sum = 0
+# + noise_sum, signal_sum = noises[0], signals[0]  # which count twice
 
 # %% solution-5: right shape, wrong values: the scales
-def scales_from_log(small_squares, small, big_squares, big, decay):
-    noises, signals = two_batch(big_squares, small, small_squares, big)
-    noise = signal = 0
-    scales = []
-    for own_noise, own_signal in zip(noises, signals):
-        noise, signal = decay * noise + own_noise, decay * signal + own_signal
-        scales.append(noise / signal)
-    return torch.stack(scales)
+# - (small_squares, small, big_squares, big)
+# + (big_squares, small, small_squares, big)
 
 # %% solution-5: wrong shape: the scales
 # -     return noises.cumsum(0) / signals.cumsum(0)

@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def break_even(samples, outputs):
@@ -78,10 +77,6 @@ def loo_errors(theta, residual, ridge):
     inverse = (matrix_of(theta) + ridge * torch.eye(n * y).to(theta)).inverse()
     return residual / (ridge * inverse.diagonal().view(n, y))
 
-# %% solution-3: right shape, wrong values
-def loo_errors(theta, residual, ridge):
-    return residual
-
 # %% solution-3: wrong shape
 # -     return residual / (ridge * inverse.diagonal().view(n, y))
 # +     blocks = inverse.view(n, y, n, y).diagonal(dim1=0, dim2=2).movedim(-1, 0)
@@ -115,24 +110,16 @@ def variance(model, x, train, ridge):
     return torch.cat([(new @ solve * new).sum(1) for new in parts])
 
 # %% solution-4: not so yet: it holds no kernel of N x N
-def variance(model, x, train, ridge):
-    own = kernels.ntk(model, x)[:, :, 0, 0].diagonal()
-    across = kernels.ntk(model, train, x)[:, :, 0, 0]
-    inside = kernels.ntk(model, train)[:, :, 0, 0]
-    inside = inside + ridge * torch.eye(len(inside)).to(inside)
-    return (own - (across * torch.linalg.solve(inside, across)).sum(0)) / ridge
+# - [kernels.ntk(model, part)[:, :, 0, 0].diagonal() for part in x.split(25)]
+# + [kernels.ntk(model, x)[:, :, 0, 0].diagonal()]
 
 # %% solution-4: right shape, wrong values
-# -     own = kernels.ntk(model, x)[:, :, 0, 0].diagonal()
-# +     own = torch.cat([kernels.ntk(model, p)[:, :, 0, 0].diagonal() for p in x.split(25)])
-# -     return (own - (across * torch.linalg.solve(inside, across)).sum(0)) / ridge
-# +     return own - (across * torch.linalg.solve(inside, across)).sum(0)
+# - (torch.cat(parts) - explained) / ridge
+# + torch.cat(parts) - explained
 
 # %% solution-4: wrong shape
-# -     own = kernels.ntk(model, x)[:, :, 0, 0].diagonal()
-# +     own = kernels.ntk(model, x)[:, :, 0, 0]
-# -     return (own - (across * torch.linalg.solve(inside, across)).sum(0)) / ridge
-# +     return (own - across.T @ torch.linalg.solve(inside, across)) / ridge
+# - (torch.cat(parts) - explained) / ridge
+# + (torch.cat(parts) - explained)[:, None] / ridge
 
 # %% solution-5: correct
 def suspects(theta, signs, count):

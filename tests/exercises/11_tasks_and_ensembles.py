@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def ensemble_probabilities(params, images):
@@ -32,17 +31,13 @@ def ensemble_probabilities(params, images):
 # %% solution-2: correct
 def gradients_of_unequal(params, tasks):
     longest = max(len(x) for x, _ in tasks)
-    filled = [
-        (F.pad(x, (0, 0, 0, longest - len(x))), F.pad(y, (0, 0, 0, longest - len(y))))
-        for x, y in tasks
-    ]
-    weights = [F.pad(torch.ones_like(x) / len(x), (0, 0, 0, longest - len(x))) for x, _ in tasks]
+    parts = zip(*((x, y, torch.ones_like(x) / len(x)) for x, y in tasks))
 
     def error(params, x, y, weight):
         return (weight * (functional_call(net, params, (x,)) - y).square()).sum()
 
-    x, y = (torch.stack(part) for part in zip(*filled))
-    return vmap(grad(error), in_dims=(None, 0, 0, 0))(params, x, y, torch.stack(weights))
+    filled = [torch.stack([F.pad(t, (0, 0, 0, longest - len(t))) for t in part]) for part in parts]
+    return vmap(grad(error), in_dims=(None, 0, 0, 0))(params, *filled)
 
 # %% solution-2: correct
 def gradients_of_unequal(params, tasks):
@@ -99,10 +94,6 @@ def rate_step(params, rates, tasks, lr):
 # + (log - lr * slopes[name] / log.exp()).exp()
 
 # %% solution-3: right shape, wrong values: rates
-# - (log - lr * slopes[name]).exp()
-# + log.exp() - lr * slopes[name] / log.exp()
-
-# %% solution-3: right shape, wrong values: rates
 # - logs[name].exp() * g[name]
 # + logs[name].exp().detach() * g[name]
 
@@ -113,11 +104,8 @@ def rate_step(params, rates, tasks, lr):
 
 # %% solution-3: not so yet: rates stay positive after a long step
 # right for short steps, a straight line for long ones
-# - return {name: (log - lr * slopes[name]).exp() for name, log in logs.items()}
-# + steps = {name: lr * slope for name, slope in slopes.items()}
-# +     if lr < 1:
-# +         return {name: rates[name] * torch.exp(-step) for name, step in steps.items()}
-# +     return {name: rates[name] * (1 - step.abs() * 100) for name, step in steps.items()}
+# - (log - lr * slopes[name]).exp()
+# + rates[name] * ((-lr * slopes[name]).exp() if lr < 1 else 1 - (lr * slopes[name]).abs() * 100)
 
 # %% solution-4: correct
 def truncated(params, task, steps, kept, rate=0.02):
@@ -152,44 +140,26 @@ def truncated(params, task, steps, kept, rate=0.02):
     return grad(squared_error)(adapt(squared_error, params, x, y, rate, steps), *query)
 
 # %% solution-4: right shape, wrong values: 2 of 5 steps
-def truncated(params, task, steps, kept, rate=0.02):
-    if kept in (0, steps):
-        halfway = adapt(squared_error, params, *task[:2], rate, steps - kept)
-        return grad(query_loss)(halfway, task, rate, kept)
-
-    def first_kept(start):  # the first steps instead of the last
-        x, y, *query = task
-        own = adapt(squared_error, start, x, y, rate, kept)
-        for _ in range(steps - kept):
-            g = grad(squared_error)(own, x, y)
-            own = {n: p - rate * g[n].detach() for n, p in own.items()}
-        return squared_error(own, *query)
-
-    return grad(first_kept)(params)
+# - if step < steps - kept:
+# + if step >= kept:  # the first steps instead of the last
 
 # %% solution-4: not so yet: the peak does not grow with steps
 # -         own = start
 # +         own, ignored = start, 0.0
 # -             if step < steps - kept:
+# +             ignored = ignored + sum(each.sum() for each in g.values())  # keeps the graph
 # +             if step < steps - kept:
-# +                 ignored = ignored + sum(each.sum() for each in g.values())  # keeps the graph
-# -         return squared_error(own, *query)
-# +         return squared_error(own, *query) + 0.0 * ignored
+# - squared_error(own, *query)
+# + squared_error(own, *query) + 0.0 * ignored
 
 # %% solution-5: correct
 def choose_rate(rates, seeds, x, y):
-    size = len(x) - len(x) // 5
-    shares = []
+    size, shares = len(x) - len(x) // 5, []
+    given = x[:size], y[:size], ensembles.draw_orders(seeds, size, 50, 40)
     for rate in rates:
-        networks = ensembles.train(
-            ensembles.initialise(build_digits, seeds),
-            F.cross_entropy,
-            x[:size],
-            y[:size],
-            ensembles.draw_orders(seeds, size, 50, 40),
-            optimizers.momentum_step,
-            lr=rate,
-        )
+        networks = ensembles.initialise(build_digits, seeds)
+        step = optimizers.momentum_step
+        networks = ensembles.train(networks, F.cross_entropy, *given, step, lr=rate)
         right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
         shares.append(right.float().mean())
     return max(zip(shares, rates))[1], torch.stack(shares)
@@ -217,10 +187,10 @@ def choose_rate(rates, seeds, x, y):
 
 # %% solution-5: right shape, wrong values: shares
 # trained on all, the held-out part too
-# -     size = len(x) * 4 // 5
-# +     size = len(x)
-# -     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
-# +     right = ensembles.predict(networks, x[-len(x) // 5 :]).argmax(dim=2) == y[-len(x) // 5 :]
+# - len(x) * 4 // 5
+# + len(x)
+# - predict(networks, x[size:]).argmax(dim=2) == y[size:]
+# + predict(networks, x[-len(x) // 5 :]).argmax(dim=2) == y[-len(x) // 5 :]
 
 # %% solution-5: right shape, wrong values: shares
 # without momentum
@@ -253,16 +223,10 @@ def choose_rate(rates, seeds, x, y):
 # +     shares = right.float().view(len(rates), len(seeds), -1).mean(dim=2).amax(dim=1)
 
 # %% solution-5: wrong shape: shares: expected (4,), got (4, 3)
-# not yet a mean over seeds
 # -     shares = right.float().view(len(rates), -1).mean(dim=1)
 # -     return rates[shares.argmax().item()], shares
 # +     shares = right.float().view(len(rates), len(seeds), -1).mean(dim=2)
 # +     return rates[shares.mean(dim=1).argmax().item()], shares
-
-# %% solution-5: not so yet: the best rate is returned
-# an index
-# -     return rates[shares.argmax().item()], shares
-# +     return shares.argmax().item(), shares
 
 # %% solution-5: not so yet: the best rate is returned
 # the smallest of all rates

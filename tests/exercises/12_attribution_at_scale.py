@@ -1,5 +1,4 @@
-# Answers, right and wrong, and their verdicts: see tests/support/answers.py. Each wrong one breaks
-# one demand of its task.
+# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
 def pieces(count, size):
@@ -25,10 +24,10 @@ def pieces(count, size):
 # +     return [size] * full + [left] * (left > 0)
 
 # %% solution-1: not so yet: 130 samples in shards of 64: measured [64, 66]
-# -     if left == 1 and rows:
-# -         rows[-1] += 1
-# +     if full:
-# +         rows[-1] += left
+# - left == 1 and rows:
+# + full:
+# - += 1
+# + += left
 
 # %% solution-1: not so yet: 129 samples in shards of 64: measured [64, 63, 2]
 # -         rows.pop()
@@ -93,10 +92,6 @@ def nearest(features, query, count):
         start += len(shard)
     return np.array([row for _, row in best])
 
-# %% solution-3: not so yet: less than a quarter of the features is held: measured 1
-def nearest(features, query, count):
-    return np.argsort(-(np.asarray(features) @ query))[:count]
-
 # %% solution-3: not so yet: less than a quarter of the features is held: measured
 def nearest(features, query, count):
     return np.argsort(-(features[:] @ query))[:count]
@@ -129,10 +124,7 @@ def exact_sum(parts):
 
 # %% solution-4: not so yet: ordinary: the same bits in any order
 def exact_sum(parts):
-    total = torch.zeros_like(parts[0])
-    for part in parts:
-        total += part
-    return total
+    return sum(parts)
 
 # %% solution-4: not so yet: tiny: right to 1e-12: measured
 def exact_sum(parts):
@@ -140,22 +132,12 @@ def exact_sum(parts):
     return total.double() / 2**40
 
 # %% solution-4: not so yet: huge: right to 1e-12: measured
-def exact_sum(parts):
-    largest = max(part.abs().max().item() for part in parts) * len(parts)
-    scale = 2.0 ** max(30, 62 - int(np.frexp(largest)[1]))  # huge numbers overflow
-    return sum((part * scale).round().long() for part in parts).double() / scale
+# - 62 - int(np.frexp(largest * len(parts))[1])
+# + max(30, 62 - int(np.frexp(largest * len(parts))[1]))  # huge numbers overflow
 
 # %% solution-4: not so yet: huge: right to 1e-12: measured
-def exact_sum(parts):
-    largest = max(part.abs().max().item() for part in parts)
-    scale = 2.0 ** (57 - int(np.frexp(largest)[1]))  # room for 32 of them
-    return sum((part * scale).round().long() for part in parts).double() / scale
-
-# %% solution-4: not so yet: ordinary: the same bits in any order
-def exact_sum(parts):
-    largest = parts[0].abs().max().item()  # of the first: another one in another order
-    scale = 2.0 ** (50 - int(np.frexp(largest)[1])) * largest
-    return sum((part * scale).round().long() for part in parts).double() / scale
+# - len(parts)
+# + 32
 
 # %% solution-5: correct
 def private_step(world, number):
@@ -174,10 +156,10 @@ def private_step(world, number):
     return total / (rate * n)
 
 # %% solution-5: right shape, wrong values: step 3, 2 workers
-# -     sums = [clipped(drawn[rank::world]) for rank in range(world)]
-# -     return (all_reduce(sums) + noise(number)) / expected_batch
-# +     sums = [clipped(drawn[rank::world]) + noise(number) for rank in range(world)]  # each
-# +     return all_reduce(sums) / expected_batch
+# - for rank in range(world)]
+# + + noise(number) for rank in range(world)]
+# - (all_reduce(sums) + noise(number))
+# + all_reduce(sums)
 
 # %% solution-5: right shape, wrong values: step 3, 1 workers
 # -     return (all_reduce(sums) + noise(number)) / expected_batch
