@@ -3,7 +3,7 @@
 from helpers.plots.diagrams import in_dims
 from helpers.plots.graphs import agreement, curves, effects, shares, similarities
 from helpers.plots.images import attributions, digits, kernel_gradients, norms, weight_jacobian
-from helpers.plots.privacy import canaries, releases, spreads
+from helpers.plots.privacy import batches, canaries, releases, spreads
 from helpers.plots.sliders import Slider
 from helpers.plots.timings import multiples
 from helpers.plots.training import matrices, prices, rankings
@@ -12,6 +12,7 @@ __all__ = [
     "Slider",
     "agreement",
     "attributions",
+    "batches",
     "canaries",
     "curves",
     "digits",

@@ -31,6 +31,29 @@ def releases(values: Tensor, without: Tensor, with_one: Tensor, *, allowed: floa
     return finish(figure, legend=2)
 
 
+def batches(sums: Mapping[str, Tensor], released: Mapping[str, Tensor], yours: int) -> Figure:
+    """Draw the sums of an epoch's batches as bars, and what is released of them as points.
+
+    Args:
+        sums: `{name: (T,)}`, one row of the picture for each, in units of the limit.
+        released: The same with noise.
+        yours: The number of the batch that is marked.
+    """
+    figure = plt.figure(figsize=(6, 1.7 * len(sums) + 0.6), layout="constrained")
+    axes = figure.subplots(len(sums), sharex=True, sharey=True, squeeze=False)
+    floor = min(each.min().item() for each in released.values()) - 0.5
+    for axis, (name, heights) in zip(axes.flat, sums.items(), strict=True):
+        colours = ["lightgray"] * len(heights)
+        colours[yours] = "tab:red"
+        axis.bar(range(len(heights)), heights.cpu() - floor, bottom=floor, width=1, color=colours)
+        axis.scatter(range(len(heights)), released[name].cpu(), color="black", s=6)
+        axis.set_title(f"{name} (the red batch)", fontsize=10)
+        axis.set_ylabel("above the others")
+        axis.margins(x=0.01)
+    axes.flat[-1].set_xlabel("step of the epoch (bars: the sums in limits; points: with noise)")
+    return finish(figure)
+
+
 def spreads(
     places: Sequence[str],
     series: Mapping[str, Tensor],

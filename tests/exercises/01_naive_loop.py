@@ -22,46 +22,57 @@ def sample_norms(grads):  # the norm of all samples together
     return sum((grad**2).sum() for grad in grads.values()).sqrt()
 
 # %% solution-2: correct
-def lean_sample_grads(images, labels):
-    shapes = {name: (len(images), *p.shape) for name, p in model.named_parameters()}
-    result = {name: images.new_zeros(shape) for name, shape in shapes.items()}
-    for index in range(len(images)):
-        for name, grad in zip(result, compute_grad(images[index], labels[index]), strict=True):
-            result[name][index].copy_(grad)
-    return result
+def read_images(weight_grad, bias_grad):
+    found, seen = [], []
+    for row, entry in zip(weight_grad, bias_grad.tolist()):
+        if entry == 0:
+            continue
+        ratio = row / entry
+        if any((ratio - image).abs().max() < 1e-9 for image in found):
+            continue
+        if any((ratio - other).abs().max() < 1e-9 for other in seen):
+            found.append(ratio)
+        seen.append(ratio)
+    return torch.stack(found)
 
 # %% solution-2: correct
-def lean_sample_grads(images, labels):
-    result = {}
-    for index, (image, label) in enumerate(zip(images, labels)):
-        grads = compute_grad(image, label)
-        for (name, _), grad in zip(model.named_parameters(), grads):
-            if name not in result:
-                result[name] = grad.new_empty(len(images), *grad.shape)
-            result[name][index] = grad
-    return result
+def read_images(weight_grad, bias_grad):
+    ratios = weight_grad / bias_grad[:, None]  # NaN is near nothing
+    near = torch.stack([(ratios - ratio).abs().amax(dim=1) < 1e-9 for ratio in ratios])
+    first = near.int().argmax(dim=1)
+    return ratios[first[near.sum(dim=1) > 1].unique()].flip(0)
 
-# %% solution-2: wrong shape: gradients['conv1.weight']: expected
-def lean_sample_grads(images, labels):
-    return dict(zip(trained_grads, compute_grad(images[0], labels[0]), strict=True))
+# %% solution-2: wrong shape: read off 4 images: expected (4, 784)
+# each mixture, too
+# - is_first & (equal.sum(dim=1) > 1)
+# + is_first
 
-# %% solution-2: not so yet: peak below 1.2 times the result
-def lean_sample_grads(images, labels):
-    rows = [compute_grad(image, label) for image, label in zip(images, labels, strict=True)]
-    return {n: torch.stack(g) for n, g in zip(trained_grads, zip(*rows), strict=True)}
+# %% solution-2: wrong shape: read off 4 images: expected (4, 784)
+# an image for each unit that gives it
+# - is_first & (equal.sum(dim=1) > 1)
+# + equal.sum(dim=1) > 1
 
-# %% solution-2: not so yet: names in the order of the parameters
-# -     return result
-# +     return {name: result[name] for name in sorted(result)}
+# %% solution-2: right shape, wrong values: all 4
+# the rows, which are not divided
+# - return ratios[
+# + return weight_grad[on][
 
-# %% solution-2: right shape, wrong values
-# as .grad adds up
-# - = grad
-# + = grad + (rows[index - 1] if index else 0)
+# %% solution-2: wrong shape: read off 3 images: expected (3, 784)
+def read_images(weight_grad, bias_grad):
+    return rows[:4]  # those of the lesson
 
-# %% solution-2: wrong type: gradients: expected a dict, got NoneType: the function returned nothing
-def lean_sample_grads(images, labels):
-    compute_sample_grads(images, labels)
+# %% solution-2: not so yet: it changed means
+def read_images(weight_grad, bias_grad):
+    on = bias_grad != 0
+    weight_grad /= bias_grad[:, None]
+    ratios = weight_grad[on]
+    equal = torch.cdist(ratios, ratios, p=math.inf) < 1e-9
+    is_first = equal.tril(diagonal=-1).sum(dim=1) == 0
+    return ratios[is_first & (equal.sum(dim=1) > 1)]
+
+# %% solution-2: wrong type: read off 4 images: expected a tensor
+# -     return ratios[is_first & (equal.sum(dim=1) > 1)]
+# +     return list(ratios[is_first & (equal.sum(dim=1) > 1)])
 
 # %% solution-3: correct
 def clipped_mean(grads, limit):

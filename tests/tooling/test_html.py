@@ -100,12 +100,18 @@ def test_formulas_and_folds_are_those_of_the_source(lesson, book):
     bare = [re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL) for text in texts]
     formulas = sum(len(re.findall(r"\$\$[^$]+\$\$|\$[^$]+\$", text)) for text in bare)
     assert len(article.find_all("math")) == formulas
-    solutions = [cell.source for cell in notebook.cells if "solution" in files.tags(cell)]
+    hidden = {"Solution": [], "Code": []}
+    for cell in files.code_cells(notebook):
+        if "solution" in files.tags(cell):
+            hidden["Solution"].append(cell.source)
+        elif cell.metadata.get("jupyter", {}).get("source_hidden"):
+            hidden["Code"].append(cell.source)
     folds = {}
     for fold in article.find_all("details"):
         assert not fold.has_attr("open")
         folds.setdefault(fold.summary.text.split()[0], []).append(fold)
-    assert [fold.pre.text.strip() for fold in folds["Solution"]] == solutions
+    for name, sources in hidden.items():
+        assert [fold.pre.text.strip() for fold in folds.get(name, [])] == sources
     assert len(folds["Set-up"]) == 1
     assert len(folds["Hint"]) == hints > 0
     for hint in folds["Hint"]:

@@ -20,7 +20,7 @@ NOTE = "This page shows saved results. Where the text says “run”, run the no
 
 
 def read(text: str) -> NotebookNode:
-    """Read a lesson, fold solutions, set-up and answers, and hand on alternative texts."""
+    """Read a lesson, fold what it folds, set-up and answers, and hand on alternative texts."""
     notebook = nbformat.reads(text, nbformat.NO_CONVERT)
     first = notebook.cells[0]
     first.source = re.sub(r"(?m)^\*Reading: .+\*$", rf"\g<0>\n\n*{NOTE}*", first.source)
@@ -68,7 +68,8 @@ def _parts(cell: NotebookNode) -> list[NotebookNode]:
         image["classes"] = kind(_png(cell))
     shown, tags = {"image": image}, files.tags(cell)
     name = "Solution" if "solution" in tags else "Set-up" if cell.source == form.SETUP else ""
-    if name:
+    if name or cell.metadata.get("jupyter", {}).get("source_hidden"):
+        name = name or "Code"
         shown |= {"code_prompt_show": name, "code_prompt_hide": name}
         tags = [*tags, "hide-input"]
     cell.metadata |= {"mystnb": shown, "tags": tags}
