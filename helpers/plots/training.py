@@ -88,11 +88,18 @@ def rankings(panels: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]]) -> Figur
     """
     figure = plt.figure(figsize=(3.1 * len(panels), 3.5), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)
+    names = dict.fromkeys(name for _, scores in panels.values() for name in scores)
+    colors = {name: f"C{index}" for index, name in enumerate(names)}  # one meaning in all panels
     for axis, (title, (wanted, scores)) in zip(axes[0], panels.items(), strict=True):
         for name, own in scores.items():
             hits = wanted.cpu()[own.cpu().argsort(descending=True)].double()
             found, false = hits.cumsum(0) / hits.sum(), (1 - hits).cumsum(0) / (1 - hits).sum()
-            axis.step(torch.cat([false.new_zeros(1), false]), [0, *found.tolist()], label=name)
+            axis.step(
+                torch.cat([false.new_zeros(1), false]),
+                [0, *found.tolist()],
+                color=colors[name],
+                label=name,
+            )
         axis.axline((0, 0), slope=1, color="gray", linestyle="--", linewidth=0.8)
         axis.set(xlabel="share of the others above", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axis.set_title(title, fontsize=10)
