@@ -76,7 +76,7 @@ def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
     out = {name: torch.empty_like(rows) for name, rows in expected.items()}
     with pytest.warns(FallbackWarning):
         assert_equal(gradients.func_gradients(*args, chunk_size=2, out=out), expected, TOLERANCE)
-    with refused("targets has 2 samples, data 3"):
+    with refused("data and targets must have one batch size, got 3 and 2"):
         gradients.func_gradients(*args[:3], targets[:2])
 
 

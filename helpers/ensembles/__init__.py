@@ -20,7 +20,7 @@ from tqdm import tqdm
 from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
 from helpers.transforms import checks, samples
-from helpers.transforms.batches import Batch, Tree, arguments, copied
+from helpers.transforms.batches import Batch, Tree, call, copied
 from helpers.transforms.call import (
     RECURRENT,
     ParameterAliases,
@@ -200,8 +200,7 @@ def train(
             or a forward draws random numbers and `randomness` is `"error"`.
     """
     batch = Batch(data=data, targets=targets)
-    checks.check_chunk_size(chunk_size)
-    checks.check_randomness(randomness)
+    checks.check_options(chunk_size, randomness)
     size = len(ensemble)
     _check_order(order, size, len(batch))
     if len(batch.tensors) < len(batch.leaves):
@@ -282,7 +281,7 @@ def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) 
     Raises:
         ValueError: The chunk is refused, or a forward draws random numbers.
     """
-    checks.check_chunk_size(chunk_size)
+    checks.check_options(chunk_size)
 
     def run(params: Tensors, buffers: Tensors) -> Any:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -312,7 +311,7 @@ def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tree) 
                 computed[f"{name}.{key}"] = value
     ids |= {id(value): name for name, value in computed.items()}
     with ParameterAliases(ids, tensors | computed) as aliases:
-        outputs = functional_call(model, tensors, *arguments(inputs))
+        outputs = call(lambda *args, **named: functional_call(model, tensors, args, named), inputs)
     if met := aliases.met.intersection(computed):
         raise ValueError(
             f"{met.pop().strip('.')} was computed from the parameters of the first network, and is "

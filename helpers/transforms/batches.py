@@ -89,19 +89,13 @@ def _complete(changed: Tree, tree: Tree, path: str) -> Tree:
     return changed
 
 
-def arguments(data: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what `call` gives to a model, for `functional_call`."""
-    if isinstance(data, MutableMapping):
-        return (), dict(data)
-    if isinstance(data, tuple) and not isinstance(data, PackedSequence):
-        return data, {}
-    return (data,), {}
-
-
-def call(model: nn.Module, data: Tree) -> Any:
+def call(model: Callable[..., Any], data: Tree) -> Any:
     """Call a model as people do: `model(**mapping)`, `model(*tuple)`, `model(anything_else)`."""
-    args, kwargs = arguments(data)
-    return model(*args, **kwargs)
+    if isinstance(data, MutableMapping):
+        return model(**data)
+    if isinstance(data, tuple) and not isinstance(data, PackedSequence):
+        return model(*data)
+    return model(data)
 
 
 def take(model: nn.Module, **trees: Tree) -> "Batch":
@@ -110,7 +104,11 @@ def take(model: nn.Module, **trees: Tree) -> "Batch":
     A `Batch` in the first place is returned as it is.
     """
     name, data = next(iter(trees.items()))
-    return data if isinstance(data, Batch) else Batch(**trees | {name: with_bags(model, data)})
+    if isinstance(data, Batch):
+        return data
+    if isinstance(data, tuple | MutableMapping):
+        trees[name] = with_bags(model, data)
+    return Batch(**trees)
 
 
 class _Place:
@@ -140,13 +138,12 @@ class Batch:
         def remember(path: str, value: Any) -> Any:
             if isinstance(value, PackedSequence):
                 value = unpacked(value)
-            elif isinstance(value, Tensor):
-                if value.dim() or path in trees:
-                    checks.check_batch(**{path: value})
+            elif isinstance(value, Tensor) and (value.dim() or path in trees):
+                checks.check_batch(**{path: value})
                 value = value.detach()
             elif isinstance(value, list | tuple):
                 lists.append((path, value))
-            elif not isinstance(value, Sequences | _SHARED):
+            elif not isinstance(value, Sequences | _SHARED | Tensor):
                 raise TypeError(f"{path} must be a tensor (B, ...), got {type(value).__name__}")
             if isinstance(value, Sequences) or (isinstance(value, Tensor) and value.dim()):
                 found.append((path, value, place := _Place()))
@@ -158,9 +155,18 @@ class Batch:
             self._trees.append(mapped(remember, tree, name))
             if not found:
                 raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
-        _check_sizes({path: leaf for path, leaf, _ in found}, trees)
+        (first, like, _), *others = found
+        for path, leaf, _ in others:
+            if len(leaf) == len(like):
+                continue
+            if path in trees and first in trees:
+                sizes = f"{first} and {path} must have one batch size, got {len(like)} and"
+                raise ValueError(f"{sizes} {len(leaf)}")
+            raise ValueError(
+                f"{path} has {len(leaf)} samples, {first} {len(like)}: all must have one batch size"
+            )
         for path, values in lists:
-            if len(values) == len(found[0][1]) > 1:
+            if len(values) == len(like) > 1:
                 raise TypeError(
                     f"{path} must be a tensor (B, ...), got {type(values).__name__}: whether each "
                     f"of the {len(values)} samples has its own entry, nothing says"
@@ -201,9 +207,7 @@ class Batch:
         made = [leaf if of_one is None else of_one(leaf) for of_one, leaf in pairs]
 
         def put(_: str, value: Any) -> Any:
-            if isinstance(value, _Place):
-                return made[value.index]
-            return copied(value)
+            return made[value.index] if isinstance(value, _Place) else copied(value)
 
         return [mapped(put, tree, "") for tree in self._trees]
 
@@ -217,15 +221,3 @@ class Batch:
         if len(self) == 1:
             return self.of_one([leaf[0].clone() for leaf in self.leaves])
         return self.trees([leaf.clone() for leaf in self.leaves])
-
-
-def _check_sizes(leaves: dict[str, Leaf], trees: dict[str, Tree]) -> None:
-    """Raise ValueError, with the paths of two leaves, if their sizes differ."""
-    if all(path in trees and isinstance(leaf, Tensor) for path, leaf in leaves.items()):
-        checks.check_batch(**leaves)
-    (first, like), *others = leaves.items()
-    for path, leaf in others:
-        if len(leaf) != len(like):
-            raise ValueError(
-                f"{path} has {len(leaf)} samples, {first} {len(like)}: all must have one batch size"
-            )

@@ -157,26 +157,18 @@ def check_scalar(
     return value
 
 
-def check_chunk_size(chunk_size: int | None) -> None:
-    """Check that a chunk holds a sample at least.
+def check_options(chunk_size: int | None = None, randomness: str = "error") -> None:
+    """Check that a chunk holds a sample at least, and that `torch.vmap` knows what samples share.
 
     Raises:
-        ValueError: It is neither `None` nor a whole number, at least 1.
+        ValueError: The first is neither `None` nor a whole number, at least 1; or the other neither
+            `"error"` nor `"different"` nor `"same"`.
     """
-    if chunk_size is None:
-        return
-    if not isinstance(chunk_size, Integral) or isinstance(chunk_size, bool) or chunk_size < 1:
+    whole = isinstance(chunk_size, Integral) and not isinstance(chunk_size, bool)
+    if chunk_size is not None and not (whole and chunk_size >= 1):
         raise ValueError(
             f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
         )
-
-
-def check_randomness(randomness: str) -> None:
-    """Check that `torch.vmap` knows what samples are to share.
-
-    Raises:
-        ValueError: It is neither `"error"` nor `"different"` nor `"same"`.
-    """
     if randomness not in ("error", "different", "same"):
         raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
 
