@@ -361,7 +361,22 @@ def norm_of_its_own() -> nn.Module:
     return nn.utils.parametrizations.spectral_norm(build()[0])
 
 
+def with_a_hook() -> nn.Module:
+    model = build()
+    next(model.parameters()).register_hook(torch.neg)
+    return model
+
+
 REFUSED = {
+    "hooks on gradients": (
+        lambda: train(ensembles.initialise(with_a_hook, SEEDS)),
+        "weight has hooks on its gradient",
+    ),
+    "a hook of one": (lambda: ensembles.stack([build(), with_a_hook()]), "1 hooks in model 1"),
+    "an array": (
+        lambda: ensembles.predict(ensembles.initialise(build, SEEDS), [samples().numpy()]),
+        "inputs[0] must be a tensor (B, ...), got ndarray",
+    ),
     "no seed": (lambda: ensembles.initialise(build, []), "seeds must hold a seed"),
     "no model": (lambda: ensembles.stack([]), "models must hold a model"),
     "a view of a weight": (

@@ -94,7 +94,9 @@ def test_sequences_in_the_other_helpers():
     args = (model, lambda out, _: out.sum(), bags)
     lengths = (2 * counts.square().sum(1)).sqrt()
     torch.testing.assert_close(norms.gradient_norms(*args, chunk_size=1), lengths)
-    assert "equal for all 1 parameters" in limits.diagnose(*args).conclusion
+    diagnosis = limits.diagnose(*args)
+    assert "equal for all 1 parameters" in diagnosis.conclusion
+    assert [each.entry for each in diagnosis.findings] == ["packed-sequence"]
     order = torch.zeros(1, 1, 2, dtype=torch.int64)
     packed = pack_sequence([torch.ones(2, 3)])
     with refused("samples of unequal length cannot be taken together"):

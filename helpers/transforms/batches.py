@@ -44,7 +44,7 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
         if tree and _is_constant(tree):
             return change(path, tree)
         parts = [mapped(change, value, f"{path}[{index}]") for index, value in enumerate(tree)]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        return _complete(_of_parts(tree, parts, path), tree, path)
     if is_dataclass(tree) and not isinstance(tree, type):
         changed = copy.copy(tree)
         for name in (field.name for field in fields(tree)):
@@ -59,11 +59,29 @@ def copied(tree: Tree) -> Tree:
 
     def copy_of(_: str, value: Any) -> Any:
         if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
-            parts = [copied(each) for each in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+            return _of_parts(value, [copied(each) for each in value], "")
         return value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
     return mapped(copy_of, tree, "")
+
+
+def _of_parts(tree: list | tuple, parts: list[Tree], path: str) -> list | tuple:
+    """Make a list or a tuple of the same class, with other parts.
+
+    Raises:
+        TypeError: The class is one of tuples that are made of something else.
+    """
+    if isinstance(tree, list):
+        changed = copy.copy(tree)
+        changed[:] = parts
+        return changed
+    try:
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    except TypeError:
+        raise TypeError(
+            f"{path} must be no {type(tree).__name__}, which cannot be made of its parts: hand "
+            "over a tuple"
+        ) from None
 
 
 def _is_constant(value: Any) -> bool:
@@ -152,7 +170,12 @@ class Batch:
 
         self._trees = []
         for name, tree in trees.items():
-            self._trees.append(mapped(remember, tree, name))
+            try:
+                self._trees.append(mapped(remember, tree, name))
+            except RecursionError:
+                raise TypeError(
+                    f"{name} must be a tree of tensors, got one that holds itself"
+                ) from None
             if not found:
                 raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
         (first, like, _), *others = found

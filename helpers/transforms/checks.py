@@ -80,13 +80,16 @@ def check_batch(**batches: Tensor) -> None:
 
     Raises:
         TypeError: One of them is not a tensor.
-        ValueError: One has no batch dimension or lies in several processes, or their sizes differ.
+        ValueError: One has no batch dimension or no numbers or lies in several processes, or their
+            sizes differ.
     """
     for name, batch in batches.items():
         if not isinstance(batch, Tensor):
             raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
         if batch.dim() == 0:
             raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
+        if batch.is_meta:
+            raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
         if type(batch).__module__.startswith(_SPREAD):
             raise ValueError(
                 f"{name} is a {type(batch).__name__}, spread over processes: give its "
@@ -271,8 +274,9 @@ def select_parameters(
         `wrt` or else of `model.named_parameters()`. A tied weight has one name, its first.
 
     Raises:
-        TypeError: `wrt` is one string.
-        ValueError: `wrt` holds a name that the model does not have, or a layer has no shape yet.
+        TypeError: `wrt` is one string, or no names.
+        ValueError: `wrt` holds a name that the model does not have or a parameter of whole numbers,
+            or a layer has no shape yet.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -283,14 +287,21 @@ def select_parameters(
             )
     if isinstance(wrt, str):
         raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
+    if not isinstance(wrt, Iterable | None):
+        raise TypeError(f"{argument} must be names of parameters, got {type(wrt).__name__}")
     names = [*(parameters if wrt is None else wrt)]
     if unknown := set(names).difference(parameters):
         raise ValueError(
-            f"{argument} names {', '.join(map(repr, sorted(unknown)))}, which is no parameter of "
+            f"{argument} names {', '.join(sorted(map(repr, unknown)))}, which is no parameter of "
             f"this model: it has {', '.join(parameters)}"
         )
     chosen = {}
     for name in names:
-        if wrt is not None or parameters[name].requires_grad:
-            chosen[name] = parameters[name].detach()
+        parameter = parameters[name]
+        if wrt is not None or parameter.requires_grad:
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                raise ValueError(
+                    f"{argument} names {name}, which has no gradient: it is {parameter.dtype}"
+                )
+            chosen[name] = parameter.detach()
     return chosen

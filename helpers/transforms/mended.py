@@ -1,7 +1,7 @@
 """Functions of torch whose gradients are wrong, for one image or under transforms, mended."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ _CONVOLUTIONS = (F.conv2d, F.conv3d)
 
 
 class Cured(TorchFunctionMode):
-    """In plain autograd, layers of images with a backward that is right for one image.
+    """In plain autograd, layers of images with a backward that is right for one image, and loops.
 
     On a CPU, torch's backward of batch and instance normalisation reads the gradient of a single
     image in the wrong order where it lies in another one than the image: in that of tokens, as
@@ -36,6 +36,9 @@ class Cured(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch."""
         kwargs = kwargs or {}
+        if func in _LOOPS:
+            self.used = True
+            return _LOOPS[func](*args, **kwargs)
         norm = func in _NORMS
         if not norm and not (func in _CONVOLUTIONS and _is_grouped(*args, **kwargs)):
             return func(*args, **kwargs)
@@ -197,6 +200,38 @@ def _index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     )
 
 
+def _map(function: Callable[..., Any], xs: Sequence[Tensor], shared: Sequence[Any]) -> Any:
+    """Do what the operator `map` does.
+
+    Where nothing is compiled, its own gives no gradient to what its function closes over.
+    """
+    return _stacked([function(*row, *shared) for row in zip(*xs, strict=True)])
+
+
+def _scan(
+    combine: Callable[..., Any],
+    init: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    additional_inputs: Sequence[Any] = (),
+) -> tuple[Any, Any]:
+    """Do what the operator `scan` does, likewise."""
+    carry, outputs = init, []
+    for row in zip(*xs, strict=True):
+        carry, output = combine(*carry, *row, *additional_inputs)
+        outputs.append(output)
+    return carry, _stacked(outputs)
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    """Stack the tensors of trees, which are all alike."""
+    first = rows[0]
+    if isinstance(first, Tensor):
+        return torch.stack(rows)
+    if isinstance(first, dict):
+        return {key: _stacked([row[key] for row in rows]) for key in first}
+    return type(first)(map(_stacked, zip(*rows, strict=True)))
+
+
 def _in_autograd(read: Callable[[Tensor], Any], known: Callable[[Any], bool]) -> Callable:
     """Read what only one of the transforms around a tensor may know, as `vmap` never does."""
 
@@ -209,6 +244,11 @@ def _in_autograd(read: Callable[[Tensor], Any], known: Callable[[Any], bool]) ->
     return run
 
 
+_LOOPS = {
+    getattr(torch.ops.higher_order, name): loop
+    for name, loop in {"map_impl": _map, "scan": _scan}.items()
+    if hasattr(torch.ops.higher_order, name)
+}
 _AUTOGRAD = {
     Tensor.requires_grad: bool,
     Tensor.grad_fn: lambda node: node is not None,
@@ -233,6 +273,7 @@ MENDED: dict[Callable[..., Any], Callable[..., Any]] = {
         if hasattr(place, name)
     },
     **{each.__get__: _in_autograd(each.__get__, known) for each, known in _AUTOGRAD.items()},
+    **_LOOPS,
     **{norm: partial(_norm, norm) for norm in _NORMS},
     **{convolution: partial(_convolution, convolution) for convolution in _CONVOLUTIONS},
 }

@@ -154,18 +154,20 @@ def vmapped(
                 streams.restore_random_state(state, device)
             try:
                 chunk = [*map(itemgetter(slice(start, start + step)), batch)]
-                results = map_samples(
-                    per_sample, params, buffers, chunk, snapshot.restore, randomness=randomness
-                )
+                inputs = per_sample, params, buffers
+                results = map_samples(*inputs, chunk, snapshot.restore, randomness=randomness)
                 rows = results if isinstance(results, dict) else {"": results}
-                unreached = []
-                for name, each in rows.items() if start == 0 else ():
-                    # Expanded by `vmap`, which of one sample cannot be seen.
-                    shared = each.stride(0) == 0 if len(each) > 1 else not each.any()
-                    if name in params and shared:
-                        unreached.append(name)
-                if unreached:
-                    check_unreached(function, model, unreached, batch)
+                if start == 0 and "" not in rows:
+                    seen = rows
+                    if len(chunk[0]) == 1 and not all(each.any() for each in rows.values()):
+                        # What is not reached is expanded by `vmap`, which two samples show.
+                        drawn = streams.random_state(device)
+                        twice = [each.expand(2, *each.shape[1:]) for each in chunk]
+                        seen = map_samples(*inputs, twice, snapshot.restore, randomness=randomness)
+                        streams.restore_random_state(drawn, device)
+                    unreached = [n for n, each in seen.items() if each.stride(0) == 0]
+                    if unreached:
+                        check_unreached(function, model, unreached, batch)
             except Exception as error:  # whatever a model can raise; the loop tells
                 if fallback.is_no_memory(error):
                     raise

@@ -598,6 +598,11 @@ ROWS: dict[str, Build] = {
     "old function": lambda: Apply(lambda m, x: OldProduct.apply(x.sin(), m.w), w=_weight()),
     "quantisation observer": _observed,
     "cdist": lambda: Apply(lambda m, x: torch.cdist(m.fc(x), m.w), fc=nn.Linear(3, 3), w=_weight()),
+    "cdist, the largest of equals": lambda: Apply(
+        lambda m, x: torch.cdist(x.sign() * m.s, m.w - m.w.detach(), p=torch.inf),
+        s=nn.Parameter(torch.ones(3)),
+        w=_weight(),
+    ),
     "lu_solve": lambda: Apply(
         _lu_solve, fc=nn.Linear(3, 16), column=nn.Parameter(torch.randn(4, 1))
     ),
