@@ -191,7 +191,17 @@ def func_gradients(
     if out is not None:
         checks.check_out(out, params, len(batch), model=model, **batch.tensors)
         out = {name: out[name] for name in params}
-        _write(loss, model, params, batch.leaves, out, chunk_size, randomness)
+
+        @fallback.warning_once
+        def write() -> None:
+            chunks = per_sample_gradients(
+                loss, model, params, batch.leaves, chunk_size, randomness=randomness
+            )
+            for part, found in chunks:
+                found.write({name: tensor[part] for name, tensor in out.items()})
+
+        if len(batch) and params:
+            write()
         return out
 
     def loop() -> dict[str, Tensor]:
@@ -216,25 +226,6 @@ def func_gradients(
     return grads
 
 
-@fallback.warning_once
-def _write(
-    function: Callable[..., Tensor],
-    model: nn.Module,
-    params: dict[str, Tensor],
-    batch: tuple[Tensor, ...],
-    out: dict[str, Tensor],
-    chunk_size: int | None,
-    randomness: str,
-) -> None:
-    """Write gradients where they belong: from what layers saw, or else by `vmap` over `grad`."""
-    if not len(batch[0]) or not params:
-        return
-    for part, found in per_sample_gradients(
-        function, model, params, batch, chunk_size, randomness=randomness
-    ):
-        found.write({name: tensor[part] for name, tensor in out.items()})
-
-
 def prepare(
     model: nn.Module, data: Tree, targets: Tree, wrt: Iterable[str] | None
 ) -> tuple[dict[str, Tensor], Batch]:
@@ -244,19 +235,16 @@ def prepare(
     return checks.select_parameters(model, wrt), batch
 
 
-def sample_loss(loss_fn: LossFn, batch: Batch | None = None) -> Callable[..., Tensor]:
+def sample_loss(loss_fn: LossFn, batch: Batch) -> Callable[..., Tensor]:
     """Make the loss a function of one sample, as `helpers.transforms.samples` takes it.
 
     Args:
         loss_fn: `loss_fn(predictions, targets)`.
-        batch: Of data and targets, which says what their leaves are; `None` means two tensors.
+        batch: Of data and targets, which says what their leaves are.
     """
 
     def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
-        if batch is None:
-            data, targets = (leaf.unsqueeze(0) for leaf in sample)
-        else:
-            data, targets = batch.of_one(sample)
+        data, targets = batch.of_one(sample)
         return checks.check_scalar(loss_fn(batches.call(model, data), targets))
 
     return compute_loss

@@ -54,15 +54,11 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
     return change(path, tree)
 
 
-def copied(tree: Tree) -> Tree:
-    """Return a tree of copies."""
-
-    def copy_of(_: str, value: Any) -> Any:
-        if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
-            return _of_parts(value, [copied(each) for each in value], "")
-        return value.clone() if isinstance(value, Tensor) else copy.copy(value)
-
-    return mapped(copy_of, tree, "")
+def _copied(value: Any) -> Any:
+    """Copy what is shared by all samples."""
+    if isinstance(value, list | tuple):
+        return _of_parts(value, [*map(_copied, value)], "")
+    return value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
 def _of_parts(tree: list | tuple, parts: list[Tree], path: str) -> list | tuple:
@@ -157,12 +153,12 @@ class Batch:
             if isinstance(value, PackedSequence):
                 value = unpacked(value)
             elif isinstance(value, Tensor) and (value.dim() or path in trees):
-                checks.check_batch(**{path: value})
+                checks.check_batch(path, value)
                 value = value.detach()
             elif isinstance(value, list | tuple):
                 lists.append((path, value))
             elif not isinstance(value, Sequences | _SHARED | Tensor):
-                raise TypeError(f"{path} must be a tensor (B, ...), got {type(value).__name__}")
+                checks.check_batch(path, value)
             if isinstance(value, Sequences) or (isinstance(value, Tensor) and value.dim()):
                 found.append((path, value, place := _Place()))
                 return place
@@ -178,16 +174,17 @@ class Batch:
                 ) from None
             if not found:
                 raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
-        (first, like, _), *others = found
-        for path, leaf, _ in others:
-            if len(leaf) == len(like):
-                continue
-            if path in trees and first in trees:
-                sizes = f"{first} and {path} must have one batch size, got {len(like)} and"
-                raise ValueError(f"{sizes} {len(leaf)}")
-            raise ValueError(
-                f"{path} has {len(leaf)} samples, {first} {len(like)}: all must have one batch size"
-            )
+        first, like, _ = found[0]
+        for path, leaf, _ in found:
+            one, other = len(like), len(leaf)
+            if one != other and {first, path} <= trees.keys():
+                raise ValueError(
+                    f"{first} and {path} must have one batch size, got {one} and {other}"
+                )
+            if one != other:
+                raise ValueError(
+                    f"{path} has {other} samples, {first} {one}: all must have one batch size"
+                )
         for path, values in lists:
             if len(values) == len(like) > 1:
                 raise TypeError(
@@ -230,7 +227,7 @@ class Batch:
         made = [leaf if of_one is None else of_one(leaf) for of_one, leaf in pairs]
 
         def put(_: str, value: Any) -> Any:
-            return made[value.index] if isinstance(value, _Place) else copied(value)
+            return made[value.index] if isinstance(value, _Place) else _copied(value)
 
         return [mapped(put, tree, "") for tree in self._trees]
 

@@ -72,33 +72,23 @@ def check_callable(model: nn.Module) -> None:
         )
 
 
-def check_batch(**batches: Tensor) -> None:
-    """Check that data, and targets if there are any, are batches of one size.
-
-    Args:
-        batches: `data`, and `targets` where the caller takes them.
+def check_batch(name: str, batch: Tensor) -> None:
+    """Check that a tensor is a batch.
 
     Raises:
-        TypeError: One of them is not a tensor.
-        ValueError: One has no batch dimension or no numbers or lies in several processes, or their
-            sizes differ.
+        TypeError: It is none.
+        ValueError: It has no batch dimension or no numbers, or lies in several processes.
     """
-    for name, batch in batches.items():
-        if not isinstance(batch, Tensor):
-            raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
-        if batch.dim() == 0:
-            raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
-        if batch.is_meta:
-            raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
-        if type(batch).__module__.startswith(_SPREAD):
-            raise ValueError(
-                f"{name} is a {type(batch).__name__}, spread over processes: give its "
-                "full_tensor(), or what this process has of it, to_local()"
-            )
-    sizes = [*map(len, batches.values())]
-    if len(set(sizes)) > 1:
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
+    if batch.dim() == 0:
+        raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
+    if batch.is_meta:
+        raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
+    if type(batch).__module__.startswith(_SPREAD):
         raise ValueError(
-            f"{' and '.join(batches)} must have one batch size, got {' and '.join(map(str, sizes))}"
+            f"{name} is a {type(batch).__name__}, spread over processes: give its "
+            "full_tensor(), or what this process has of it, to_local()"
         )
 
 

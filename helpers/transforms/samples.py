@@ -112,7 +112,7 @@ def vmapped(
     otherwise: Callable[[], Any],
     chunk_size: int | None = None,
     randomness: str = "error",
-    out: dict[str, Tensor] | Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    out: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Any:
     """Call a transformed function for all samples at once, with `torch.vmap`.
@@ -128,8 +128,8 @@ def vmapped(
             do: for no sample, or no parameter.
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-        out: Where the results are to be written, or a function that returns this, given the results
-            of the first chunk; `None` means into new tensors.
+        out: Returns where results are to be written, given those of the first chunk; `None` means
+            into new tensors.
         dtype: Of the results; `None` means that which they come with.
 
     Returns:
@@ -179,8 +179,7 @@ def vmapped(
                 failed = error
                 break
             if start == 0:
-                places = out(rows) if callable(out) else out
-                places = {} if places is None else places
+                places = out(rows) if out else {}
             for name, each in rows.items():
                 if out is None and step >= size:
                     places[name] = each.detach().to(dtype or each.dtype)
