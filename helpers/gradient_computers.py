@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp
+from torch.func import grad, vjp
 
 from helpers import devices
 from helpers.layers.per_sample import PerSampleGradients
@@ -60,7 +60,7 @@ class AbstractGradientComputer(ABC):
         chunk_size: int | None = None,
     ) -> None:
         checks.check_dtype(dtype)
-        checks.check_chunk_size(chunk_size)
+        checks.check_options(chunk_size)
         _check_task(task)
         self.task = task
         self.grad_dim = grad_dim
@@ -189,11 +189,11 @@ class FunctionalGradientComputer(AbstractGradientComputer):
     def compute_per_sample_grad(self, batch: Given) -> Tensors:
         """Differentiate with `vmap(grad(output))`; see `AbstractGradientComputer`."""
         taken = self._checked(batch)
-        grads = derivatives.by_vmap(
-            self._output(taken),
-            self.model,
-            self._params(self.model),
-            taken.leaves,
+        given = self._output(taken), self.model, self._params(self.model), taken.leaves
+        grads = samples.vmapped(
+            *given,
+            transform=grad,
+            otherwise=lambda: derivatives.by_loop(*given, dtype=self.dtype),
             dtype=self.dtype,
             chunk_size=self.chunk_size,
         )
@@ -228,15 +228,13 @@ class FunctionalGradientComputer(AbstractGradientComputer):
     def compute_loss_grad(self, batch: Given) -> Tensor:
         """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
         taken = self._checked(batch)
-        if len(taken) == 0:
-            return torch.zeros(0, 1, dtype=self.dtype, device=self.device)
         names = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
         loss_grads = samples.vmapped(
             self._loss_grad(taken, batch),
             self.model,
             names,
             taken.leaves,
-            transform=_differentiable if names else lambda function: function,
+            transform=_differentiable,
             otherwise=lambda: self._loss_grads_by_loop(batch),
             chunk_size=self.chunk_size,
         )

@@ -24,17 +24,19 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   the forward when nothing says how samples share them.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad
 
 from helpers import legacy
 from helpers.layers.recorder import per_sample_gradients
-from helpers.transforms import batches, checks, derivatives, fallback
-from helpers.transforms.batches import Batch, Tree, arguments
+from helpers.transforms import batches, checks, derivatives, fallback, samples
+from helpers.transforms.batches import Batch, Tree
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -129,10 +131,12 @@ def functorch_gradients(
 
     def compute_loss(_: nn.Module, *sample: Tensor) -> Tensor:
         one, target = batch.of_one(sample)
-        args, kwargs = arguments(one)
-        return checks.check_scalar(loss_fn(fmodel(every, buffers, *args, **kwargs), target))
+        predictions = batches.call(functools.partial(fmodel, every, buffers), one)
+        return checks.check_scalar(loss_fn(predictions, target))
 
-    return derivatives.by_vmap(compute_loss, model, params, batch.leaves, otherwise=loop)
+    return samples.vmapped(
+        compute_loss, model, params, batch.leaves, transform=grad, otherwise=loop
+    )
 
 
 @torch.inference_mode(False)
@@ -182,53 +186,44 @@ def func_gradients(
         {'weight': (4, 2, 3), 'bias': (4, 2)}
     """
     params, batch = prepare(model, data, targets, wrt)
-    checks.check_chunk_size(chunk_size)
-    checks.check_randomness(randomness)
+    checks.check_options(chunk_size, randomness)
     loss = sample_loss(loss_fn, batch)
     if out is not None:
         checks.check_out(out, params, len(batch), model=model, **batch.tensors)
         out = {name: out[name] for name in params}
-        _write(loss, model, params, batch.leaves, out, chunk_size, randomness)
+
+        @fallback.warning_once
+        def write() -> None:
+            chunks = per_sample_gradients(
+                loss, model, params, batch.leaves, chunk_size, randomness=randomness
+            )
+            for part, found in chunks:
+                found.write({name: tensor[part] for name, tensor in out.items()})
+
+        if len(batch) and params:
+            write()
         return out
-    grads = derivatives.by_vmap(
+
+    def loop() -> dict[str, Tensor]:
+        return derivatives.by_loop(loss, model, params, batch.leaves, randomness=randomness)
+
+    grads = samples.vmapped(
         loss,
         model,
         params,
         batch.leaves,
+        transform=grad,
+        otherwise=loop,
         chunk_size=chunk_size,
         randomness=randomness,
     )
-    return _apart(grads)
-
-
-def _apart(grads: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give each gradient memory of its own: those of a sum, say, may be views of one tensor."""
     owners: set[int] = set()
     for name, tensor in grads.items():
         address = tensor.untyped_storage().data_ptr()
-        if address in owners or 0 in tensor.stride():
+        if address in owners or 0 in tensor.stride():  # those of a sum, say, are views of one
             grads[name] = tensor.clone(memory_format=torch.contiguous_format)
         owners.add(address)
     return grads
-
-
-@fallback.warning_once
-def _write(
-    function: Callable[..., Tensor],
-    model: nn.Module,
-    params: dict[str, Tensor],
-    batch: tuple[Tensor, ...],
-    out: dict[str, Tensor],
-    chunk_size: int | None,
-    randomness: str,
-) -> None:
-    """Write gradients where they belong: from what layers saw, or else by `vmap` over `grad`."""
-    if not len(batch[0]) or not params:
-        return
-    for part, found in per_sample_gradients(
-        function, model, params, batch, chunk_size, randomness=randomness
-    ):
-        found.write({name: tensor[part] for name, tensor in out.items()})
 
 
 def prepare(
@@ -240,19 +235,16 @@ def prepare(
     return checks.select_parameters(model, wrt), batch
 
 
-def sample_loss(loss_fn: LossFn, batch: Batch | None = None) -> Callable[..., Tensor]:
+def sample_loss(loss_fn: LossFn, batch: Batch) -> Callable[..., Tensor]:
     """Make the loss a function of one sample, as `helpers.transforms.samples` takes it.
 
     Args:
         loss_fn: `loss_fn(predictions, targets)`.
-        batch: Of data and targets, which says what their leaves are; `None` means two tensors.
+        batch: Of data and targets, which says what their leaves are.
     """
 
     def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
-        if batch is None:
-            data, targets = (leaf.unsqueeze(0) for leaf in sample)
-        else:
-            data, targets = batch.of_one(sample)
+        data, targets = batch.of_one(sample)
         return checks.check_scalar(loss_fn(batches.call(model, data), targets))
 
     return compute_loss

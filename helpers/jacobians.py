@@ -79,7 +79,7 @@ def func_jacobians(
     """
     checks.check_model(model)
     batch = batches.take(model, data=data)
-    checks.check_chunk_size(chunk_size)
+    checks.check_options(chunk_size)
     params = checks.select_parameters(model)
     if len(batch) == 0 or not params:
         empty = no_jacobians(model, batch, size=len(batch))

@@ -296,9 +296,7 @@ def _prepare(
 ) -> tuple[dict[str, Tensor], Batch]:
     """Check the input, choose the parameters, and take the batch apart."""
     prepared = gradients.prepare(model, data, targets, wrt)
-    if chunk_size != "auto":
-        checks.check_chunk_size(chunk_size)
-    checks.check_randomness(randomness)
+    checks.check_options(None if chunk_size == "auto" else chunk_size, randomness)
     return prepared
 
 

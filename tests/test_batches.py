@@ -44,6 +44,22 @@ class Attributes(dict):
         self.__dict__ = self
 
 
+class Two(list):
+    """A list that is not made of its items."""
+
+    def __init__(self, x, ids) -> None:
+        super().__init__([x, ids])
+
+
+class Couple(tuple):
+    """A tuple of this kind."""
+
+    __slots__ = ()
+
+    def __new__(cls, x, ids):
+        return super().__new__(cls, (x, ids))
+
+
 class Keeping(ChainMap):
     """A mapping of which a copy shares what it holds."""
 
@@ -76,6 +92,7 @@ FORMS = {
     "tuple": ((X, IDS, torch.tensor(SCALE)), lambda x, ids, s: (x, ids, s.add_(1) - 1)),
     "named tuple": (Pair(X, IDS), lambda x, ids: (x, ids, SCALE)),
     "list": ([X, IDS, [SCALE, "a"]], lambda batch: (*batch[:2], batch[2][0])),
+    "list of its own class": (Two(X, IDS), lambda batch: (*batch, SCALE)),
     "dataclass": (Sample(X, {"ids": IDS}), lambda batch: (batch.x, batch.rest["ids"], SCALE)),
     "nested": (
         {"a": [Pair(X, (IDS, "text"))], "b": {"size": (2, 3), 0: UserDict(x=X)}},
@@ -215,7 +232,12 @@ def test_an_empty_batch_of_a_tree():
     assert jacobians.func_jacobians(model, empty).shape == (0, 2, 23)
 
 
+CIRCLE = {"x": X}
+CIRCLE["again"] = CIRCLE
 REFUSED = {
+    "data must be a tree of tensors, got one that holds itself": CIRCLE,
+    "data must be no Couple, which cannot be made of its parts": Couple(X, IDS),
+    "data is on the meta device, where tensors have no numbers": X.to("meta"),
     'data["mask"] has 3 samples, data["x"] 4': {"x": X, "mask": X[:3]},
     "data[1].rest[0] has 1 samples, data[0] 4": (X, Sample(X, [X[:1]])),
     "targets has 4 samples, data[0] 3": [X[:3]],

@@ -335,9 +335,20 @@ def viewing() -> nn.Module:
     return zoo.Apply(lambda m, x: x @ m.part.T, weight=weight, part=weight[:2])
 
 
+def with_a_hook() -> nn.Module:
+    model = build()
+    next(model.parameters()).register_hook(torch.neg)
+    return model
+
+
 COMPLEX = {"w": torch.ones(2, dtype=torch.complex64)}
 # By what the message names, the call.
 REFUSED = {
+    "weight has hooks on its gradient": lambda: train(initialised(with_a_hook)),
+    "1 hooks in model 1": lambda: ensembles.stack([build(), with_a_hook()]),
+    "inputs[0] must be a tensor (B, ...), got ndarray": (
+        lambda: ensembles.predict(initialised(build), [samples().numpy()])
+    ),
     "seeds must hold a seed": lambda: ensembles.initialise(build, []),
     "models must hold a model": lambda: ensembles.stack([]),
     "compute it in the forward": lambda: ensembles.predict(initialised(viewing), samples()),

@@ -1,12 +1,14 @@
 """What the functions of `helpers.gradients` promise besides values and the model as it was."""
 
 import functools
+import itertools
 import random
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from functorch.experimental import control_flow
 from torch import Tensor, nn
 
 from helpers import gradients, norms
@@ -65,6 +67,56 @@ def test_a_stored_iterator_begins_anew_for_each_sample(method):
     expected = oracle(Apply(lambda m, x: m.fc(x) * 2, fc=case.model), *case.args[1:])
     assert_equal(method(model, *case.args[1:]), expected, TOLERANCE)
     assert next(model.steps) == 2
+
+
+def by_operator(self: Apply, inputs: Tensor) -> Tensor:
+    from torch._higher_order_ops.scan import scan
+
+    def step(state: Tensor, row: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+        return (state + row).sin(), (state * self.w,)
+
+    rows = control_flow.map(lambda row, half: {"": (row * self.w * half,)}, inputs.T, self.h)
+    state, (outputs,) = scan(step, inputs[:, 0], rows[""][0])
+    return (outputs + state).T
+
+
+def by_hand(self: Apply, inputs: Tensor) -> Tensor:
+    state, outputs = inputs[:, 0], []
+    for row in inputs.T * self.w * self.h:
+        outputs.append(state * self.w)
+        state = (state + row).sin()
+    return (torch.stack(outputs) + state).T
+
+
+@every_method
+@pytest.mark.filterwarnings("ignore")
+def test_operators_that_loop_are_as_a_loop(method):
+    own = {"w": nn.Parameter(torch.rand(1).double()), "h": nn.Parameter(torch.rand(1).double())}
+    data, targets = torch.randn(2, 4, 3, dtype=torch.float64)
+    expected = oracle(Apply(by_hand, **own), squared, data, targets)
+    assert_equal(method(Apply(by_operator, **own), squared, data, targets), expected, TOLERANCE)
+
+
+@every_method
+def test_a_parameter_that_is_shared_in_the_data(method):
+    case, scale = make("linear"), nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+    own = {"fc": case.model, "scale": scale}
+    expected = oracle(Apply(lambda m, x: m.fc(x) * m.scale, **own), *case.args[1:])
+    model = Apply(lambda m, batch: m.fc(batch[0]) * batch[1], **own)
+    got = method(model, case.loss_fn, [case.data, scale], case.targets)
+    assert_equal(got, expected, TOLERANCE)
+
+
+def test_a_rounding_is_no_gradient_that_transforms_have_missed():
+    factors = itertools.cycle([0.0, 1e-9])  # a rounding where each second forward is another way
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        return self.fc(inputs) + self.head(inputs) * next(factors)
+
+    model = Apply(run, fc=nn.Linear(3, 2), head=nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients.func_gradients(model, squared, torch.randn(1, 3), torch.randn(1, 2))
 
 
 def test_wrt_chooses_what_is_written():

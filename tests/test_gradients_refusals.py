@@ -73,6 +73,11 @@ CALLS: dict[str, dict[str, object]] = {
     "data must have a batch dimension, (B, ...)": {"data": x[0, 0]},
     f"wrt names 'wieght', {NO_NAME}": {"wrt": ["bias", "wieght"]},
     f"wrt names 'a', 'b', {NO_NAME}": {"wrt": ["a", "b"]},
+    f"wrt names 'a', 3, {NO_NAME}": {"wrt": ["a", 3]},
+    "wrt names count, which has no gradient: it is torch.int64": {
+        "model": Apply(len, count=nn.Parameter(torch.tensor(1), requires_grad=False)),
+        "wrt": ["count"],
+    },
     f"{SCALAR} (1, 2)": {"loss_fn": lambda p, t: F.mse_loss(p, t, reduction="none")},
     f"{SCALAR} (1,)": {"loss_fn": lambda p, t: (p - t).sum(1)},
     f"{SCALAR} tuple": {"loss_fn": lambda p, t: ((p - t).sum(), p)},
@@ -84,6 +89,7 @@ OF_TYPES: dict[str, dict[str, object]] = {
     "data must be a tensor (B, ...), got ndarray": {"data": x.numpy()},
     "targets must be a tensor (B, ...), got ndarray": {"targets": t.numpy()},
     "wrt must be several names": {"wrt": "bias"},
+    "wrt must be names of parameters, got int": {"wrt": 3},
 }
 
 

@@ -14,7 +14,6 @@ from helpers.layers.embedding import Embedding
 from helpers.layers.layer_call import LayerCall
 from helpers.layers.recorder import per_sample_gradients
 from helpers.models import MLP, SimpleCNN
-from helpers.transforms.checks import select_parameters
 from tests.support import contract
 from tests.support.architectures import case_of
 from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
@@ -165,8 +164,9 @@ OF_FORMULAS["convolution"] = lambda: nn.Conv2d(4, 6, 2, 2, 1, 2, 2), (4, 5, 5)
 def test_a_rule_computes_its_formula(name):
     build, shape = OF_FORMULAS[name]
     case = seeded(build, *shape)()
-    params, loss = select_parameters(case.model), gradients.sample_loss(case.loss_fn)
-    ((_, found),) = per_sample_gradients(loss, case.model, params, case.batch)
+    params, batch = gradients.prepare(case.model, *case.batch, None)
+    loss = gradients.sample_loss(case.loss_fn, batch)
+    ((_, found),) = per_sample_gradients(loss, case.model, params, batch.leaves)
     calls = [call for each in found.calls.values() for call, role in each if role == "weight"]
     assert len(calls) == name.startswith(("convolution", "one index")) or len(calls) == 2
     for call in calls:

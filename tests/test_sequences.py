@@ -75,7 +75,7 @@ def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
     out = {name: torch.empty_like(rows) for name, rows in expected.items()}
     with pytest.warns(FallbackWarning):
         assert_equal(gradients.func_gradients(*args, chunk_size=2, out=out), expected, TOLERANCE)
-    with refused("targets has 2 samples, data 3"):
+    with refused("data and targets must have one batch size, got 3 and 2"):
         gradients.func_gradients(*args[:3], targets[:2])
 
 
@@ -93,7 +93,9 @@ def test_sequences_in_the_other_helpers():
     args = (model, lambda out, _: out.sum(), bags)
     lengths = (2 * counts.square().sum(1)).sqrt()
     torch.testing.assert_close(norms.gradient_norms(*args, chunk_size=1), lengths)
-    assert "equal for all 1 parameters" in limits.diagnose(*args).conclusion
+    diagnosis = limits.diagnose(*args)
+    assert "equal for all 1 parameters" in diagnosis.conclusion
+    assert [each.entry for each in diagnosis.findings] == ["packed-sequence"]
     order = torch.zeros(1, 1, 2, dtype=torch.int64)
     packed = pack_sequence([torch.ones(2, 3)])
     with refused("samples of unequal length cannot be taken together"):

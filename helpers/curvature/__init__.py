@@ -214,7 +214,7 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
     check_dictionary("like", like)
     if chunk_size is None:
         raise ValueError("chunk_size must be a whole number, at least 1, got None")
-    checks.check_chunk_size(chunk_size)
+    checks.check_options(chunk_size)
     sizes = [tensor.numel() for tensor in like.values()]
     if not sum(sizes):
         raise ValueError("like must hold a parameter at least, got none")

@@ -33,7 +33,7 @@ def mean(
 
     In half precision, model and samples are taken in float32, and the mean alone is rounded.
     """
-    checks.check_chunk_size(chunk_size)
+    checks.check_options(chunk_size)
     check_vector(vector, checks.select_parameters(model))
     if not len(batch):
         raise ValueError("data must hold a sample at least, got none")
@@ -167,8 +167,8 @@ def each(function: Callable[..., Tensor], *batch: Tensor | Sequences) -> Tensor:
     device = batch[0].device
     before = randomness.random_state(device)
     try:
-        samples.check_stackable(batch)
-        return vmap(function)(*batch)
+        if not any(isinstance(leaf, Sequences) for leaf in batch):
+            return vmap(function)(*batch)
     except RuntimeError as error:
         if "randomness error mode" in str(error):
             raise ValueError(randomness.RANDOMNESS) from error

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
 from helpers.transforms import checks, samples
-from helpers.transforms.batches import Batch, Tree, arguments, copied
+from helpers.transforms.batches import Batch, Tree, call
 from helpers.transforms.call import (
     RECURRENT,
     ParameterAliases,
@@ -196,18 +196,19 @@ def train(
 
     Raises:
         ValueError: `order` is not of this form, `lr` or `weight_decay` is neither one number nor
-            M, all parameters are frozen, the loss is no scalar, a batch size or chunk is refused,
-            or a forward draws random numbers and `randomness` is `"error"`.
+            M, all parameters are frozen or one has hooks, the loss is no scalar, a batch size or
+            chunk is refused, or a forward draws random numbers and `randomness` is `"error"`.
     """
     batch = Batch(data=data, targets=targets)
-    checks.check_chunk_size(chunk_size)
-    checks.check_randomness(randomness)
+    checks.check_options(chunk_size, randomness)
     size = len(ensemble)
     _check_order(order, size, len(batch))
-    if len(batch.tensors) < len(batch.leaves):
-        raise ValueError("samples of unequal length cannot be taken together: pad them")
+    _check_stackable(batch)
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
+    for name, parameter in ensemble.first.named_parameters():
+        if parameter._backward_hooks:
+            raise ValueError(f"{name} has hooks on its gradient, which are those of one network")
     like = next(iter(ensemble.params.values()))
     given = {"lr": lr, "weight_decay": weight_decay}
     rates = [_one_for_each(name, value, size, like) for name, value in given.items()]
@@ -280,9 +281,13 @@ def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) 
         `(M, N, ...)`, detached; of a model that returns several tensors, these in what it returns.
 
     Raises:
-        ValueError: The chunk is refused, or a forward draws random numbers.
+        TypeError: `inputs` is no tree of tensors.
+        ValueError: The chunk is refused, samples are of unequal length, or a forward draws random
+            numbers.
     """
-    checks.check_chunk_size(chunk_size)
+    checks.check_options(chunk_size)
+    batch = Batch(inputs=inputs)
+    _check_stackable(batch)
 
     def run(params: Tensors, buffers: Tensors) -> Any:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -291,8 +296,8 @@ def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) 
         with batchable_recurrence(model):
             # For recurrent layers vmap has a rule only where they are differentiated.
             if recurrent:
-                return vjp(lambda p: _call(ensemble, model, p | own, copied(inputs)), params)[0]
-            return _call(ensemble, model, params | own, copied(inputs))
+                return vjp(lambda p: _call(ensemble, model, p | own, *batch.whole()), params)[0]
+            return _call(ensemble, model, params | own, *batch.whole())
 
     with _explained(), samples.eager():
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
@@ -312,13 +317,19 @@ def _call(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tree) 
                 computed[f"{name}.{key}"] = value
     ids |= {id(value): name for name, value in computed.items()}
     with ParameterAliases(ids, tensors | computed) as aliases:
-        outputs = functional_call(model, tensors, *arguments(inputs))
+        outputs = call(lambda *args, **named: functional_call(model, tensors, args, named), inputs)
     if met := aliases.met.intersection(computed):
         raise ValueError(
             f"{met.pop().strip('.')} was computed from the parameters of the first network, and is "
             "not that of the others: compute it in the forward"
         )
     return outputs
+
+
+def _check_stackable(batch: Batch) -> None:
+    """Raise ValueError if samples do not make one tensor."""
+    if len(batch.tensors) < len(batch.leaves):
+        raise ValueError("samples of unequal length cannot be taken together: pad them")
 
 
 def _check_order(order: Tensor, size: int, samples: int) -> None:

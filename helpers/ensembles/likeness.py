@@ -63,7 +63,8 @@ def facts_of(model: nn.Module) -> dict[str, str]:
         for name, tensor in own:
             fixed = "" if tensor.requires_grad or tensor.grad_fn else ", fixed"
             tied = "" if first[id(tensor)] == prefix + name else f", tied to {first[id(tensor)]}"
-            facts[prefix + name] = f"{tuple(tensor.shape)} {tensor.dtype}{fixed}{tied}"
+            hooks = f", {len(tensor._backward_hooks)} hooks" if tensor._backward_hooks else ""
+            facts[prefix + name] = f"{tuple(tensor.shape)} {tensor.dtype}{fixed}{tied}{hooks}"
         for name, value in vars(module).items():
             if name in _OF_EVERY_MODULE:
                 continue

@@ -72,7 +72,7 @@ def ntk(
         raise ValueError(f"x1 and x2 must hold samples of one shape, got {one} and {other}")
     if method not in METHODS:
         raise ValueError(f"method must be {', '.join(map(repr, METHODS))}, got {method!r}")
-    checks.check_chunk_size(chunk_size)
+    checks.check_options(chunk_size)
     checks.check_model(model)
     empty = no_jacobians(model, x1)
     _, outputs, count = empty.shape  # Y and P

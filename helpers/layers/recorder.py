@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad
 
 from helpers.layers import convolution, embedding, linear
 from helpers.layers.layer_call import LayerCall, Matcher
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.transforms import derivatives, fallback, samples
-from helpers.transforms.call import ParameterAliases, parameter_hooks
+from helpers.transforms.call import ParameterAliases
 from helpers.transforms.randomness import random_state, restore_random_state
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
@@ -60,12 +61,16 @@ def per_sample_gradients(
     """
     device, step = batch[0].device, chunk_size or len(batch[0])
     first = random_state(device)
-    recorded, transformed = True, derivatives.by_vmap
+    recorded = transformed = True
 
     def loop() -> dict[str, Tensor]:
         nonlocal transformed  # what one chunk does not get from `vmap`, the next would not
-        transformed = derivatives.by_loop
+        transformed = False
         return derivatives.by_loop(function, model, params, chunk, randomness=randomness)
+
+    def transform() -> dict[str, Tensor]:
+        options = {"transform": grad, "otherwise": loop, "randomness": randomness}
+        return samples.vmapped(function, model, params, chunk, **options)
 
     for start in range(0, len(batch[0]), step):
         if start and randomness == "same":
@@ -80,10 +85,7 @@ def per_sample_gradients(
                 recorded = False
                 restore_random_state(before, device)
         if not recorded:
-            options = {"otherwise": loop} if transformed is derivatives.by_vmap else {}
-            grads = transformed(function, model, params, chunk, randomness=randomness, **options)
-            found = PerSampleGradients(grads)
-            del grads
+            found = PerSampleGradients(transform() if transformed else loop())
         yield part, found
         del found  # or it would lie beside that of the next chunk
 
@@ -130,7 +132,7 @@ def _run(
     """Return the calls that a gradient has reached, and the gradients at the leaves."""
     size, own = len(batch[0]), dict(model.named_parameters())
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
-    if any(parameter_hooks(own[name]) for name in params):
+    if any(own[name]._backward_hooks for name in params):
         raise NotRecorded("a parameter has hooks, which are run on gradients")
     named = samples.slow_operations_named()
     with samples.running(model, params) as (snapshot, params, buffers), named:

@@ -172,12 +172,13 @@ def _check_grads(grads: dict[str, Tensor]) -> None:
     """Raise TypeError or ValueError unless gradients can be projected."""
     if not grads:
         raise ValueError("grads must hold a parameter at least, got none")
-    checks.check_batch(**grads)
     for name, tensor in grads.items():
+        checks.check_batch(name, tensor)
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
         if tensor.layout is not torch.strided:
             raise TypeError(f"{name} must be dense, got {tensor.layout}: .to_dense() makes it so")
+    Batch(**grads)  # which compares their sizes
 
 
 def _check(k: int, kind: str, **numbers: int) -> None:

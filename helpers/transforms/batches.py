@@ -44,7 +44,7 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
         if tree and _is_constant(tree):
             return change(path, tree)
         parts = [mapped(change, value, f"{path}[{index}]") for index, value in enumerate(tree)]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        return _complete(_of_parts(tree, parts, path), tree, path)
     if is_dataclass(tree) and not isinstance(tree, type):
         changed = copy.copy(tree)
         for name in (field.name for field in fields(tree)):
@@ -54,16 +54,30 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
     return change(path, tree)
 
 
-def copied(tree: Tree) -> Tree:
-    """Return a tree of copies."""
+def _copied(value: Any) -> Any:
+    """Copy what is shared by all samples."""
+    if isinstance(value, list | tuple):
+        return _of_parts(value, [*map(_copied, value)], "")
+    return value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
-    def copy_of(_: str, value: Any) -> Any:
-        if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
-            parts = [copied(each) for each in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        return value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
-    return mapped(copy_of, tree, "")
+def _of_parts(tree: list | tuple, parts: list[Tree], path: str) -> list | tuple:
+    """Make a list or a tuple of the same class, with other parts.
+
+    Raises:
+        TypeError: The class is one of tuples that are made of something else.
+    """
+    if isinstance(tree, list):
+        changed = copy.copy(tree)
+        changed[:] = parts
+        return changed
+    try:
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    except TypeError:
+        raise TypeError(
+            f"{path} must be no {type(tree).__name__}, which cannot be made of its parts: hand "
+            "over a tuple"
+        ) from None
 
 
 def _is_constant(value: Any) -> bool:
@@ -89,19 +103,13 @@ def _complete(changed: Tree, tree: Tree, path: str) -> Tree:
     return changed
 
 
-def arguments(data: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what `call` gives to a model, for `functional_call`."""
-    if isinstance(data, MutableMapping):
-        return (), dict(data)
-    if isinstance(data, tuple) and not isinstance(data, PackedSequence):
-        return data, {}
-    return (data,), {}
-
-
-def call(model: nn.Module, data: Tree) -> Any:
+def call(model: Callable[..., Any], data: Tree) -> Any:
     """Call a model as people do: `model(**mapping)`, `model(*tuple)`, `model(anything_else)`."""
-    args, kwargs = arguments(data)
-    return model(*args, **kwargs)
+    if isinstance(data, MutableMapping):
+        return model(**data)
+    if isinstance(data, tuple) and not isinstance(data, PackedSequence):
+        return model(*data)
+    return model(data)
 
 
 def take(model: nn.Module, **trees: Tree) -> "Batch":
@@ -110,7 +118,11 @@ def take(model: nn.Module, **trees: Tree) -> "Batch":
     A `Batch` in the first place is returned as it is.
     """
     name, data = next(iter(trees.items()))
-    return data if isinstance(data, Batch) else Batch(**trees | {name: with_bags(model, data)})
+    if isinstance(data, Batch):
+        return data
+    if isinstance(data, tuple | MutableMapping):
+        trees[name] = with_bags(model, data)
+    return Batch(**trees)
 
 
 class _Place:
@@ -140,14 +152,13 @@ class Batch:
         def remember(path: str, value: Any) -> Any:
             if isinstance(value, PackedSequence):
                 value = unpacked(value)
-            elif isinstance(value, Tensor):
-                if value.dim() or path in trees:
-                    checks.check_batch(**{path: value})
+            elif isinstance(value, Tensor) and (value.dim() or path in trees):
+                checks.check_batch(path, value)
                 value = value.detach()
             elif isinstance(value, list | tuple):
                 lists.append((path, value))
-            elif not isinstance(value, Sequences | _SHARED):
-                raise TypeError(f"{path} must be a tensor (B, ...), got {type(value).__name__}")
+            elif not isinstance(value, Sequences | _SHARED | Tensor):
+                checks.check_batch(path, value)
             if isinstance(value, Sequences) or (isinstance(value, Tensor) and value.dim()):
                 found.append((path, value, place := _Place()))
                 return place
@@ -155,12 +166,27 @@ class Batch:
 
         self._trees = []
         for name, tree in trees.items():
-            self._trees.append(mapped(remember, tree, name))
+            try:
+                self._trees.append(mapped(remember, tree, name))
+            except RecursionError:
+                raise TypeError(
+                    f"{name} must be a tree of tensors, got one that holds itself"
+                ) from None
             if not found:
                 raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
-        _check_sizes({path: leaf for path, leaf, _ in found}, trees)
+        first, like, _ = found[0]
+        for path, leaf, _ in found:
+            one, other = len(like), len(leaf)
+            if one != other and {first, path} <= trees.keys():
+                raise ValueError(
+                    f"{first} and {path} must have one batch size, got {one} and {other}"
+                )
+            if one != other:
+                raise ValueError(
+                    f"{path} has {other} samples, {first} {one}: all must have one batch size"
+                )
         for path, values in lists:
-            if len(values) == len(found[0][1]) > 1:
+            if len(values) == len(like) > 1:
                 raise TypeError(
                     f"{path} must be a tensor (B, ...), got {type(values).__name__}: whether each "
                     f"of the {len(values)} samples has its own entry, nothing says"
@@ -201,9 +227,7 @@ class Batch:
         made = [leaf if of_one is None else of_one(leaf) for of_one, leaf in pairs]
 
         def put(_: str, value: Any) -> Any:
-            if isinstance(value, _Place):
-                return made[value.index]
-            return copied(value)
+            return made[value.index] if isinstance(value, _Place) else _copied(value)
 
         return [mapped(put, tree, "") for tree in self._trees]
 
@@ -217,15 +241,3 @@ class Batch:
         if len(self) == 1:
             return self.of_one([leaf[0].clone() for leaf in self.leaves])
         return self.trees([leaf.clone() for leaf in self.leaves])
-
-
-def _check_sizes(leaves: dict[str, Leaf], trees: dict[str, Tree]) -> None:
-    """Raise ValueError, with the paths of two leaves, if their sizes differ."""
-    if all(path in trees and isinstance(leaf, Tensor) for path, leaf in leaves.items()):
-        checks.check_batch(**leaves)
-    (first, like), *others = leaves.items()
-    for path, leaf in others:
-        if len(leaf) != len(like):
-            raise ValueError(
-                f"{path} has {len(leaf)} samples, {first} {len(like)}: all must have one batch size"
-            )

@@ -72,30 +72,23 @@ def check_callable(model: nn.Module) -> None:
         )
 
 
-def check_batch(**batches: Tensor) -> None:
-    """Check that data, and targets if there are any, are batches of one size.
-
-    Args:
-        batches: `data`, and `targets` where the caller takes them.
+def check_batch(name: str, batch: Tensor) -> None:
+    """Check that a tensor is a batch.
 
     Raises:
-        TypeError: One of them is not a tensor.
-        ValueError: One has no batch dimension or lies in several processes, or their sizes differ.
+        TypeError: It is none.
+        ValueError: It has no batch dimension or no numbers, or lies in several processes.
     """
-    for name, batch in batches.items():
-        if not isinstance(batch, Tensor):
-            raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
-        if batch.dim() == 0:
-            raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
-        if type(batch).__module__.startswith(_SPREAD):
-            raise ValueError(
-                f"{name} is a {type(batch).__name__}, spread over processes: give its "
-                "full_tensor(), or what this process has of it, to_local()"
-            )
-    sizes = [*map(len, batches.values())]
-    if len(set(sizes)) > 1:
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
+    if batch.dim() == 0:
+        raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
+    if batch.is_meta:
+        raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
+    if type(batch).__module__.startswith(_SPREAD):
         raise ValueError(
-            f"{' and '.join(batches)} must have one batch size, got {' and '.join(map(str, sizes))}"
+            f"{name} is a {type(batch).__name__}, spread over processes: give its "
+            "full_tensor(), or what this process has of it, to_local()"
         )
 
 
@@ -157,26 +150,18 @@ def check_scalar(
     return value
 
 
-def check_chunk_size(chunk_size: int | None) -> None:
-    """Check that a chunk holds a sample at least.
+def check_options(chunk_size: int | None = None, randomness: str = "error") -> None:
+    """Check that a chunk holds a sample at least, and that `torch.vmap` knows what samples share.
 
     Raises:
-        ValueError: It is neither `None` nor a whole number, at least 1.
+        ValueError: The first is neither `None` nor a whole number, at least 1; or the other neither
+            `"error"` nor `"different"` nor `"same"`.
     """
-    if chunk_size is None:
-        return
-    if not isinstance(chunk_size, Integral) or isinstance(chunk_size, bool) or chunk_size < 1:
+    whole = isinstance(chunk_size, Integral) and not isinstance(chunk_size, bool)
+    if chunk_size is not None and not (whole and chunk_size >= 1):
         raise ValueError(
             f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
         )
-
-
-def check_randomness(randomness: str) -> None:
-    """Check that `torch.vmap` knows what samples are to share.
-
-    Raises:
-        ValueError: It is neither `"error"` nor `"different"` nor `"same"`.
-    """
     if randomness not in ("error", "different", "same"):
         raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
 
@@ -279,8 +264,9 @@ def select_parameters(
         `wrt` or else of `model.named_parameters()`. A tied weight has one name, its first.
 
     Raises:
-        TypeError: `wrt` is one string.
-        ValueError: `wrt` holds a name that the model does not have, or a layer has no shape yet.
+        TypeError: `wrt` is one string, or no names.
+        ValueError: `wrt` holds a name that the model does not have or a parameter of whole numbers,
+            or a layer has no shape yet.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -291,14 +277,21 @@ def select_parameters(
             )
     if isinstance(wrt, str):
         raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
+    if not isinstance(wrt, Iterable | None):
+        raise TypeError(f"{argument} must be names of parameters, got {type(wrt).__name__}")
     names = [*(parameters if wrt is None else wrt)]
     if unknown := set(names).difference(parameters):
         raise ValueError(
-            f"{argument} names {', '.join(map(repr, sorted(unknown)))}, which is no parameter of "
+            f"{argument} names {', '.join(sorted(map(repr, unknown)))}, which is no parameter of "
             f"this model: it has {', '.join(parameters)}"
         )
     chosen = {}
     for name in names:
-        if wrt is not None or parameters[name].requires_grad:
-            chosen[name] = parameters[name].detach()
+        parameter = parameters[name]
+        if wrt is not None or parameter.requires_grad:
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                raise ValueError(
+                    f"{argument} names {name}, which has no gradient: it is {parameter.dtype}"
+                )
+            chosen[name] = parameter.detach()
     return chosen

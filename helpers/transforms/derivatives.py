@@ -1,8 +1,4 @@
-"""Derivatives of a scalar function of each sample: by a loop of backwards, or by `vmap(grad)`.
-
-What `helpers.gradients` and `helpers.gradient_computers` have in common. The function is that of
-`helpers.transforms.samples`: `function(model, *sample)`.
-"""
+"""Derivatives by backwards: of a scalar function of each sample in a loop, and of Jacobians."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.func import debug_unwrap, grad, vjp
+from torch.func import debug_unwrap, vjp
 
 from helpers.transforms import samples
 from helpers.transforms.call import graph
@@ -27,7 +23,6 @@ def by_loop(
     *,
     dtype: torch.dtype | None = None,
     randomness: str = "error",
-    out: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Differentiate a scalar function of each sample by `params`, in plain autograd.
 
@@ -38,7 +33,6 @@ def by_loop(
         batch: Tensors `(B, ...)`, at least one.
         dtype: Of the result; `None` means that of each tensor of `params`.
         randomness: As in `helpers.transforms.samples.loop`.
-        out: `{name: (B, *shape)}`, where to write the result; `None` means into new tensors.
 
     Returns:
         `{name: (B, *shape)}`, detached; zeros where the function does not reach a parameter.
@@ -46,7 +40,10 @@ def by_loop(
     Raises:
         ValueError: The function draws random numbers and `randomness` is `"error"`.
     """
-    grads = _zeros(params, len(batch[0]), dtype) if out is None else out
+    grads = {
+        name: tensor.new_zeros((len(batch[0]), *tensor.shape), dtype=dtype, requires_grad=False)
+        for name, tensor in params.items()
+    }
     if not grads or not len(batch[0]):
         return grads
     own = dict(model.named_parameters())
@@ -182,65 +179,3 @@ def check_pushed(
             "torch.func pushes forward another Jacobian than it pulls back, by a hook on "
             "gradients, a scripted module, or a backward that cannot be differentiated"
         )
-
-
-def by_vmap(
-    function: Callable[..., Tensor],
-    model: nn.Module,
-    params: dict[str, Tensor],
-    batch: tuple[Tensor, ...],
-    *,
-    dtype: torch.dtype | None = None,
-    chunk_size: int | None = None,
-    randomness: str = "error",
-    out: dict[str, Tensor] | None = None,
-    otherwise: Callable[[], dict[str, Tensor]] | None = None,
-) -> dict[str, Tensor]:
-    """Differentiate a scalar function of each sample by `params`, with `vmap` over `grad`.
-
-    Args:
-        function: See `helpers.transforms.samples`; returns a scalar.
-        model: Any module.
-        params: Detached tensors by parameter name.
-        batch: Tensors `(B, ...)`, at least one.
-        dtype: Of the result; `None` means that of each tensor of `params`.
-        chunk_size: How many samples at a time; `None` means all.
-        randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-        out: `{name: (B, *shape)}`, where to write the result; `None` means into new tensors.
-        otherwise: What computes the same where the samples cannot be batched; `None` means
-            `by_loop`.
-
-    Returns:
-        `{name: (B, *shape)}`, detached; zeros where the function does not reach a parameter.
-
-    Raises:
-        ValueError: The function draws random numbers and `randomness` is `"error"`.
-    """
-    if len(batch[0]) == 0 or not params:
-        return _zeros(params, len(batch[0]), dtype) if out is None else out
-
-    def loop() -> dict[str, Tensor]:
-        return by_loop(function, model, params, batch, dtype=dtype, randomness=randomness, out=out)
-
-    return samples.vmapped(
-        function,
-        model,
-        params,
-        batch,
-        transform=grad,
-        otherwise=otherwise or loop,
-        chunk_size=chunk_size,
-        randomness=randomness,
-        out=out,
-        dtype=dtype,
-    )
-
-
-def _zeros(
-    params: dict[str, Tensor], batch_size: int, dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    """Make room for the gradients of a batch."""
-    return {
-        name: tensor.new_zeros((batch_size, *tensor.shape), dtype=dtype, requires_grad=False)
-        for name, tensor in params.items()
-    }

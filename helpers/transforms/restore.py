@@ -86,14 +86,14 @@ class Snapshot:
         for value in walk(roots):
             if isinstance(value, dict):
                 if dict.__len__(value):
-                    self._dictionaries.append((value, _stored(value)))
+                    self._dictionaries.append((value, _contents(value)))
                     for key, each in self._dictionaries[-1][1].items():
                         if isinstance(each, Iterator) and type(each).__module__ in _OF_ITERATORS:
                             self._iterators.append((value, key, itertools.tee(each, 1)[0]))
                 else:
                     self._empty.append(value)
             elif isinstance(value, list | set | deque):
-                self._collections.append((value, _items(value)))
+                self._collections.append((value, _contents(value)))
             elif isinstance(value, Tensor):
                 # A tensor with a graph is what an earlier forward left, or a view of a parameter.
                 if value.grad_fn is None and not value.is_inference() and not value.is_meta:
@@ -172,9 +172,9 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
         if kind in _PLAIN:
             waiting.extend(value.values())
         elif isinstance(value, dict):
-            waiting.extend(_stored(value).values())
+            waiting.extend(_contents(value).values())
         elif isinstance(value, _SEQUENCES):
-            waiting.extend(_items(value))
+            waiting.extend(_contents(value))
         elif isinstance(value, types.MethodType):
             waiting.append(value.__self__)
         elif kind is partial:
@@ -188,11 +188,17 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
             waiting.append(vars(value))
 
 
-def _stored(dictionary: dict[Any, Any]) -> dict[Any, Any]:
-    """Copy a dictionary, or what one of another class has stored: that may answer otherwise."""
-    if type(dictionary) in _PLAIN:
-        return dict(dictionary)
-    return {key: dict.__getitem__(dictionary, key) for key in dict.keys(dictionary)}
+def _contents(collection: Collection[Any]) -> dict[Any, Any] | list[Any]:
+    """Copy what a collection holds, also one whose class answers otherwise, or not at all."""
+    kind = type(collection)
+    if kind in _PLAIN:
+        return dict(collection)
+    if kind in _BUILT_IN:
+        return [*collection]
+    kind = _base(collection)
+    if not issubclass(kind, dict):
+        return [*kind.__iter__(collection)]
+    return {key: dict.__getitem__(collection, key) for key in kind.keys(collection)}
 
 
 def _base(collection: Collection[Any]) -> type:
@@ -200,15 +206,10 @@ def _base(collection: Collection[Any]) -> type:
     return next(kind for kind in (*_PLAIN[::-1], *_SEQUENCES) if isinstance(collection, kind))
 
 
-def _items(collection: Collection[Any]) -> list[Any]:
-    """List what a collection holds, also one that refuses to say its length."""
-    return [*_base(collection).__iter__(collection)]
-
-
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
     """Compare collections by the identity of what they hold, dictionaries by order as well."""
     if type(now) not in _BUILT_IN:
-        now = _stored(now) if isinstance(then, dict) else _items(now)
+        now = _contents(now)
     if len(now) != len(then) or not all(map(is_, now, then)):
         return False
     return not isinstance(then, dict) or all(map(is_, now.values(), then.values()))

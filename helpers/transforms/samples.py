@@ -16,19 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import debug_unwrap, vmap
 
 from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.call import (
-    Cured,
     OutOfReach,
     ParameterAliases,
     batchable_recurrence,
-    check_within_reach,
-    parameter_hooks,
+    graph,
     swap_registered,
 )
+from helpers.transforms.mended import Cured
 from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences, UnequalLengths
 
@@ -113,7 +112,7 @@ def vmapped(
     otherwise: Callable[[], Any],
     chunk_size: int | None = None,
     randomness: str = "error",
-    out: dict[str, Tensor] | Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    out: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Any:
     """Call a transformed function for all samples at once, with `torch.vmap`.
@@ -122,14 +121,15 @@ def vmapped(
         function: See the module.
         model: Any module.
         names: The parameters that the function gets.
-        batch: Tensors `(B, ...)`, at least one; B at least 1.
+        batch: Tensors `(B, ...)`, at least one.
         transform: What is to be batched, such as `torch.func.grad` by the parameters; it gets and
             returns a function `(params, buffers, *sample)`, the latter of a tensor or a dictionary.
-        otherwise: Computes and returns the same, in a loop, where `vmap` cannot.
+        otherwise: Computes and returns the same, in a loop, where `vmap` cannot, or has nothing to
+            do: for no sample, or no parameter.
         chunk_size: How many samples at a time; `None` means all.
         randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-        out: Where the results are to be written, or a function that returns this, given the results
-            of the first chunk; `None` means into new tensors.
+        out: Returns where results are to be written, given those of the first chunk; `None` means
+            into new tensors.
         dtype: Of the results; `None` means that which they come with.
 
     Returns:
@@ -139,6 +139,8 @@ def vmapped(
         ValueError: The function draws random numbers and `randomness` is `"error"`.
     """
     size, device = len(batch[0]), batch[0].device
+    if not size or not names:
+        return otherwise()
     step = size if chunk_size is None else chunk_size
     state = None if randomness == "error" else streams.random_state(device)
     failed = None
@@ -152,18 +154,20 @@ def vmapped(
                 streams.restore_random_state(state, device)
             try:
                 chunk = [*map(itemgetter(slice(start, start + step)), batch)]
-                results = map_samples(
-                    per_sample, params, buffers, chunk, snapshot.restore, randomness=randomness
-                )
+                inputs = per_sample, params, buffers
+                results = map_samples(*inputs, chunk, snapshot.restore, randomness=randomness)
                 rows = results if isinstance(results, dict) else {"": results}
-                unreached = []
-                for name, each in rows.items() if start == 0 else ():
-                    # Expanded by `vmap`, which of one sample cannot be seen.
-                    shared = each.stride(0) == 0 if len(each) > 1 else not each.any()
-                    if name in params and shared:
-                        unreached.append(name)
-                if unreached:
-                    check_unreached(function, model, unreached, batch)
+                if start == 0 and "" not in rows:
+                    seen = rows
+                    if len(chunk[0]) == 1 and not all(each.any() for each in rows.values()):
+                        # What is not reached is expanded by `vmap`, which two samples show.
+                        drawn = streams.random_state(device)
+                        twice = [each.expand(2, *each.shape[1:]) for each in chunk]
+                        seen = map_samples(*inputs, twice, snapshot.restore, randomness=randomness)
+                        streams.restore_random_state(drawn, device)
+                    unreached = [n for n, each in seen.items() if each.stride(0) == 0]
+                    if unreached:
+                        check_unreached(function, model, unreached, batch)
             except Exception as error:  # whatever a model can raise; the loop tells
                 if fallback.is_no_memory(error):
                     raise
@@ -175,8 +179,7 @@ def vmapped(
                 failed = error
                 break
             if start == 0:
-                places = out(rows) if callable(out) else out
-                places = {} if places is None else places
+                places = out(rows) if out else {}
             for name, each in rows.items():
                 if out is None and step >= size:
                     places[name] = each.detach().to(dtype or each.dtype)
@@ -231,25 +234,27 @@ def reaching(
         names: The parameters to differentiate.
         swap: Whether the tensors stand in the modules, too.
     """
-    ids, hooks = {}, []
-    for name, parameter in model.named_parameters():
-        ids[id(parameter)] = name
-        if name in names and parameter_hooks(parameter):
-            hooks.append((name, parameter_hooks(parameter)))
-    for name, buffer in model.named_buffers():
-        ids[id(buffer)] = name
     own = dict(model.named_parameters())
+    ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
+    hooked = [name for name in names if own[name]._backward_hooks]
+    wanted = {id(own[name]) for name in names}
 
     def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
         buffers = dict(zip(buffers, map(torch.clone, buffers.values()), strict=True))
-        for name, own_hooks in hooks:
-            for hook in own_hooks:
+        for name in hooked:
+            for hook in own[name]._backward_hooks.values():
                 params[name].register_hook(hook)
         with ParameterAliases(ids, params | buffers):
             if swap:
                 swap_registered(model, ids, params | buffers)
             value = function(model, *map(torch.clone, sample))
-        check_within_reach(value, map(own.get, names))
+        # The parameters themselves require a gradient while others are differentiated in their
+        # place. So one that was used as it is, by a view of it or in an autograd Function, has left
+        # a graph.
+        bare = debug_unwrap(value) if isinstance(value, Tensor) else None
+        nodes = graph(bare) if bare is not None and bare.requires_grad else ()
+        if any(id(getattr(node, "variable", None)) in wanted for node in nodes):
+            raise OutOfReach("a parameter is used as it is, out of reach of the transforms")
         return value
 
     return run
@@ -305,7 +310,8 @@ def map_samples(
     Returns:
         What `per_sample` returns, with a dimension B in front of each tensor.
     """
-    check_stackable(batch)
+    if any(isinstance(leaf, Sequences) for leaf in batch):
+        raise UnequalLengths
     for own in (False, True):
         dims = (None, 0 if own else None, *(0,) * len(batch))
         if own:
@@ -320,12 +326,6 @@ def map_samples(
         finally:
             restore()
     raise AssertionError("the second attempt returns or raises")
-
-
-def check_stackable(batch: Sequence[Any]) -> None:
-    """Raise `UnequalLengths` if the samples of a batch do not make one tensor."""
-    if any(isinstance(leaf, Sequences) for leaf in batch):
-        raise UnequalLengths("the samples are of unequal length")
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def with_bags(model: nn.Module, data: Any) -> Any:
 
     Args:
         model: Any module.
-        data: A tuple or a mapping, or anything else, which is returned as it is.
+        data: A tuple or a mapping.
 
     Returns:
         The same, with `Sequences` in place of these tensors.
@@ -66,7 +66,7 @@ def with_bags(model: nn.Module, data: Any) -> Any:
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.EmbeddingBag)]
     by_name = isinstance(data, MutableMapping)
-    if not layers or not (by_name or isinstance(data, tuple)):
+    if not layers:
         return data
     names = [*inspect.signature(model.forward).parameters]
     before = names[names.index("offsets") - 1] if "offsets" in names[1:] else ""

@@ -466,6 +466,11 @@ ROWS: dict[str, Build] = {
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
     "cdist": lambda: Apply(lambda m, x: torch.cdist(m.fc(x), m.w), fc=nn.Linear(3, 3), w=_weight()),
+    "cdist, the largest of equals": lambda: Apply(
+        lambda m, x: torch.cdist(x.sign() * m.s, m.w - m.w.detach(), p=torch.inf),
+        s=nn.Parameter(torch.ones(3)),
+        w=_weight(),
+    ),
     "lu_solve": lambda: _solved(
         lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b[None])
     ),

@@ -16,25 +16,26 @@ from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.diagnosis.inspection import Found, listed
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Case
-from helpers.transforms.batches import Batch, arguments, call
-from helpers.transforms.call import Cured, ParameterAliases
+from helpers.transforms.batches import Batch, call
+from helpers.transforms.call import ParameterAliases
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
+from helpers.transforms.mended import Cured
 from helpers.transforms.randomness import streams_kept
 from helpers.transforms.restore import Snapshot, preserved, walk
 
 
 def observe(case: Case) -> Iterator[Found]:
     """Find habits in runs of one sample."""
-    model = case.model
-    with preserved(model, trainable(model)):
-        found, met_norm = _observed(case, case.batch[:1])
+    cured = Cured()
+    with preserved(case.model, trainable(case.model)), cured:
+        found = _observed(case, case.batch[:1])
     yield from found
-    if met_norm:
+    if cured.met_norm:
         yield from _transposed(case)
 
 
-def _observed(case: Case, sample: Batch) -> tuple[list[Found], bool]:
-    """Run a sample; return what was found, and whether there is a normalisation."""
+def _observed(case: Case, sample: Batch) -> list[Found]:
+    """Run a sample; return what was found."""
     model = case.model
     norms_in_eval(model)
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -48,11 +49,13 @@ def _observed(case: Case, sample: Batch) -> tuple[list[Found], bool]:
     try:
         with streams_kept(sample.leaves[0].device), aliases:
             data, targets = sample.whole()
-            predictions = functional_call(model, swapped | copies, *arguments(data))
+            predictions = call(
+                lambda *args, **named: functional_call(model, swapped | copies, args, named), data
+            )
             met = aliases.met.copy()
             case.loss_fn(predictions, targets)
     except Exception:  # it runs by itself, and what refuses to be swapped is named elsewhere
-        return [], False
+        return []
     after = _kept(model)
     changed = [place for place, each in kept.items() if each.changed(ids.keys())]
     changed += [
@@ -76,7 +79,7 @@ def _observed(case: Case, sample: Batch) -> tuple[list[Found], bool]:
         "state-on-self": changed,
         "written-weights": written,
     }
-    return [(entry, listed(each)) for entry, each in places.items() if each], aliases.met_norm
+    return [(entry, listed(each)) for entry, each in places.items() if each]
 
 
 def _met_by_a_copy(model: nn.Module, ids: dict[int, str], sample: Batch) -> set[str]:

@@ -13,7 +13,7 @@ from helpers.limits.diagnosis.signs import describe
 from helpers.limits.diagnosis.trial import norms_in_eval, trainable
 from helpers.limits.diagnosis.watch import Case, Watch
 from helpers.transforms.batches import call
-from helpers.transforms.call import Cured
+from helpers.transforms.mended import Cured
 from helpers.transforms.restore import preserved
 
 

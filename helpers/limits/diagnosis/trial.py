@@ -8,11 +8,11 @@ from torch.func import functional_call, grad, vmap
 from helpers.limits.diagnosis.inspection import listed
 from helpers.limits.diagnosis.signs import FALLBACKS, SIGNS, Sign, describe, one_line
 from helpers.limits.diagnosis.watch import Case, Watch
-from helpers.transforms.batches import arguments
+from helpers.transforms.batches import call
 from helpers.transforms.call import add_zero_state
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
 from helpers.transforms.restore import preserved
-from helpers.transforms.samples import check_stackable
+from helpers.transforms.sequences import Sequences
 
 UNKNOWN = "unknown"
 """The name of what no entry covers."""
@@ -39,6 +39,8 @@ def transforms(case: Case) -> tuple[list[tuple[str, str, str]], dict[str, Tensor
         that cannot be mended here: what lies behind it was not reached. And the gradients, none
         where anything was mended.
     """
+    if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
+        return [("packed-sequence", "the batch", "")], {}
     found: list[tuple[str, str, str]] = []
     mended: set[str] = set()
     while True:
@@ -81,14 +83,16 @@ def _run(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
         params: dict[str, Tensor], buffers: dict[str, Tensor], sample: tuple[Tensor, ...]
     ) -> Tensor:
         data, targets = case.batch.of_one(sample)
-        predictions = functional_call(model, (params, buffers), *arguments(data))
+        swapped = params | buffers
+        predictions = call(
+            lambda *args, **named: functional_call(model, swapped, args, named), data
+        )
         return loss_fn(predictions, targets)
 
     randomness = "different" if "random-draws" in mended else "error"
     compute = vmap(grad(compute_loss), in_dims=(None, dims, 0), randomness=randomness)
     try:
         with watch.hearing(), watch:
-            check_stackable(case.batch.leaves)
             leaves = tuple(leaf.clone() for leaf in case.batch.leaves)
             watch.gradients = compute(params, buffers, leaves)
     except Exception as error:  # to find out which is the purpose
