@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from helpers import benchmark, compare, data, gradients, jacobians, memory
 from helpers.study import candidates, peers, processes, tables
-from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Task
+from helpers.study.facts import KEEP_FREED, Candidate, Task
 
 CNN, SMALL = Task("SimpleCNN", 3, "random"), Task("MLP", 5, "random")
 TASKS = [CNN, SMALL, Task("transformer", 3, "random")]
@@ -106,29 +106,6 @@ def test_the_peak_holds_the_result_and_a_process_gives_it_back():
         if can_keep:
             assert running[kept].ask("faults") < pages / 10
             assert running[kept].weight["held"] > 0.8 * result > running[fresh].weight["held"]
-
-
-def test_settings_of_a_candidate_reach_its_process(monkeypatch):
-    started = []
-
-    def popen(command, *, env, **_):
-        started.append(env.get("THP_MEM_ALLOC_ENABLE"))
-        raise InterruptedError
-
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    monkeypatch.setattr(processes.subprocess, "Popen", popen)
-    monkeypatch.setattr(candidates, "absent", lambda candidate: None)
-    for allocator in (HUGE_PAGES, KEEP_FREED):
-        chosen = [Candidate("vmap(grad)", allocator=allocator)]
-        with pytest.raises(InterruptedError), processes.started("gradients", SMALL, chosen):
-            pass
-    assert started == ["1", None]
-
-
-def test_a_compiled_candidate_is_compiled(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda run, dynamic: ("compiled", run()))
-    built = candidates.build("gradients", Candidate("vmap(grad)", compiled=True), *load(SMALL))
-    assert built[0] == "compiled"
 
 
 def test_a_process_that_dies_says_so_and_the_others_stay(monkeypatch):
