@@ -25,7 +25,7 @@ class OutOfReach(RuntimeError):
 
 def parameter_hooks(parameter: nn.Parameter) -> list[Callable[[Tensor], Any]]:
     """Return what `register_hook` has put on a parameter, to be run on its gradient."""
-    return [*(getattr(parameter, "_backward_hooks", None) or {}).values()]
+    return [*(parameter._backward_hooks or {}).values()]
 
 
 def on_meta(model: nn.Module) -> nn.Module:
