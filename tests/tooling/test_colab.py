@@ -131,6 +131,13 @@ def test_copy_as_a_file(path):
             assert "](#" not in "".join(shown), "a link that leads out of no frame"
 
 
+def test_without_opacus_lesson_8_says_in_one_sentence_what_to_do(monkeypatch):
+    (pin,) = re.findall("opacus==.*", REQUIREMENTS.read_text())
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    with pytest.raises(ModuleNotFoundError, match=rf"`%pip install {pin}`, then this cell again"):
+        exec(cell(colab.standalone(LESSONS[7], None), "imports").source, {})
+
+
 def test_links_lead_to_the_repository():
     first = colab.standalone(LESSONS[0], "ada/gradients")
     text = "\n".join(each.source for each in first.cells if each.cell_type == "markdown")
