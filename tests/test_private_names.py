@@ -1,4 +1,4 @@
-"""Private names of torch: none when the helpers are imported, and beside each a public way."""
+"""Private names of torch: none when the helpers are imported, and what happens without each."""
 
 import ast
 import sys
