@@ -181,9 +181,9 @@ def memory(run: Callable[[], Any]) -> Memory:
 
     def count(func: Any, args: Any, kwargs: Any, result: Any) -> None:
         nonlocal now, peak
-        before = {storage._cdata for storage in _storages((args, kwargs))}
+        before = {*map(id, _storages((args, kwargs)))}
         for storage in _storages(result):
-            key = storage._cdata
+            key = id(storage)
             # A view of an argument is no new memory, and a storage counts once.
             if key not in before and key not in sizes:
                 sizes[key] = storage.nbytes()
@@ -239,7 +239,7 @@ def flops(run: Callable[[], Any]) -> int:
 
     def add(func: Any, args: Any, kwargs: Any, result: Any) -> None:
         nonlocal total
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             total += formula(*args, **kwargs, out_val=result)
 

@@ -46,7 +46,7 @@ def test_every_small_heading_of_one_name_is_an_entry():
 
 def test_the_version_is_told_once():
     sources = "\n".join(cell.source for cell in CELLS)
-    assert sources.count("torch 2.13") == 1
+    assert sources.count("torch 2.11, 2.13 and 2.15") == 1
     assert sources.count('seen_on="2.13"') == 1
 
 

@@ -145,15 +145,16 @@ def vmapped(
     state = None if randomness == "error" else streams.random_state(device)
     failed = None
     with running(model, names) as (snapshot, params, buffers), slow_operations_named():
-        per_sample = transform(reaching(function, model, names))
         # Each chunk is written where it belongs: to concatenate them takes the memory of all
         # results a second time. So `torch.vmap` is not told the chunk size.
-        start, swap = 0, False
+        start, swap, per_sample = 0, False, None
         while start < size:
             if randomness == "same":  # what `torch.vmap` does for its chunks
                 streams.restore_random_state(state, device)
             try:
                 chunk = [*map(itemgetter(slice(start, start + step)), batch)]
+                if per_sample is None:
+                    per_sample = transform(reaching(function, model, names, swap=swap))
                 inputs = per_sample, params, buffers
                 results = map_samples(*inputs, chunk, snapshot.restore, randomness=randomness)
                 rows = results if isinstance(results, dict) else {"": results}
@@ -172,7 +173,7 @@ def vmapped(
                 if fallback.is_no_memory(error):
                     raise
                 if isinstance(error, OutOfReach) and not swap:
-                    swap, per_sample = True, transform(reaching(function, model, names, swap=True))
+                    swap, per_sample = True, None
                     if state is not None and start == 0:
                         streams.restore_random_state(state, device)
                     continue
@@ -357,21 +358,17 @@ def eager() -> Iterator[None]:
 
     What is scripted is not optimised, or a run under transforms leaves code in it that is wrong.
     """
-    cond, stance, inside = torch.cond, contextlib.nullcontext(), None
+    cond, stance = torch.cond, contextlib.nullcontext()
     if "torch._dynamo" in sys.modules:
         stance = torch.compiler.set_stance("force_eager")
-        # What it ends in, for those who imported it by its name.
-        inside = getattr(cond, "__globals__", {}).get("cond_op")
-    torch.cond = _branch
+    kind = type(torch.ops.higher_order.cond)  # what it ends in, for those who imported it by name
+    call, torch.cond = kind.__call__, _branch
+    kind.__call__ = lambda _, *args: _branch(*args)
     try:
-        if inside is not None:
-            cond.__globals__["cond_op"] = _branch
         with stance, torch.jit.optimized_execution(False):
             yield
     finally:
-        torch.cond = cond
-        if inside is not None:
-            cond.__globals__["cond_op"] = inside
+        torch.cond, kind.__call__ = cond, call
 
 
 def _branch(pred: Any, true_fn: Function, false_fn: Function, operands: Sequence[Any] = ()) -> Any:

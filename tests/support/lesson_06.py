@@ -21,7 +21,8 @@ from helpers.tooling.lesson import files
 
 NAMES = list(entries())
 as_seen = pytest.mark.xfail(
-    not torch.__version__.startswith("2.13."), reason="another torch than the lesson was seen on"
+    not torch.__version__.startswith(("2.13.", "2.15.")),
+    reason="another torch than those on which all messages are the same",
 )
 """For tests of what torch does: with another version it may do something else."""
 

@@ -50,8 +50,8 @@ def structure(model: nn.Module) -> Iterator[Found]:
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
     for module, several in names.items():
-        tensors = (*module._parameters.values(), *module._buffers.values())
-        if len(several) > 1 and any(tensor is not None for tensor in tensors):
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if len(several) > 1 and tensors:
             yield "shared-layer", listed(several)
     for name, module in model.named_modules():
         if isinstance(module, BATCH_NORM) and module.running_mean is None:
@@ -63,7 +63,7 @@ def structure(model: nn.Module) -> Iterator[Found]:
     frozen = [name for name, p in parameters if not p.requires_grad]
     if frozen and len(frozen) < len(parameters):
         yield "frozen-parameters", listed(frozen)
-    hooked = [name for name, p in parameters if p._backward_hooks or _late_hooks(p)]
+    hooked = [name for name, p in parameters if p._backward_hooks or p._post_accumulate_grad_hooks]
     if hooked:
         yield "parameter-hooks", listed(hooked)
     low = [name for name, p in parameters if p.dtype in (torch.float16, torch.bfloat16)]
@@ -78,16 +78,12 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _late_hooks(parameter: Tensor) -> bool:
-    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """List all tensors that a model holds: place, tensor, and whether it is registered."""
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
-        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
+        for own in (module.named_parameters, module.named_buffers):
+            for key, tensor in own(recurse=False, remove_duplicate=False):
                 yield prefix + key, tensor, True
         for key, value in vars(module).items():
             if key not in ("_parameters", "_buffers", "_modules"):
