@@ -81,15 +81,17 @@ def find(message: str) -> Markdown:
     """Write the entries that a message leads to, or a word.
 
     Args:
-        message: The message of an error or of a warning, whole or in part; or any word that a
-            heading, a symptom, a cause or a way out holds.
+        message: The message of an error or of a warning, whole or in part; or words, all of which
+            a heading, a symptom, a cause or a way out holds.
     """
     said = " ".join(message.split())
-    found = [
+    found = [each for each in entries().values() if each.matches(said)] or [
         each
         for each in entries().values()
-        if each.matches(said)
-        or said.lower() in " ".join((each.name, *each.seen, each.cause, each.fix)).lower()
+        if all(
+            word in " ".join((each.name, *each.seen, each.cause, each.fix)).lower()
+            for word in said.lower().split()
+        )
     ]
     if not found:
         return Markdown(f"No entry of lesson 6 holds {_code(said)}.")
