@@ -85,14 +85,15 @@ def find(message: str) -> Markdown:
             a heading, a symptom, a cause or a way out holds.
     """
     said = " ".join(message.split())
-    found = [each for each in entries().values() if each.matches(said)] or [
-        each
+    told = {
+        each: " ".join((each.name, *each.seen, each.cause, each.fix)).lower()
         for each in entries().values()
-        if all(
-            word in " ".join((each.name, *each.seen, each.cause, each.fix)).lower()
-            for word in said.lower().split()
-        )
-    ]
+    }
+    found = (
+        [each for each in told if each.matches(said)]
+        or [each for each, text in told.items() if said.lower() in text]
+        or [each for each, text in told.items() if all(w in text for w in said.lower().split())]
+    )
     if not found:
         return Markdown(f"No entry of lesson 6 holds {_code(said)}.")
     rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]
