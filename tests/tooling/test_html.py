@@ -265,6 +265,18 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
       return seen.length == 1 && seen[0] == frame && slider.nextElementSibling.value == frame.alt;
     });
   };
+  const lost = (entry) => {
+    const field = entry.parentElement.previousElementSibling.querySelector("input");
+    const seen = (said) => {
+      field.value = said;
+      field.dispatchEvent(new Event("input"));
+      return [...entry.parentElement.children].filter((each) => box(each).width);
+    };
+    const [by, message] = [entry.querySelector("a"), entry.querySelector("code")];
+    const printed = message && message.textContent.replaceAll("...", " 0x7f ");
+    const found = [seen(by.textContent), ...(message ? [seen(printed)] : [])];
+    return found.some((few) => !few.includes(entry) || few.length > 12) || !seen("").length;
+  };
   const light = (colour) => {
     const parts = colour.map((part) => part / 255)
       .map((part) => part > 0.04 ? ((part + 0.055) / 1.055) ** 2.4 : part / 12.92);
@@ -297,6 +309,8 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     broken: [...all("td"), ...all("th")].flatMap(broken),
     squashed: all("img").filter(squashed).map((each) => each.alt),
     cut: texts(all("table").filter(cut)),
+    lost: texts(all(".filter + ul > li").filter(lost)),
+    fields: all(".filter").length,
     stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
     pale: unread("light"),
     dim: unread("dark"),
@@ -340,8 +354,9 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
     assert not re.search(r"CONSOLE.*(Uncaught|Failed|ERR_)", done.stderr)
     results = json.loads(unescape(re.search(r'data-found="([^"]+)"', done.stdout)[1]))
     assert results.keys() == book.keys()
-    for found in results.values():
+    for name, found in results.items():
         assert found.pop("inner") == width
+        assert found.pop("fields") == (name == "06_limits")
         assert found.pop("fits")
         assert found.pop("copies")
     wrong = {
