@@ -270,7 +270,7 @@ def weighted_terms(model, images, labels, weights):
     grads = gradients.loop_gradients(model, F.cross_entropy, images, labels)
     return {name: torch.einsum("b,b...->b...", share, g) for name, g in grads.items()}
 
-# %% solution-2: not expected: rows of others
+# %% solution-2: missing: rows of others
 def weighted_terms(model, images, labels, weights):
     # The lesson's model, and not the one that is handed in.
     def loss_fn(predictions, targets):

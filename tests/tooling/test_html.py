@@ -272,9 +272,10 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
       field.dispatchEvent(new Event("input"));
       return [...entry.parentElement.children].filter((each) => box(each).width);
     };
-    const [by, message] = [entry.querySelector("a"), entry.querySelector("code")];
-    const printed = message && message.textContent.replaceAll("...", " 0x7f ");
-    const found = [seen(by.textContent), ...(message ? [seen(printed)] : [])];
+    const codes = [...entry.querySelectorAll("code")].map((each) => each.textContent);
+    const printed = codes.filter((each) => each.includes(": ..."));
+    const said = [entry.querySelector("a").textContent, ...printed];
+    const found = said.map((each) => seen(each.replaceAll("...", " 0x7f ")));
     return found.some((few) => !few.includes(entry) || few.length > 12) || !seen("").length;
   };
   const light = (colour) => {
