@@ -81,16 +81,19 @@ def find(message: str) -> Markdown:
     """Write the entries that a message leads to, or a word.
 
     Args:
-        message: The message of an error or of a warning, whole or in part; or any word that a
-            heading, a symptom, a cause or a way out holds.
+        message: The message of an error or of a warning, whole or in part; or words, all of which
+            a heading, a symptom, a cause or a way out holds.
     """
     said = " ".join(message.split())
-    found = [
-        each
+    told = {
+        each: " ".join((each.name, *each.seen, each.cause, each.fix)).lower()
         for each in entries().values()
-        if each.matches(said)
-        or said.lower() in " ".join((each.name, *each.seen, each.cause, each.fix)).lower()
-    ]
+    }
+    found = (
+        [each for each in told if each.matches(said)]
+        or [each for each, text in told.items() if said.lower() in text]
+        or [each for each, text in told.items() if all(w in text for w in said.lower().split())]
+    )
     if not found:
         return Markdown(f"No entry of lesson 6 holds {_code(said)}.")
     rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]

@@ -84,7 +84,7 @@ def top() -> dict[str, Any]:
 
 def run(name: str, cells: int | None = None) -> Run:
     """Run an entry, or its first cells, below the top alone; cells that take times are left out."""
-    module = types.ModuleType("lesson_06_entry")
+    module = types.ModuleType("lesson_06_" + name.replace("-", "_"))  # one for what is compiled
     sys.modules[module.__name__] = module
     given = top()
     vars(module).update({**given, "__name__": module.__name__})

@@ -250,6 +250,19 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
       return seen.length == 1 && seen[0] == frame && slider.nextElementSibling.value == frame.alt;
     });
   };
+  const lost = (entry) => {
+    const field = entry.parentElement.previousElementSibling.querySelector("input");
+    const seen = (said) => {
+      field.value = said;
+      field.dispatchEvent(new Event("input"));
+      return [...entry.parentElement.children].filter((each) => box(each).width);
+    };
+    const codes = [...entry.querySelectorAll("code")].map((each) => each.textContent);
+    const printed = codes.filter((each) => each.includes(": ..."));
+    const said = [entry.querySelector("a").textContent, ...printed];
+    const found = said.map((each) => seen(each.replaceAll("...", " 0x7f ")));
+    return found.some((few) => !few.includes(entry) || few.length > 12) || !seen("").length;
+  };
   const light = (colour) => {
     const parts = colour.map((part) => part / 255)
       .map((part) => part > 0.04 ? ((part + 0.055) / 1.055) ** 2.4 : part / 12.92);
@@ -281,6 +294,8 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     broken: [...all("td"), ...all("th")].flatMap(broken),
     squashed: all("img").filter(squashed).map((each) => each.alt),
     cut: texts(all("table").filter(cut)),
+    lost: texts(all(".filter + ul > li").filter(lost)),
+    fields: all(".filter").length,
     pale: unread("light"),
     dim: unread("dark"),
     stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
@@ -321,6 +336,7 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
     assert results.keys() == book.keys()
     for name, found in results.items():
         assert found.pop("inner") == width
+        assert found.pop("fields") == (name == "06_limits")
         assert found.pop("fits"), name
         assert found.pop("copies"), name
         assert not any(found.values()), (name, found)
