@@ -200,10 +200,13 @@ def _index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     )
 
 
-def _map(function: Callable[..., Any], xs: Sequence[Tensor], shared: Sequence[Any]) -> Any:
+def _map(
+    function: Callable[..., Any], xs: Sequence[Tensor], shared: Sequence[Any], **_: object
+) -> Any:
     """Do what the operator `map` does.
 
-    Where nothing is compiled, its own gives no gradient to what its function closes over.
+    Where nothing is compiled, its own gives no gradient to what its function closes over. Since
+    2.15 it is told, besides, which arguments the function writes into.
     """
     return _stacked([function(*row, *shared) for row in zip(*xs, strict=True)])
 

@@ -20,6 +20,8 @@ TEST_LIST = (ROOT / "tests" / "requirements.txt").read_text()
 LOCK = (ROOT / ".ci" / "constraints.txt").read_text()
 PEERS = {"backpack", "jax"}
 """What is imported only where it is measured, once `make bench` has installed it."""
+NOT_NEEDED = PEERS | {"trak"}
+"""What a lesson imports only where it finds it installed."""
 STOOD_IN_FOR = {"torchvision"}
 """What is never installed: tests/support/libraries.py puts an empty one in its place."""
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
@@ -84,7 +86,7 @@ def sources_in(*folders: Path) -> list[str]:
 
 def test_what_lessons_import_is_listed():
     sources = sources_in(ROOT / "helpers", ROOT / "notebooks")
-    assert unlisted(imported(sources) - PEERS, LESSON_LIST) == []
+    assert unlisted(imported(sources) - NOT_NEEDED, LESSON_LIST) == []
 
 
 def test_what_tests_import_is_listed():
@@ -101,7 +103,7 @@ def test_students_folder_lists_what_it_imports(tmp_path):
     student.build(LESSONS, tmp_path / "class")
     sources = sources_in(tmp_path / "class")
     given = (tmp_path / "class" / "requirements.txt").read_text()
-    assert unlisted(imported(sources) - PEERS, given) == []
+    assert unlisted(imported(sources) - NOT_NEEDED, given) == []
     assert {"jupyterlab", "ipykernel"} <= read(given).keys()  # what opens a notebook
 
 
