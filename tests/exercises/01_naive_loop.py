@@ -13,10 +13,6 @@ def sample_norms(grads):
 def sample_norms(grads):  # the sum over parameters, not all together
     return sum(grad.flatten(1).norm(dim=1) for grad in grads.values())
 
-# %% solution-1: right shape, wrong values
-def sample_norms(grads):  # no root
-    return sum((grad.flatten(1) ** 2).sum(dim=1) for grad in grads.values())
-
 # %% solution-1: wrong shape: norms: expected
 def sample_norms(grads):  # the norm of all samples together
     return sum((grad**2).sum() for grad in grads.values()).sqrt()
@@ -62,13 +58,9 @@ def read_images(weight_grad, bias_grad):
     return rows[:4]  # those of the lesson
 
 # %% solution-2: not so yet: it changed means
-def read_images(weight_grad, bias_grad):
-    on = bias_grad != 0
-    weight_grad /= bias_grad[:, None]
-    ratios = weight_grad[on]
-    equal = torch.cdist(ratios, ratios, p=math.inf) < 1e-9
-    is_first = equal.tril(diagonal=-1).sum(dim=1) == 0
-    return ratios[is_first & (equal.sum(dim=1) > 1)]
+# - ratios = weight_grad[on] / bias_grad[on, None]
+# + weight_grad /= bias_grad[:, None]
+# +     ratios = weight_grad[on]
 
 # %% solution-2: wrong type: read off 4 images: expected a tensor
 # -     return ratios[is_first & (equal.sum(dim=1) > 1)]
@@ -93,10 +85,6 @@ def clipped_mean(grads, limit):
     return mean
 
 # %% solution-3: right shape, wrong values
-def clipped_mean(grads, limit):  # nothing is clipped
-    return {name: grad.mean(dim=0) for name, grad in grads.items()}
-
-# %% solution-3: right shape, wrong values
 # samples below the limit do not stay as they are
 # - (limit / norms).clamp(max=1.0)
 # + limit / norms
@@ -111,11 +99,6 @@ def clipped_mean(grads, limit):  # the mean is clipped, not the samples
     mean = {name: grad.mean(dim=0) for name, grad in grads.items()}
     norm = sum((grad**2).sum() for grad in mean.values()).sqrt()
     return {name: grad * (limit / norm).clamp(max=1.0) for name, grad in mean.items()}
-
-# %% solution-3: right shape, wrong values
-# the sum, not the mean
-# -  / len(scale) for
-# +  for
 
 # %% solution-3: wrong shape
 def clipped_mean(grads, limit):
@@ -156,11 +139,6 @@ def gradient_noise(images, labels):  # not from their mean
 # over B - 1
 # - return squares / len(images) - mean_square
 # + return (squares / len(images) - mean_square) * len(images) / (len(images) - 1)
-
-# %% solution-4: right shape, wrong values
-# the mean per entry, not the squared distance
-# - return squares / len(images) - mean_square
-# + return (squares / len(images) - mean_square) / sum(p.numel() for p in total)
 
 # %% solution-4: not so yet: never more than a fifth of all gradients
 def gradient_noise(images, labels):
