@@ -55,10 +55,6 @@ def grads_and_losses(params, images, labels):  # in the other order
     compute = vmap(torch.func.grad_and_value(compute_loss), in_dims=(None, 0, 0))
     return compute(params, images, labels)[::-1]
 
-# %% solution-2: wrong length: gradients and losses: expected 2 items, got 1
-def grads_and_losses(params, images, labels):
-    return (compute_sample_grads(params, images, labels),)
-
 # %% solution-3: correct
 def ensemble_grads(stacked, images, labels):
     return vmap(lambda params: compute_sample_grads(params, images, labels))(stacked)

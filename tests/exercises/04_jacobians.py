@@ -91,10 +91,6 @@ def gauss_newton_product(flat, probabilities, v):
 def gauss_newton_product(flat, probabilities, v):
     return torch.einsum("byp,by->p", flat, probabilities * (flat @ v)) / len(flat)
 
-# %% solution-3: right shape, wrong values
-# - weighted) / len(flat)
-# + weighted)  # a sum over the batch, no mean
-
 # %% solution-3: wrong shape
 # - ->p", flat, weighted)
 # + ->bp", flat, weighted)
@@ -138,14 +134,6 @@ def fit(curve, readings, theta):
 # %% solution-4: right shape, wrong values: standard errors
 # - (len(readings) - 3)
 # + len(readings)
-
-# %% solution-4: right shape, wrong values: standard errors
-# - variance * torch.linalg.inv(J.T @ J).diagonal()
-# + torch.linalg.inv(J.T @ J).diagonal()
-
-# %% solution-4: right shape, wrong values: standard errors
-# - (variance * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
-# + variance * torch.linalg.inv(J.T @ J).diagonal()
 
 # %% solution-4: right shape, wrong values: standard errors
 # - variance * torch.linalg.inv(J.T @ J).diagonal()

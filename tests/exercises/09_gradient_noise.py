@@ -112,22 +112,17 @@ def solve(product, right, damping, steps):
 
 # %% solution-4: correct
 def solve(product, right, damping, steps):
-    x = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
-    residual = {name: tensor.clone() for name, tensor in right.items()}
-    direction = {name: tensor.clone() for name, tensor in right.items()}
-    square = sum(t.square().sum() for t in residual.values())
-    for _ in range(steps):
-        image = product(direction)
-        image = {name: image[name] + damping * direction[name] for name in x}
-        length = square / sum((direction[name] * image[name]).sum() for name in x)
-        for name in x:
-            x[name] += length * direction[name]
-            residual[name] -= length * image[name]
-        last, square = square, sum(t.square().sum() for t in residual.values())
-        direction = {name: residual[name] + square / last * direction[name] for name in x}
-        if square < 1e-28:
-            break
-    return x
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    def image(vector):
+        vector = torch.from_numpy(vector).to(b)
+        image = flatten(product(jacobians.unflatten_jacobians(vector, net)))
+        return (image + damping * vector).cpu().numpy()
+
+    b = flatten(right)
+    matrix = LinearOperator((len(b), len(b)), image, dtype="float64")
+    x, _ = cg(matrix, b.cpu().numpy(), rtol=1e-12, maxiter=steps)
+    return jacobians.unflatten_jacobians(torch.from_numpy(x).to(b), net)
 
 # %% solution-4: right shape, wrong values: damping 0.01
 # - added(product(direction), direction, damping)

@@ -58,11 +58,6 @@ def lds(predicted, truth):
     return torch.stack(scores).mean()
 
 # %% solution-2: right shape, wrong values: the score
-# the values themselves, no ranks
-# - return ranks - ranks.mean(dim=0)
-# + return values - values.mean(dim=0)
-
-# %% solution-2: right shape, wrong values: the score
 # equal values get different ranks
 # - return ranks - ranks
 # + ranks = values.argsort(dim=0).argsort(dim=0).double()
@@ -135,10 +130,6 @@ def exact_sum(parts):
 # - 62 - int(np.frexp(largest * len(parts))[1])
 # + max(30, 62 - int(np.frexp(largest * len(parts))[1]))  # huge numbers overflow
 
-# %% solution-4: not so yet: huge: right to 1e-12: measured
-# - len(parts)
-# + 32
-
 # %% solution-5: correct
 def private_step(world, number):
     mask = torch.rand(n, generator=torch.Generator().manual_seed(number)) < rate
@@ -164,10 +155,6 @@ def private_step(world, number):
 # %% solution-5: right shape, wrong values: step 3, 1 workers
 # -     return (all_reduce(sums) + noise(number)) / expected_batch
 # +     return (all_reduce(sums) + noise(number)) / len(drawn)  # of this draw
-
-# %% solution-5: right shape, wrong values: step 3, 2 workers
-# -     return (all_reduce(sums) + noise(number)) / expected_batch
-# +     return (all_reduce(sums) / world + noise(number)) / expected_batch  # a mean
 
 # %% solution-5: right shape, wrong values: step 3, 2 workers
 def private_step(world, number):
