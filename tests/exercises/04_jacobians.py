@@ -18,10 +18,6 @@ def label_saliency(model, X, labels):
     X = X.clone().requires_grad_()
     return torch.autograd.grad(model(X).sum(), X)[0]
 
-# %% solution-1: right shape, wrong values
-# -     return torch.autograd.grad(model(X).sum(), X)[0]
-# +     return -torch.autograd.grad(F.cross_entropy(model(X), labels, reduction="sum"), X)[0]
-
 # %% solution-1: wrong shape
 # -     return torch.autograd.grad(model(X).sum(), X)[0]
 # +     return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0].flatten(1)

@@ -93,10 +93,6 @@ def nearest(features, query, count):
 
 # %% solution-3: right shape, wrong values: rows
 # -     return np.argsort(-products)[:count]
-# +     return np.argsort(products)[:count]  # the smallest
-
-# %% solution-3: right shape, wrong values: rows
-# -     return np.argsort(-products)[:count]
 # +     return np.sort(np.argsort(-products)[:count])  # not by the product
 
 # %% solution-3: wrong shape: rows: expected (20,), got (480,)
@@ -157,13 +153,10 @@ def private_step(world, number):
 # +     return (all_reduce(sums) + noise(number)) / len(drawn)  # of this draw
 
 # %% solution-5: right shape, wrong values: step 3, 2 workers
-def private_step(world, number):
-    sums = []
-    for rank in range(world):  # a draw of its own for each worker, all with one seed
-        share = torch.arange(n)[rank::world]
-        chance = torch.rand(len(share), generator=torch.Generator().manual_seed(number))
-        sums.append(clipped(share[chance < rate].to(where)))
-    return (all_reduce(sums) + noise(number)) / expected_batch
+# a draw of its own for each worker, all with one seed
+# - sums = [clipped(drawn[rank::world]) for rank in range(world)]
+# + shares = [torch.arange(n)[rank::world] for rank in range(world)]
+# +     sums = [clipped(each[chance[: len(each)] < rate].to(where)) for each in shares]
 
 # %% solution-5: right shape, wrong values: step 3, 1 workers
 # -     sums = [clipped(drawn[rank::world]) for rank in range(world)]
