@@ -13,11 +13,7 @@ from helpers.gradient_computers import (
     FunctionalGradientComputer,
     IterativeGradientComputer,
 )
-from helpers.model_outputs import (
-    AbstractModelOutput,
-    ImageClassificationModelOutput,
-    TextClassificationModelOutput,
-)
+from helpers.model_outputs import AbstractModelOutput, ImageClassificationModelOutput
 from helpers.models import MLP, SimpleCNN
 from helpers.transforms.fallback import FallbackWarning
 from tests.support import wild
@@ -45,32 +41,6 @@ def computer(
     names = [n for n, p in params.items() if p.requires_grad] if grad_wrt is None else grad_wrt
     count = sum(params[name].numel() for name in dict.fromkeys(names))
     return kind(model, task, count, dtype, "cpu", grad_wrt, **options)
-
-
-class Text(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(11, 6), nn.Linear(6, 4)
-
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        weights = attention_mask * (1 + token_type_ids)
-        return self.head((self.words(input_ids) * weights[..., None]).sum(1).tanh())
-
-
-@both
-def test_text_with_a_mask(kind):
-    torch.manual_seed(0)
-    model, mask = Text().double(), (torch.arange(7) < torch.arange(3, 8)[:, None]).long()
-    batch = [torch.randint(11, (5, 7)), mask.flip(1), mask, torch.arange(5) % 4]
-    taken = computer(kind, model, TextClassificationModelOutput())
-    grads, loss_grads = taken.compute_per_sample_grad(batch), taken.compute_loss_grad(batch)
-    for index, label in enumerate(batch[3]):
-        logits = model(*(tensor[index : index + 1] for tensor in batch[:3]))[0]
-        margin = logits[label] - torch.cat([logits[:label], logits[label + 1 :]]).logsumexp(0)
-        rows = torch.autograd.grad(margin, [*model.parameters()])
-        for got, row in zip(grads.values(), rows, strict=True):
-            torch.testing.assert_close(got[index], row)
-        torch.testing.assert_close(loss_grads[index, 0], 1 - logits.softmax(0)[label])
 
 
 # What the original's computers get wrong, one by one.
@@ -201,16 +171,13 @@ DIM = "but the parameters to differentiate have"
 FLOATING = "dtype must be floating point, such as torch.float32, got"
 SETTINGS: dict[str, dict[str, object]] = {
     f"grad_wrt names 'wieght', {HAS}": {"grad_wrt": ["wieght"]},
-    f"grad_wrt names 'a', 'b', {HAS}": {"grad_wrt": ("a", "bias", "b")},
     f"grad_dim is 9, {DIM} 8 entries: weight, bias": {"grad_dim": 9},
     f"grad_dim is None, {DIM} 8 entries": {"grad_dim": None},
     f"grad_dim is 8, {DIM} 2 entries: bias": {"grad_wrt": ["bias"]},
     f"grad_dim is 8, {DIM} 0 entries": {"grad_wrt": []},
     f"{FLOATING} torch.int64": {"dtype": torch.int64},
-    f"{FLOATING} torch.complex64": {"dtype": torch.complex64},
     "weight is complex": {"model": nn.Linear(3, 2, dtype=torch.complex64)},
     f"{CHUNK} 0": {"chunk_size": 0},
-    f"{CHUNK} 2.0": {"chunk_size": 2.0},
     "device 'cuda:99' is not on this machine": {"device": "cuda:99"},
 }
 OF_TYPES: dict[str, dict[str, object]] = {

@@ -93,7 +93,6 @@ USES: dict[str, Callable[[], nn.Module]] = {
     "product": product((4,), lambda m, x: x * m.weight),
     "into": product((1, 4), lambda m, x: x.add_(m.weight)),
     "token": product((1, 1, 4), lambda m, x: torch.cat([m.weight.expand(len(x), -1, -1), x], 1)),
-    "rms norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4)),
     "layer norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm((3, 4))),
     "convolution of text padding": lambda: nn.Conv1d(3, 2, 3, padding="same"),
     "functional": pair(lambda m, x: F.linear(m.a(x), m.a.weight.T.tanh()) + m.a.weight.norm()),
@@ -112,7 +111,6 @@ USES: dict[str, Callable[[], nn.Module]] = {
     "data": pair(lambda m, x: F.linear(x, m.a.weight.data) + m.b(x)),
     "writes a row of its data": pair(lambda m, x: m.a.weight.data[0].zero_() + m.a(x)),
     "writes a row of itself": pair(lambda m, x: torch.no_grad()(m.a.weight[0].zero_)() + m.a(x)),
-    "one layer twice": lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2),
 }
 WATCHED = ["func, out", "func, out, chunks", "norms", "norms, chunks", "clipped sum"]
 

@@ -55,10 +55,6 @@ def refreshed(fmodel, model):
     model.requires_grad_(False)
     return tuple(model.get_parameter(name) for name in fmodel.param_names)
 
-# %% solution-2: wrong length
-def refreshed(fmodel, model):
-    return ()
-
 # %% solution-3: correct
 def disagreement_gradient(models, x):
     pixels = x.detach().clone().requires_grad_()
@@ -142,15 +138,11 @@ def norm_history(model, optimizer, batches):
 # + in model.named_parameters()}
 
 # %% solution-4: right shape, wrong values
-def norm_history(model, optimizer, batches):  # after the step
-    history = []
-    for x, y in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        grads = gradients.func_gradients(model, F.cross_entropy, x, y).values()
-        history.append(sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean())
-    return torch.stack(history)
+# after the step
+# - optimizer.step()
+# + optimizer.step()
+# +         grads = gradients.func_gradients(model, F.cross_entropy, x, y).values()
+# +         history[-1] = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean()
 
 # %% solution-4: right shape, wrong values
 # twice the norm of the mean: B = 1 has no other mean

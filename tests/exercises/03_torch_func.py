@@ -15,10 +15,6 @@ def weighted_grads(params, images, labels, weights):
     return mapped(params, images, labels, weights)
 
 # %% solution-1: right shape, wrong values
-def weighted_grads(params, images, labels, weights):  # no weights
-    return compute_sample_grads(params, images, labels)
-
-# %% solution-1: right shape, wrong values
 # all weights for each sample
 # - weight * compute_loss
 # + weights.sum() * compute_loss
@@ -58,10 +54,6 @@ def grads_and_losses(params, images, labels):
 def grads_and_losses(params, images, labels):  # in the other order
     compute = vmap(torch.func.grad_and_value(compute_loss), in_dims=(None, 0, 0))
     return compute(params, images, labels)[::-1]
-
-# %% solution-2: wrong length: gradients and losses: expected 2 items, got 1
-def grads_and_losses(params, images, labels):
-    return (compute_sample_grads(params, images, labels),)
 
 # %% solution-3: correct
 def ensemble_grads(stacked, images, labels):
@@ -115,11 +107,6 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: ne
     return total
 
 # %% solution-4: right shape, wrong values
-# nothing is clipped
-# - (limit / norm).clamp(max=1.0)
-# + 1.0
-
-# %% solution-4: right shape, wrong values
 # the last chunk is lost
 # -  in chunks:
 # +  in [*chunks][: len(images) // chunk_size]:
@@ -129,17 +116,9 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: ne
 # - g * scale for
 # + g * (limit / g.norm()).clamp(max=1.0) for
 
-# %% solution-4: right shape, wrong values
-# the mean, not the sum
-# - grads.sum(dim=0)
-# + grads.sum(dim=0) / len(images)
-
 # %% solution-4: not so yet: chunks of 7: the peak is below
-def clipped_sum(params, images, labels, limit, chunk_size):  # all at once
-    grads = compute_sample_grads(params, images, labels)
-    norms = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads.values()).sqrt()
-    scale = (limit / norms).clamp(max=1.0)
-    return {n: torch.einsum("b,b...->...", scale, g) for n, g in grads.items()}
+# - images.split(chunk_size), labels.split(chunk_size)
+# + images.split(64), labels.split(64)
 
 # %% solution-4: not so yet: chunks of 2: the peak is below
 # in chunks, but not of that size

@@ -18,10 +18,6 @@ def label_saliency(model, X, labels):
     X = X.clone().requires_grad_()
     return torch.autograd.grad(model(X).sum(), X)[0]
 
-# %% solution-1: right shape, wrong values
-# -     return torch.autograd.grad(model(X).sum(), X)[0]
-# +     return -torch.autograd.grad(F.cross_entropy(model(X), labels, reduction="sum"), X)[0]
-
 # %% solution-1: wrong shape
 # -     return torch.autograd.grad(model(X).sum(), X)[0]
 # +     return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0].flatten(1)
@@ -91,10 +87,6 @@ def gauss_newton_product(flat, probabilities, v):
 def gauss_newton_product(flat, probabilities, v):
     return torch.einsum("byp,by->p", flat, probabilities * (flat @ v)) / len(flat)
 
-# %% solution-3: right shape, wrong values
-# - weighted) / len(flat)
-# + weighted)  # a sum over the batch, no mean
-
 # %% solution-3: wrong shape
 # - ->p", flat, weighted)
 # + ->bp", flat, weighted)
@@ -138,14 +130,6 @@ def fit(curve, readings, theta):
 # %% solution-4: right shape, wrong values: standard errors
 # - (len(readings) - 3)
 # + len(readings)
-
-# %% solution-4: right shape, wrong values: standard errors
-# - variance * torch.linalg.inv(J.T @ J).diagonal()
-# + torch.linalg.inv(J.T @ J).diagonal()
-
-# %% solution-4: right shape, wrong values: standard errors
-# - (variance * torch.linalg.inv(J.T @ J).diagonal()).sqrt()
-# + variance * torch.linalg.inv(J.T @ J).diagonal()
 
 # %% solution-4: right shape, wrong values: standard errors
 # - variance * torch.linalg.inv(J.T @ J).diagonal()

@@ -60,10 +60,6 @@ def write_gradients(buffers, images, labels, chunk_size):
 # + chunk_size = 1
 # +     for start
 
-# %% solution-2: right shape, wrong values
-# - = grads[name]
-# + = grads[name] / chunk_size
-
 # %% solution-2: wrong type
 # -             buffer[part] = grads[name]
 # -     return buffers
@@ -120,10 +116,6 @@ def clipped_layer_sum(x, g, limit):
 # -     scaled = (limit / norm).clamp(max=1)[:, None] * g
 # +     scaled = torch.where(norm > 0, limit / norm, 0.0)[:, None] * g
 
-# %% solution-3: right shape, wrong values: some are clipped[0]
-# -     return scaled.T @ x, scaled.sum(dim=0)
-# +     return scaled.T @ x / len(x), scaled.mean(dim=0)
-
 # %% solution-3: wrong shape
 # -     return scaled.T @ x, scaled.sum(dim=0)
 # +     return x.T @ scaled, scaled.sum(dim=0)
@@ -158,10 +150,6 @@ def position_norms(x, g):
 # %% solution-4: right shape, wrong values: six positions
 def position_norms(x, g):
     return (g.norm(dim=2) * x.norm(dim=2)).square().sum(dim=1).sqrt()
-
-# %% solution-4: right shape, wrong values: six positions
-# - .clamp(min=0).sqrt()
-# +
 
 # %% solution-4: wrong shape
 # - sum(dim=(1, 2))

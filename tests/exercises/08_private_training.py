@@ -36,10 +36,6 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
 # - randn((), generator=generator)
 # + randn(numbers.shape, generator=generator).sum()
 
-# %% solution-1: not so yet: the noise has the deviation 1
-# - (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
-# + total / expected + noise_multiplier * limit * torch.randn((), generator=generator)
-
 # %% solution-1: not so yet: its mean is zero
 # an exponential has the same deviation
 # - torch.randn((), generator=generator)
@@ -76,10 +72,6 @@ def clip_by_person(grads, owners, limit):
 # %% solution-2: right shape, wrong values: all clipped
 # - persons, index = owners.unique(return_inverse=True)
 # + persons = index = torch.arange(len(owners)).to(owners)  # clips each sample
-
-# %% solution-2: right shape, wrong values: all clipped
-# - persons, index = owners.unique(return_inverse=True)
-# + persons = index = torch.zeros_like(owners)  # clips the sum of all
 
 # %% solution-2: right shape, wrong values: all clipped
 # each parameter by itself

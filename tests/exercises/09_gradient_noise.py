@@ -87,10 +87,6 @@ def without_conflict(own, other):
     product = own @ other
     return own if product >= 0 else own - product / other.norm() * other
 
-# %% solution-3: right shape, wrong values: in conflict
-# -     return own if product >= 0 else own - product / other.norm() * other
-# +     return own if product >= 0 else other - product / (own @ own) * own
-
 # %% solution-3: right shape, wrong values: the other is 0
 # -     return own if product >= 0 else own - product / other.norm() * other
 # +     return own if product > 0 else own - product / (other @ other) * other
@@ -103,50 +99,34 @@ def without_conflict(own, other):
 
 # %% solution-4: correct
 def solve(product, right, damping, steps):
-    def to_flat(vector):
-        return torch.cat([vector[name].reshape(-1) for name in right])
-
-    def to_names(flat):
-        parts = flat.split([tensor.numel() for tensor in right.values()])
-        return {n: part.view_as(t) for (n, t), part in zip(right.items(), parts, strict=True)}
-
-    x = torch.zeros_like(to_flat(right))
-    r = d = to_flat(right)
+    r = d = flatten(right)
+    x = torch.zeros_like(r)
     for _ in range(steps):
-        image = to_flat(product(to_names(d))) + damping * d
+        image = flatten(product(jacobians.unflatten_jacobians(d, net))) + damping * d
         length = (r @ r) / (d @ image)
         x = x + length * d
         new = r - length * image
         d = new + (new @ new) / (r @ r) * d
         r = new
-    return to_names(x)
+    return jacobians.unflatten_jacobians(x, net)
 
 # %% solution-4: correct
 def solve(product, right, damping, steps):
-    x = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
-    residual = {name: tensor.clone() for name, tensor in right.items()}
-    direction = {name: tensor.clone() for name, tensor in right.items()}
-    square = sum(t.square().sum() for t in residual.values())
-    for _ in range(steps):
-        image = product(direction)
-        image = {name: image[name] + damping * direction[name] for name in x}
-        length = square / sum((direction[name] * image[name]).sum() for name in x)
-        for name in x:
-            x[name] += length * direction[name]
-            residual[name] -= length * image[name]
-        last, square = square, sum(t.square().sum() for t in residual.values())
-        direction = {name: residual[name] + square / last * direction[name] for name in x}
-        if square < 1e-28:
-            break
-    return x
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    def image(vector):
+        vector = torch.from_numpy(vector).to(b)
+        image = flatten(product(jacobians.unflatten_jacobians(vector, net)))
+        return (image + damping * vector).cpu().numpy()
+
+    b = flatten(right)
+    matrix = LinearOperator((len(b), len(b)), image, dtype="float64")
+    x, _ = cg(matrix, b.cpu().numpy(), rtol=1e-12, maxiter=steps)
+    return jacobians.unflatten_jacobians(torch.from_numpy(x).to(b), net)
 
 # %% solution-4: right shape, wrong values: damping 0.01
-def solve(product, right, damping, steps):
-    x = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
-    for _ in range(steps):
-        image = product(x)
-        x = {n: x[n] + 0.5 * (right[n] - image[n] - damping * x[n]) for n in x}
-    return x
+# - added(product(direction), direction, damping)
+# + product(direction)
 
 # %% solution-4: not so yet: 2 steps: 3 or fewer
 def solve(product, right, damping, steps):
@@ -200,10 +180,6 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
 # %% solution-5: right shape, wrong values: the scales
 # - noise_sum = signal_sum = 0
 # + noise_sum, signal_sum = noises[0], signals[0]  # which count twice
-
-# %% solution-5: right shape, wrong values: the scales
-# - (small_squares, small, big_squares, big)
-# + (big_squares, small, small_squares, big)
 
 # %% solution-5: wrong shape: the scales
 # -     return noises.cumsum(0) / signals.cumsum(0)

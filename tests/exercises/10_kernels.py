@@ -39,14 +39,6 @@ def step_effect(theta, slopes, rate):
 def step_effect(theta, slopes, rate):
     return rate * torch.einsum("ijab,jb->ia", theta, slopes) / len(slopes)
 
-# %% solution-2: right shape, wrong values
-def step_effect(theta, slopes, rate):
-    return -rate * torch.einsum("ijab,jb->ia", theta, slopes)
-
-# %% solution-2: right shape, wrong values
-def step_effect(theta, slopes, rate):
-    return -1e-5 * torch.einsum("ijab,jb->ia", theta, slopes) / len(slopes)
-
 # %% solution-2: wrong shape
 def step_effect(theta, slopes, rate):
     return -rate * torch.einsum("ijab,jb->ija", theta, slopes) / len(slopes)

@@ -24,10 +24,6 @@ def ensemble_probabilities(params, images):
 # -     return logits.mean(dim=0).softmax(dim=1)  # the mean first
 # +     return logits.softmax(dim=2)
 
-# %% solution-1: right shape, wrong values: probabilities
-# -     return logits.mean(dim=0).softmax(dim=1)  # the mean first
-# +     return logits.softmax(dim=1).mean(dim=0)  # over the images
-
 # %% solution-2: correct
 def gradients_of_unequal(params, tasks):
     longest = max(len(x) for x, _ in tasks)
@@ -44,11 +40,6 @@ def gradients_of_unequal(params, tasks):
     # A point repeated counts again, so each is repeated until all tasks have 30 points.
     x, y = (torch.stack([each.repeat(30 // len(each), 1) for each in p]) for p in zip(*tasks))
     return vmap(grad(squared_error), in_dims=(None, 0, 0))(params, x, y)
-
-# %% solution-2: right shape, wrong values: gradients
-def gradients_of_unequal(params, tasks):
-    x, y = (nn.utils.rnn.pad_sequence(list(p), batch_first=True) for p in zip(*tasks))
-    return vmap(grad(squared_error), in_dims=(None, 0, 0))(params, x, y)  # zeros count
 
 # %% solution-2: right shape, wrong values: gradients
 # over all, filled too
@@ -96,11 +87,6 @@ def rate_step(params, rates, tasks, lr):
 # %% solution-3: right shape, wrong values: rates
 # - logs[name].exp() * g[name]
 # + logs[name].exp().detach() * g[name]
-
-# %% solution-3: right shape, wrong values: rates
-# not the mean
-# - vmap(one)(tasks).mean()
-# + vmap(one)(tasks).sum()
 
 # %% solution-3: not so yet: rates stay positive after a long step
 # right for short steps, a straight line for long ones
@@ -196,16 +182,6 @@ def choose_rate(rates, seeds, x, y):
 # without momentum
 # -         optimizers.momentum_step,
 # +         optimizers.sgd_step,
-
-# %% solution-5: right shape, wrong values: shares
-# too few steps
-# -         ensembles.draw_orders(repeated, size, 50, 40),
-# +         ensembles.draw_orders(repeated, size, 50, 30),
-
-# %% solution-5: right shape, wrong values: shares
-# smaller batches
-# -         ensembles.draw_orders(repeated, size, 50, 40),
-# +         ensembles.draw_orders(repeated, size, 40, 40),
 
 # %% solution-5: right shape, wrong values: shares
 # one order for all seeds

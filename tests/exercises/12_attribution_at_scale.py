@@ -58,11 +58,6 @@ def lds(predicted, truth):
     return torch.stack(scores).mean()
 
 # %% solution-2: right shape, wrong values: the score
-# the values themselves, no ranks
-# - return ranks - ranks.mean(dim=0)
-# + return values - values.mean(dim=0)
-
-# %% solution-2: right shape, wrong values: the score
 # equal values get different ranks
 # - return ranks - ranks
 # + ranks = values.argsort(dim=0).argsort(dim=0).double()
@@ -95,10 +90,6 @@ def nearest(features, query, count):
 # %% solution-3: not so yet: less than a quarter of the features is held: measured
 def nearest(features, query, count):
     return np.argsort(-(features[:] @ query))[:count]
-
-# %% solution-3: right shape, wrong values: rows
-# -     return np.argsort(-products)[:count]
-# +     return np.argsort(products)[:count]  # the smallest
 
 # %% solution-3: right shape, wrong values: rows
 # -     return np.argsort(-products)[:count]
@@ -135,10 +126,6 @@ def exact_sum(parts):
 # - 62 - int(np.frexp(largest * len(parts))[1])
 # + max(30, 62 - int(np.frexp(largest * len(parts))[1]))  # huge numbers overflow
 
-# %% solution-4: not so yet: huge: right to 1e-12: measured
-# - len(parts)
-# + 32
-
 # %% solution-5: correct
 def private_step(world, number):
     mask = torch.rand(n, generator=torch.Generator().manual_seed(number)) < rate
@@ -166,17 +153,10 @@ def private_step(world, number):
 # +     return (all_reduce(sums) + noise(number)) / len(drawn)  # of this draw
 
 # %% solution-5: right shape, wrong values: step 3, 2 workers
-# -     return (all_reduce(sums) + noise(number)) / expected_batch
-# +     return (all_reduce(sums) / world + noise(number)) / expected_batch  # a mean
-
-# %% solution-5: right shape, wrong values: step 3, 2 workers
-def private_step(world, number):
-    sums = []
-    for rank in range(world):  # a draw of its own for each worker, all with one seed
-        share = torch.arange(n)[rank::world]
-        chance = torch.rand(len(share), generator=torch.Generator().manual_seed(number))
-        sums.append(clipped(share[chance < rate].to(where)))
-    return (all_reduce(sums) + noise(number)) / expected_batch
+# a draw of its own for each worker, all with one seed
+# - sums = [clipped(drawn[rank::world]) for rank in range(world)]
+# + shares = [torch.arange(n)[rank::world] for rank in range(world)]
+# +     sums = [clipped(each[chance[: len(each)] < rate].to(where)) for each in shares]
 
 # %% solution-5: right shape, wrong values: step 3, 1 workers
 # -     sums = [clipped(drawn[rank::world]) for rank in range(world)]

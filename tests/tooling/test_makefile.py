@@ -39,9 +39,8 @@ def checkout(tmp_path):
     for name in ("Makefile", *LISTS, ".ci/constraints.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    for name in ("fake", "other"):
-        (folder / name).write_text(FAKE_PYTHON)
-        (folder / name).chmod(0o755)
+    (folder / "fake").write_text(FAKE_PYTHON)
+    (folder / "fake").chmod(0o755)
     return folder
 
 
