@@ -20,9 +20,11 @@ def sample_norms(grads):  # the norm of all samples together
 # %% solution-2: correct
 def read_images(weight_grad, bias_grad):
     on = bias_grad != 0
-    millionths = (1e6 * weight_grad[on] / bias_grad[on, None]).round()
-    found, counts = millionths.unique(dim=0, return_counts=True)
-    return found[counts > 1] / 1e6
+    ratios = weight_grad[on] / bias_grad[on, None]
+    rounded = (1e6 * ratios).round()
+    _, group, counts = rounded.unique(dim=0, return_inverse=True, return_counts=True)
+    twice = (counts > 1).nonzero()
+    return ratios[(group == twice).int().argmax(dim=1)]
 
 # %% solution-2: correct
 def read_images(weight_grad, bias_grad):
