@@ -14,6 +14,7 @@ from enum import Enum
 from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -24,7 +25,7 @@ from helpers.transforms.sequences import Sequences, unpacked, with_bags
 Tree = Any
 """A tensor, or a mapping, list, tuple or dataclass of trees; see the module."""
 Leaf = Tensor | Sequences
-_SHARED = str | bytes | Number | Enum | torch.dtype | torch.device | None
+_SHARED = str | bytes | Number | np.bool_ | Enum | torch.dtype | torch.device | None
 
 
 def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:

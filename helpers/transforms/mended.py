@@ -200,6 +200,29 @@ def _index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     )
 
 
+def _as_strided(
+    input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """Compute `torch.as_strided` by the places of its entries.
+
+    Its own gradient mixes the samples where autograd lies outside of `vmap`.
+    """
+    own = _positions(input.shape, input.stride(), input.device)
+    start = 0 if storage_offset is None else storage_offset - input.storage_offset()
+    entries = own.new_full((int(own.max()) + 1,), len(own))  # where none lies, an index too large
+    entries[own] = torch.arange(len(own), device=own.device)
+    wanted = _positions(size, stride, input.device) + start
+    return input.flatten()[entries[wanted]].view(tuple(size))
+
+
+def _positions(size: Sequence[int], stride: Sequence[int], device: torch.device) -> Tensor:
+    """Count where the entries of a tensor lie in memory, from the first one on."""
+    positions = torch.zeros(1, dtype=torch.int64, device=device)
+    for count, step in zip(size, stride, strict=True):
+        positions = (positions[:, None] + step * torch.arange(count, device=device)).flatten()
+    return positions
+
+
 def _map(
     function: Callable[..., Any], xs: Sequence[Tensor], shared: Sequence[Any], **_: object
 ) -> Any:
@@ -220,9 +243,30 @@ def _scan(
     """Do what the operator `scan` does, likewise."""
     carry, outputs = init, []
     for row in zip(*xs, strict=True):
-        carry, output = combine(*carry, *row, *additional_inputs)
+        carry, output = combine(*_leaves(carry), *row, *additional_inputs)
         outputs.append(output)
     return carry, _stacked(outputs)
+
+
+def _while(
+    condition: Callable[..., Any],
+    body: Callable[..., Any],
+    carried: Sequence[Any],
+    shared: Sequence[Any],
+    **_: object,
+) -> Any:
+    """Do what the operator `while_loop` does, likewise."""
+    while condition(*_leaves(carried), *shared):
+        carried = body(*_leaves(carried), *shared)
+    return carried
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """List the tensors of what a loop hands on, in the order in which torch takes them."""
+    if not isinstance(tree, dict | list | tuple):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [leaf for part in parts for leaf in _leaves(part)]
 
 
 def _stacked(rows: Sequence[Any]) -> Any:
@@ -249,7 +293,7 @@ def _in_autograd(read: Callable[[Tensor], Any], known: Callable[[Any], bool]) ->
 
 _LOOPS = {
     getattr(torch.ops.higher_order, name): loop
-    for name, loop in {"map_impl": _map, "scan": _scan}.items()
+    for name, loop in {"map_impl": _map, "scan": _scan, "while_loop": _while}.items()
     if hasattr(torch.ops.higher_order, name)
 }
 _AUTOGRAD = {
@@ -262,6 +306,8 @@ _BY_NAME = {
     "select_scatter": _select_scatter,
     "embedding": _plain_embedding,
     "index_fill": _index_fill,
+    "as_strided": _as_strided,
+    "as_strided_copy": _as_strided,
     "lu_solve": lambda b, LU_data, LU_pivots: _lu_solve(LU_data, LU_pivots, b),
 }
 MENDED: dict[Callable[..., Any], Callable[..., Any]] = {

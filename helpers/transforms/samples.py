@@ -159,14 +159,15 @@ def vmapped(
                 results = map_samples(*inputs, chunk, snapshot.restore, randomness=randomness)
                 rows = results if isinstance(results, dict) else {"": results}
                 if start == 0 and "" not in rows:
-                    seen = rows
+                    unreached = [n for n, each in rows.items() if each.stride(0) == 0]
                     if len(chunk[0]) == 1 and not all(each.any() for each in rows.values()):
                         # What is not reached is expanded by `vmap`, which two samples show.
                         drawn = streams.random_state(device)
                         twice = [each.expand(2, *each.shape[1:]) for each in chunk]
                         seen = map_samples(*inputs, twice, snapshot.restore, randomness=randomness)
+                        unreached = [n for n, each in seen.items() if each.stride(0) == 0]
                         streams.restore_random_state(drawn, device)
-                    unreached = [n for n, each in seen.items() if each.stride(0) == 0]
+                        del seen
                     if unreached:
                         check_unreached(function, model, unreached, batch)
             except Exception as error:  # whatever a model can raise; the loop tells
@@ -358,17 +359,23 @@ def eager() -> Iterator[None]:
 
     What is scripted is not optimised, or a run under transforms leaves code in it that is wrong.
     """
-    cond, stance = torch.cond, contextlib.nullcontext()
+    cond, compile_, stance = torch.cond, torch.compile, contextlib.nullcontext()
     if "torch._dynamo" in sys.modules:
         stance = torch.compiler.set_stance("force_eager")
     kind = type(torch.ops.higher_order.cond)  # what it ends in, for those who imported it by name
     call, torch.cond = kind.__call__, _branch
     kind.__call__ = lambda _, *args: _branch(*args)
+    torch.compile = _as_it_is  # which torch's `scan` and `while_loop` call
     try:
         with stance, torch.jit.optimized_execution(False):
             yield
     finally:
-        torch.cond, kind.__call__ = cond, call
+        torch.cond, torch.compile, kind.__call__ = cond, compile_, call
+
+
+def _as_it_is(function: Function | None = None, **_: object) -> Function:
+    """Stand in for `torch.compile`, also as a decorator with options."""
+    return (lambda decorated: decorated) if function is None else function
 
 
 def _branch(pred: Any, true_fn: Function, false_fn: Function, operands: Sequence[Any] = ()) -> Any:

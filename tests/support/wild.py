@@ -466,6 +466,7 @@ ROWS: dict[str, Build] = {
     "solve a vector": lambda: Apply(_solve, fc=nn.Linear(3, 3)),
     "sparse buffer": _sparse,
     "cdist": lambda: Apply(lambda m, x: torch.cdist(m.fc(x), m.w), fc=nn.Linear(3, 3), w=_weight()),
+    "as_strided": lambda: Apply(lambda m, x: x @ m.w.as_strided((3, 2), (1, 1)), w=_weight()),
     "cdist, the largest of equals": lambda: Apply(
         lambda m, x: torch.cdist(x.sign() * m.s, m.w - m.w.detach(), p=torch.inf),
         s=nn.Parameter(torch.ones(3)),
