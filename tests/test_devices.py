@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from helpers import devices
-from helpers.transforms.batches import Batch
 
 
 @pytest.fixture
@@ -100,14 +99,3 @@ def test_float32_means_float32_on_a_gpu(monkeypatch):
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.allow_tf32 = value
-
-
-def test_samples_lie_where_one_of_their_tensors_is_on_a_device():
-    """Lengths, for example, may stay on the CPU: the random stream that counts is another."""
-    lengths, labels = torch.tensor([3, 1]), torch.tensor([0, 1])
-    given = {"lengths": lengths, "x": torch.ones(2, 3, device="meta")}
-    batch = Batch(data=given, targets=labels)
-    assert [leaf.device.type for leaf in batch.leaves] == ["meta", "cpu", "cpu"]
-    data, targets = batch.trees(batch.leaves)
-    assert torch.equal(data["lengths"], lengths)
-    assert torch.equal(targets, labels)

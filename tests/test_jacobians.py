@@ -24,12 +24,12 @@ def test_an_empty_batch_leaves_everything_as_it_was(method):
     case = make("buffer counts")
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        Apply.calls = getattr(Apply, "calls", 0) + 1
+        Apply.runs = getattr(Apply, "runs", 0) + 1
         return self.inner(inputs)
 
     method(Apply(run, inner=case.model), case.data[:0])
     assert case.model.calls == 1
-    assert not hasattr(Apply, "calls")
+    assert not hasattr(Apply, "runs")
 
 
 @every_method

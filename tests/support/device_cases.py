@@ -15,6 +15,7 @@ from torch import nn
 
 from helpers import devices, gradients, norms, privacy, projection
 from helpers.gradient_computers import FunctionalGradientComputer
+from helpers.transforms.batches import Batch
 from tests.support import zoo
 from tests.support.oracle import Truth, assert_equal
 from tests.support.ways import WAYS, computer
@@ -162,3 +163,13 @@ def test_the_streams_do_not_touch_each_other():
     torch.manual_seed(0)
     torch.rand(5)
     assert torch.equal(torch.rand(3, device=DEVICE).cpu(), own.cpu())
+
+
+@on_another
+def test_samples_lie_where_one_of_their_tensors_is_on_a_device():
+    """Lengths, for example, may stay on the CPU: the random stream that counts is another."""
+    given = {"lengths": torch.tensor([3, 1]), "x": torch.ones(2, 3, device=DEVICE)}
+    batch = Batch(data=given, targets=torch.tensor([0, 1]))
+    assert [leaf.device.type for leaf in batch.leaves] == [DEVICE.type, "cpu", "cpu"]
+    data, _ = batch.trees(batch.leaves)
+    assert torch.equal(data["lengths"], given["lengths"])
