@@ -130,10 +130,10 @@ help:  ## list this
 	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student: only these lessons"
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU)"
-	@echo "  TORCH=2.15.0     run, test, test-all, nbval: in build/torch-2.15.0/, with that torch"
+	@echo "  TORCH=2.15.0     run, test, test-all, nbval: with that torch, installed in build/torch-2.15.0/"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
 	@echo "  REPO=owner/name  colab, html: the repository on GitHub that links lead to"
-	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes .venv"
+	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes the environment"
 
 # Made anew for another interpreter, or if it was left half-made; else brought up to the lists.
 $(made): $(lists) $(lock)
