@@ -19,7 +19,7 @@ VERDICTS = {
 
 @pytest.mark.parametrize(("got", "expected", "verdict"), VERDICTS.values(), ids=VERDICTS)
 def test_verdict(got, expected, verdict, capsys):
-    with exercises.check("Exercise 1"):
+    with exercises.check("Exercise 1", print):
         exercises.expect("it", got, expected)
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"Exercise 1: {verdict}")
 
@@ -29,7 +29,7 @@ def read(row):
 
 
 def test_error_of_torch_shows_only_lines_of_the_lesson(capsys):
-    with exercises.check("Exercise 1"):
+    with exercises.check("Exercise 1", print):
         torch.func.vmap(read)(RIGHT[0])
     *steps, verdict = capsys.readouterr().out.splitlines()
     assert [step.split(", in ")[1] for step in steps] == [
@@ -40,14 +40,14 @@ def test_error_of_torch_shows_only_lines_of_the_lesson(capsys):
 
 
 def test_error_without_kernel_is_not_still_to_do(capsys):
-    with exercises.check("Exercise 1"):
+    with exercises.check("Exercise 1", print):
         raise NotImplementedError("no kernel\nfor this device")
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "Exercise 1: your answer raised NotImplementedError: no kernel"
 
 
 def interrupted(tensor):
-    with exercises.check("Exercise 1", it=tensor):
+    with exercises.check("Exercise 1", print, it=tensor):
         tensor.zero_()
         raise KeyboardInterrupt
 
@@ -86,7 +86,7 @@ def test_what_is_given_is_put_back(change, names, capsys):
         "weights": (torch.rand(2), torch.rand(3)),
     }
     before = everything(given)
-    with exercises.check("Exercise 1", **given):
+    with exercises.check("Exercise 1", print, **given):
         change(given)
         exercises.expect("it", RIGHT, RIGHT + 1)  # the cause is said first
     assert everything(given) == before
@@ -97,6 +97,46 @@ def test_what_is_given_is_put_back(change, names, capsys):
 
 def test_what_is_given_and_left_alone_is_no_matter(capsys):
     part = {"holds NaN": torch.full((2,), torch.nan), "one number": torch.tensor(1), "text": "it"}
-    with exercises.check("Exercise 1", parts=[part], models=(torch.nn.Linear(3, 1),)):
+    with exercises.check("Exercise 1", print, parts=[part], models=(torch.nn.Linear(3, 1),)):
         _ = part["one number"] + 1
     assert capsys.readouterr().out == "Exercise 1: correct\n"
+
+
+LENGTH = 3
+
+
+def own_length(row):
+    return len(row)
+
+
+def length_of_the_lesson(row):
+    return LENGTH
+
+
+class Lengths(dict):
+    def __init__(self, row):
+        super().__init__(own=len(row))
+
+    def get(self, key):
+        return self[key] * LENGTH
+
+
+ALONE = {
+    "its arguments": (own_length, (), "correct"),
+    "data of the lesson": (length_of_the_lesson, (), "not so yet: it uses 'LENGTH' of the lesson"),
+    "data that the task names": (length_of_the_lesson, ("LENGTH",), "correct"),
+    "functions of the lesson": (lambda row: own_length(row), (), "correct"),
+}
+
+
+@pytest.mark.parametrize(("answer", "sees", "verdict"), ALONE.values(), ids=ALONE)
+def test_an_answer_finds_its_arguments_alone(answer, sees, verdict, capsys):
+    with exercises.check("Exercise 1", answer, sees=sees) as alone:
+        exercises.expect("length", alone(RIGHT[0]), 3)
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"Exercise 1: {verdict}")
+
+
+def test_methods_find_no_data_of_the_lesson(capsys):
+    with exercises.check("Exercise 1", Lengths) as alone:
+        alone(RIGHT[0]).get("own")
+    assert "'LENGTH'" in capsys.readouterr().out

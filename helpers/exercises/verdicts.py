@@ -1,15 +1,18 @@
 """Checks of exercises: is it still to do, of a wrong shape, of wrong values, or correct?"""
 
+import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from math import isfinite
+from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from helpers.compare import TOLERANCES, largest_error
+from helpers.exercises.alone import alone
 from helpers.exercises.snapshots import Snapshot
 
 STILL_TO_DO = "still to do: write "
@@ -20,8 +23,9 @@ class Refused(AssertionError):
     """What is wrong with an answer, in one sentence."""
 
 
-@contextmanager
-def check(exercise: str, **given: Any) -> Iterator[None]:
+def check(
+    exercise: str, answer: Callable, /, *, sees: Collection[str] = (), **given: Any
+) -> AbstractContextManager[Callable]:
     """Print a verdict on the answer that is called in this block.
 
     A block that ends is correct; `expect` and `require` end it early. So does an error: it becomes
@@ -30,18 +34,32 @@ def check(exercise: str, **given: Any) -> Iterator[None]:
 
     Args:
         exercise: The name of the exercise, for example `"Exercise 1"`.
+        answer: The function or class that the reader writes.
+        sees: Names of data of the lesson that the task allows the answer to use.
         given: `name=value` of what the answer works on, as `helpers.exercises.snapshots` takes it.
+
+    Returns:
+        A context manager that gives the answer to call: `answer`, which finds no other data of the
+        lesson while it runs, as `helpers.exercises.alone` says.
     """
+    lesson = sys._getframe(1).f_globals
+    return _checked(exercise, alone(answer, lesson, sees), lesson, given)
+
+
+@contextmanager
+def _checked(
+    exercise: str, answer: Callable, lesson: dict[str, Any], given: dict[str, Any]
+) -> Iterator[Callable]:
     before = Snapshot(given)
     raised = False
     try:
-        yield
+        yield answer
         verdict = "correct"
     except Refused as refusal:
         verdict = str(refusal)
     except Exception as error:
         raised = True
-        verdict = _raised(error)
+        verdict = _raised(error, lesson)
     finally:  # after an interrupt, too
         changed = before.restore()
     if changed and not raised:  # wrong values may come from this alone
@@ -54,8 +72,9 @@ def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None
 
     Args:
         what: A name of the result, for the verdict.
-        got: What the answer gave: a tensor, a number, or a dictionary or tuple of these.
-        expected: What is right, in the same form.
+        got: What the answer gave: a tensor, a number, or a dictionary, tuple or list of these.
+        expected: What is right, in the same form; tuples and lists are taken for each other, and
+            dtypes of one kind where `got` has at least the bits of `expected`.
         tolerance: The largest error that counts as equal, relative to the largest entry of
             `expected`; `None` means that of the dtype expected, as in `helpers.compare`.
 
@@ -64,7 +83,7 @@ def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None
     """
     pairs = _pairs_of_one_shape(what, got, expected)
     for name, mine, right in pairs:
-        if isinstance(expected, Tensor | dict | tuple) and mine.dtype != right.dtype:
+        if isinstance(expected, Tensor | dict | tuple | list) and not _serves(mine, right):
             raise Refused(f"wrong dtype: {name}: expected {right.dtype}, got {mine.dtype}")
     for name, mine, right in pairs:
         limit = TOLERANCES.get(right.dtype, 0.0) if tolerance is None else tolerance
@@ -121,11 +140,11 @@ def _pairs_of_one_shape(what: str, got: Any, expected: Any) -> list[tuple[str, T
 
 def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
     """List the tensors of two results of one form, in pairs, with their names."""
-    if isinstance(expected, dict | tuple):
-        kind = type(expected)
+    if isinstance(expected, dict | tuple | list):
+        kind = dict if isinstance(expected, dict) else tuple | list
         if not isinstance(got, kind):
-            raise _wrong_type(what, got, kind.__name__)
-        if isinstance(expected, tuple):
+            raise _wrong_type(what, got, type(expected).__name__)
+        if not isinstance(expected, dict):
             if len(got) != len(expected):
                 lengths = f"expected {len(expected)} items, got {len(got)}"
                 raise Refused(f"wrong length: {what}: {lengths}")
@@ -139,9 +158,20 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
         return
     if isinstance(expected, Tensor) and not isinstance(got, Tensor):
         raise _wrong_type(what, got, "tensor")
-    if not isinstance(got, Tensor | int | float):
+    if not isinstance(got, Tensor | Number):  # NumPy's numbers are Numbers, too
         raise _wrong_type(what, got, "number")
     yield what, torch.as_tensor(got), torch.as_tensor(expected)
+
+
+def _serves(mine: Tensor, right: Tensor) -> bool:
+    """Say whether a dtype can stand for another: of one kind, and of no fewer bits if floating."""
+    if mine.is_floating_point() and right.is_floating_point():
+        return torch.finfo(mine.dtype).bits >= torch.finfo(right.dtype).bits
+    whole = all(
+        not each.is_floating_point() and not each.is_complex() and each.dtype != torch.bool
+        for each in (mine, right)
+    )
+    return whole or mine.dtype == right.dtype
 
 
 def _wrong_type(what: str, got: Any, expected: str) -> Refused:
@@ -150,17 +180,21 @@ def _wrong_type(what: str, got: Any, expected: str) -> Refused:
     return Refused(f"wrong type: {what}: expected a {expected}, got {type(got).__name__}{hint}")
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: Exception, lesson: dict[str, Any]) -> str:
     """Print the lines of the lesson that led to an error, and return the verdict on it."""
     if isinstance(error, NotImplementedError) and str(error).startswith(STILL_TO_DO):
         return str(error)  # torch raises the same type for other reasons
     steps = list(traceback.walk_tb(error.__traceback__))[1:]  # the first is `check` itself
-    lesson = steps[0][0].f_globals
     # Between them lie up to a hundred lines of torch, which say little.
     own = traceback.StackSummary.extract(step for step in steps if step[0].f_globals is lesson)
     own[0].name = "the check"
     for step in own[-4:]:
         print(f"  line {step.lineno} of a cell, in {step.name}: {step.line}")
+    if type(error) is NameError and error.name in lesson:
+        return (
+            f"not so yet: it uses {error.name!r} of the lesson: compute with what the arguments "
+            "bring, since the check has other data, too"
+        )
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return f"your answer raised {type(error).__name__}: {first_line}"
 
