@@ -94,11 +94,12 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
         source = f"https://github.com/{repo}/blob/main/notebooks/{lesson.name}"
         badge = f"[![Open in Colab]({BADGE})]({OPEN.format(repo=repo)}{lesson.name})"
         notebook.cells[0].source += f"\n\n{badge} [Source on GitHub]({source})"
-    notebook.cells.insert(setup, _folded("colab-ready", READY))
-    notebook.cells[1:1] = _section(needed)
+    if needed:  # lesson 0 needs neither helpers nor a GPU
+        notebook.cells.insert(setup, _folded("colab-ready", READY))
+        notebook.cells[1:1] = _section(needed)
+        notebook.metadata.update(copy.deepcopy(METADATA))
     for cell in notebook.cells:
         cell.metadata["id"] = cell.id  # by which Colab knows a cell
-    notebook.metadata.update(copy.deepcopy(METADATA))
     return notebook
 
 
