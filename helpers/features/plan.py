@@ -23,7 +23,7 @@ _LOOKED_AT = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the numbers of the features depend on."""
+    """What the numbers of the features depend on, as far as it is looked at."""
 
     weights: str  # hash of computer and task, of the model's layers, tensors and source code
     data: str  # hash of the samples: of all, or of 4,096 spread evenly over more

@@ -19,8 +19,8 @@ _DIGEST = 32  # bytes of a checksum
 def bounds(count: int, size: int) -> list[slice]:
     """Divide rows, or a part of them, into pieces of one size; none is a single row.
 
-    A single row takes other kernels than a batch, and gets other last bits. So what is left over
-    goes with the piece before it if it is one row.
+    Very few rows can take other kernels than a batch, and get other last bits; one row most often
+    does. So what is left over goes with the piece before it if it is one row.
 
     Args:
         count: How many rows.
