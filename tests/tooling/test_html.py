@@ -241,15 +241,6 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     const shaded = overflowX == "auto" && backgroundAttachment == "local, local, scroll, scroll";
     return around.scrollWidth > around.clientWidth && (innerWidth > 1000 || !shaded);
   };
-  const slides = (slider) => {
-    const frames = [...slider.closest("figure").querySelectorAll("img")];
-    return frames.every((frame, place) => {
-      slider.value = place;
-      slider.dispatchEvent(new Event("input", { bubbles: true }));
-      const seen = frames.filter((each) => box(each).width > 0);
-      return seen.length == 1 && seen[0] == frame && slider.nextElementSibling.value == frame.alt;
-    });
-  };
   const lost = (entry) => {
     const field = entry.parentElement.previousElementSibling.querySelector("input");
     const seen = (said) => {
@@ -298,7 +289,6 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     fields: all(".filter").length,
     pale: unread("light"),
     dim: unread("dark"),
-    stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
   };
   parent.postMessage([NAME, found], "*");
 }, 1000));</script>"""
