@@ -146,10 +146,6 @@ def gradient_noise(compute_grad, images, labels):
     grads = zip(*[compute_grad(*pair) for pair in zip(images, labels)])
     return sum(torch.stack(g).flatten(1).var(dim=0, correction=0).sum() for g in grads)
 
-# %% solution-4: not so yet: it uses 'model' of the lesson
-# - total, squares = None, 0.0
-# + total, squares = [torch.zeros_like(p) for p in model.parameters()], 0.0
-
 # %% solution-4: wrong shape: gradient noise: expected ()
 # a number for each parameter
 # - return squares / len(images) - mean_square

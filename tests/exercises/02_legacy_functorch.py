@@ -55,10 +55,6 @@ def refreshed(fmodel, model):
 def refreshed(fmodel, model):  # not those of now
     return tuple(p.detach() for p in old_params)
 
-# %% solution-2: wrong dtype: parameters
-# - current[name].detach()
-# + current[name].detach().float()
-
 # %% solution-2: not so yet: it changed model
 def refreshed(fmodel, model):
     model.requires_grad_(False)
