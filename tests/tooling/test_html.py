@@ -70,7 +70,6 @@ def test_pages_say_what_they_are(book):
         assert len(soup.article.find_all("h1")) == 1
         assert all(image.get("alt") for image in soup.select("main img"))
         assert (edition.NOTE in soup.article.text) == (name != "index")
-    assert any(soup.select("figure input") for soup in book.values())
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
@@ -243,15 +242,6 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     const shaded = overflowX == "auto" && backgroundAttachment == "local, local, scroll, scroll";
     return around.scrollWidth > around.clientWidth && (innerWidth > 1000 || !shaded);
   };
-  const slides = (slider) => {
-    const frames = [...slider.closest("figure").querySelectorAll("img")];
-    return frames.every((frame, place) => {
-      slider.value = place;
-      slider.dispatchEvent(new Event("input", { bubbles: true }));
-      const seen = frames.filter((each) => box(each).width > 0);
-      return seen.length == 1 && seen[0] == frame && slider.nextElementSibling.value == frame.alt;
-    });
-  };
   const lost = (entry) => {
     const field = entry.parentElement.previousElementSibling.querySelector("input");
     const seen = (said) => {
@@ -300,7 +290,6 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     fields: all(".filter").length,
     pale: unread("light"),
     dim: unread("dark"),
-    stuck: all("input[type=range]").filter((each) => !slides(each)).map((each) => each.value),
   };
   parent.postMessage([NAME, found], "*");
 }, 1000));</script>"""
