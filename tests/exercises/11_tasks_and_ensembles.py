@@ -96,11 +96,6 @@ def rate_step(params, rates, tasks, lr):
 # - logs[name].exp() * g[name]
 # + logs[name].exp().detach() * g[name]
 
-# %% solution-3: right shape, wrong values: rates
-# the learning rate of the first case
-# - (log - lr * slopes[name]).exp()
-# + (log - 0.05 * slopes[name]).exp()
-
 # %% solution-3: not so yet: rates stay positive after a long step
 # right for short steps, a straight line for long ones
 # - (log - lr * slopes[name]).exp()
