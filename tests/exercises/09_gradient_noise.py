@@ -96,7 +96,7 @@ def without_conflict(own, other):
 # -     return own if product >= 0 else own - product / other.norm() * other
 # +     return own if product > 0 else own - product / (other @ other) * other
 
-# %% solution-3: not so yet: it changed own
+# %% solution-3: not so yet: it changed cases
 # -     return own if product >= 0 else own - product / other.norm() * other
 # +     if product < 0:
 # +         own -= product / (other @ other) * other
