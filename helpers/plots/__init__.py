@@ -1,6 +1,6 @@
 """The pictures of the lessons: each function takes numbers and returns a matplotlib figure."""
 
-from helpers.plots.diagrams import in_dims
+from helpers.plots.diagrams import in_dims, nested
 from helpers.plots.graphs import agreement, curves, effects, shares, similarities
 from helpers.plots.images import attributions, digits, kernel_gradients, weight_jacobian
 from helpers.plots.privacy import batches, canaries, releases, spreads
@@ -19,6 +19,7 @@ __all__ = [
     "kernel_gradients",
     "matrices",
     "multiples",
+    "nested",
     "prices",
     "rankings",
     "releases",
