@@ -53,25 +53,12 @@ class Plan:
 
 
 def read(folder: Path) -> Plan:
-    """Read the plan of a folder.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
+    """Read the plan of a folder."""
     return Plan(**json.loads((folder / NAME).read_text()))
 
 
 def make(job: Job, **options: object) -> Plan:
-    """Make the plan of a job.
-
-    Args:
-        job: What is computed.
-        options: The fields of `Plan` that the job does not say.
-
-    Raises:
-        TypeError: A sample is no tuple or mapping of tensors and numbers.
-        ValueError: The model lies in several processes: each is to have all of its weights.
-    """
+    """Make the plan of a job; `options` are the fields that the job does not say."""
     checks.check_one_process(job.computer.model)
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
     return Plan(
