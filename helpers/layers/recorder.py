@@ -10,6 +10,7 @@ has arrived at its leaf.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,19 +46,8 @@ def per_sample_gradients(
     What layers meet gives the gradients in factors. A model that cannot be recorded goes the way of
     `vmap` over `grad`, and its gradients are dense.
 
-    Args:
-        function: See `helpers.transforms.samples`; returns a scalar.
-        model: Any module.
-        params: Detached tensors by parameter name, at least one.
-        batch: Tensors `(B, ...)`, at least one; B at least 1.
-        chunk_size: How many samples to take at a time; `None` means all.
-        randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-
-    Yields:
-        Where the chunk lies in the batch, and its gradients.
-
-    Raises:
-        ValueError: The function draws random numbers, and `randomness` is `"error"`.
+    The arguments are those of `helpers.transforms.samples.vmapped`; there is a parameter and a
+    sample at least. Yields where the chunk lies in the batch, and its gradients.
     """
     device, step = batch[0].device, chunk_size or len(batch[0])
     first = random_state(device)
@@ -97,12 +87,7 @@ def _recorded(
     batch: tuple[Tensor, ...],
     randomness: str,
 ) -> PerSampleGradients:
-    """Run the function forward and backward.
-
-    Raises:
-        NotRecorded: The model does something that cannot be recorded; it may work all the same.
-        ValueError: It draws random numbers, and `randomness` is `"error"`.
-    """
+    """Run the function forward and backward; raise NotRecorded where that cannot be followed."""
     try:
         calls, dense = _run(function, model, params, batch, randomness)
     except NotRecorded:
@@ -181,18 +166,14 @@ def _run(
     return calls, dense
 
 
+@dataclass
 class _Record:
-    """The calls of one forward.
+    """The calls of one forward."""
 
-    Args:
-        params: The parameters that layers get, without a graph.
-        probe: A number that requires a gradient, so that each layer has a backward.
-    """
-
-    def __init__(self, params: dict[str, Tensor], probe: Tensor) -> None:
-        self.calls: list[LayerCall] = []
-        self.params, self.probe = params, probe
-        self.in_backward = False
+    params: dict[str, Tensor]  # that layers get, without a graph
+    probe: Tensor  # a number that requires a gradient, so that each layer has a backward
+    calls: list[LayerCall] = field(default_factory=list)
+    in_backward: bool = False
 
 
 class _RecordedLayers(ParameterAliases):
