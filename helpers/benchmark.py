@@ -120,19 +120,7 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
 def multiples(
     times: Mapping[str, tuple[float, float | None]], missing: Mapping[str, str], reference: str
 ) -> pd.DataFrame:
-    """Set out times, their spread, and each as a multiple of one of them.
-
-    Args:
-        times: `{name: (median, spread)}` in seconds; a single round has no spread.
-        missing: `{name: why}` of what was not measured.
-        reference: The name of the one that the others are multiples of.
-
-    Returns:
-        As `table`; if something is missing, one more column says why.
-
-    Raises:
-        ValueError: No time has the reference's name.
-    """
+    """Make `table` of `{name: (median, spread)}` in seconds, and why others were not measured."""
     if reference not in times:
         raise ValueError(f"reference must be one of {', '.join(times)}, got {reference!r}")
     unit = times[reference][0]

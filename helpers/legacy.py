@@ -4,6 +4,7 @@ torch ships `functorch` as deprecated and may drop it. `functorch()` returns tor
 long as it is there, and else this one, whose functions have the same names, arguments and results.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -29,18 +30,8 @@ def functorch() -> ModuleType:
     try:
         import functorch
     except ImportError:
-        return _stand_in()
-    return functorch if hasattr(functorch, "make_functional") else _stand_in()
-
-
-def _stand_in() -> ModuleType:
-    """Make a module of what this one has of functorch's."""
-    module = ModuleType("functorch")
-    module.vmap, module.grad = vmap, grad
-    module.make_functional = make_functional
-    module.make_functional_with_buffers = make_functional_with_buffers
-    module.combine_state_for_ensemble = combine_state_for_ensemble
-    return module
+        return sys.modules[__name__]
+    return functorch if hasattr(functorch, "make_functional") else sys.modules[__name__]
 
 
 class FunctionalModuleWithBuffers(nn.Module):

@@ -22,11 +22,7 @@ WIDTH = 1200
 
 
 def compose(folder: Path = files.FOLDER) -> Image.Image:
-    """Set the saved figures of lessons out in rows, each row as wide as the picture.
-
-    Args:
-        folder: Where the lessons are.
-    """
+    """Set the saved figures of lessons out in rows, each row as wide as the picture."""
     picture, top = Image.new("RGB", (WIDTH, 2 * WIDTH), "white"), 0
     for row in ROWS:
         figures = [_figure(folder / f"{lesson}.ipynb", cell) for lesson, cell in row]
