@@ -41,10 +41,8 @@ class Case(NamedTuple):
 class Watch(TorchFunctionMode):
     """Watch one run of a model, which keeps the hooks for it until it is put back.
 
-    Args:
-        model: Its hooks stay.
-        draws_on: Where to look for random draws; `None` means nowhere, as it must under
-            transforms, in which no state can be read.
+    Random draws are looked for on the device `draws_on`, and not under transforms, where no state
+    can be read.
     """
 
     def __init__(self, model: nn.Module, draws_on: torch.device | None = None) -> None:
