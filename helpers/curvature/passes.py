@@ -159,11 +159,7 @@ def _of_one(outputs: Tensor) -> Tensor:
 
 
 def each(function: Callable[..., Tensor], *batch: Tensor | Sequences) -> Tensor:
-    """Call a function for each sample: with `vmap`, or in a loop if it cannot be transformed.
-
-    Raises:
-        ValueError: The function draws random numbers.
-    """
+    """Call a function for each sample: with `vmap`, or in a loop if it cannot be transformed."""
     device = batch[0].device
     before = randomness.random_state(device)
     try:

@@ -123,11 +123,7 @@ def _choose(
 
 
 def _numbers(data: Batch, outputs: int, dense: int) -> int:
-    """Estimate how many numbers a sample takes while a side is made of it.
-
-    What a network keeps of a sample is not known before it has run: some tens of times what the
-    sample has, for each output.
-    """
+    """Estimate how many numbers a sample takes: for each output, tens of times its own."""
     return outputs * (dense + 64 * _size(data)) + 1
 
 

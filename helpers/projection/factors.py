@@ -24,12 +24,9 @@ is a part of what a seed means."""
 
 
 class Map:
-    """The map of one parameter's gradients.
+    """The map of one parameter's gradients, with a row for each index of the first dimension.
 
-    Args:
-        shape: Of the parameter. Its matrix has a row for each index of the first dimension.
-        stream: The first numbers of the random streams.
-        like: A tensor with the dtype and device of the features.
+    `stream` begins its random streams; the features have the dtype and device of `like`.
     """
 
     def __init__(self, shape: torch.Size, stream: tuple[int, ...], like: Tensor) -> None:
