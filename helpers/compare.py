@@ -84,18 +84,16 @@ def check(
     """
     if not expected and not got:
         raise AssertionError("there is nothing to compare")
-    for problem, first, second in (("missing", expected, got), ("not expected", got, expected)):
-        names = [name for name in first if name not in second]
-        if names:
-            raise AssertionError(f"{problem}: {', '.join(names)}")
-    for name in expected:
-        if got[name].shape != expected[name].shape:
-            right, wrong = tuple(expected[name].shape), tuple(got[name].shape)
-            raise AssertionError(f"{name} has the wrong shape: expected {right}, got {wrong}")
     result = table(got, expected, tolerance=tolerance, batch_dims=batch_dims)
-    wrong = result[~result["equal"]]
+    wrong = result["largest error"][~result["equal"]]
+    for problem in ("missing", "not expected"):
+        if len(names := wrong.index[wrong == problem]):
+            raise AssertionError(f"{problem}: {', '.join(names)}")
+    for name, expects in wrong[wrong.str.startswith("expected")].items():
+        shape = result.loc[name, "per-sample shape"]
+        raise AssertionError(f"{name} has the wrong shape: {expects}, got {shape}")
     if len(wrong):
-        errors = ", ".join(f"{name} by {row['largest error']}" for name, row in wrong.iterrows())
+        errors = ", ".join(f"{name} by {error}" for name, error in wrong.items())
         raise AssertionError(f"right shape, wrong values: {errors} of the largest entry")
     return result
 
