@@ -69,14 +69,7 @@ def check(
 ) -> pd.DataFrame:
     """Compare like `table`, and raise where the two are not equal.
 
-    Args:
-        got: As in `table`, and so is all that follows.
-        expected: `{name: (B, *shape)}`, the reference.
-        tolerance: The largest error that counts as equal.
-        batch_dims: How many dimensions stand in front of a parameter's own.
-
-    Returns:
-        The table, in which every verdict is then `True`.
+    Returns the table, in which every verdict is then `True`.
 
     Raises:
         AssertionError: There is nothing to compare; or a name is missing or not expected; else a

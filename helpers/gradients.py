@@ -86,19 +86,7 @@ def functorch_gradients(
     Deprecated since torch 2.0, and here to be compared and to port old code from. Where torch no
     longer has it, `helpers.legacy` stands in. For new code take `func_gradients`.
 
-    Args:
-        model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
-        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors.
-        targets: Likewise; `None` where the loss needs none.
-        wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
-
-    Returns:
-        `{name: (B, *parameter.shape)}`; see the module's contract.
-
-    Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
-        ValueError: One of the refusals of the module's contract.
+    Arguments, result and refusals are those of `loop_gradients`.
     """
     params, batch = prepare(model, data, targets, wrt)
 
@@ -236,12 +224,7 @@ def prepare(
 
 
 def sample_loss(loss_fn: LossFn, batch: Batch) -> Callable[..., Tensor]:
-    """Make the loss a function of one sample, as `helpers.transforms.samples` takes it.
-
-    Args:
-        loss_fn: `loss_fn(predictions, targets)`.
-        batch: Of data and targets, which says what their leaves are.
-    """
+    """Make the loss a function of one sample's leaves, as `helpers.transforms.samples` takes it."""
 
     def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
         data, targets = batch.of_one(sample)

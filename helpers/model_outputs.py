@@ -94,17 +94,8 @@ class _Margin(AbstractModelOutput):
         derivative by f is -(1 - p); TRAK takes its size, the diagonal of Q (Section 3.4). It is
         `sigmoid(-f)`, which unlike 1 minus a softmax keeps its digits where p is close to 1.
 
-        Args:
-            model: The classifier.
-            weights: All parameters by name.
-            buffers: All buffers by name.
-            batch: As in `get_output`, with a dimension B.
-
-        Returns:
-            `(B, 1)`, detached, from 0 to 1, in the dtype of the logits.
-
-        Raises:
-            ValueError: The logits or the labels have a wrong shape.
+        The batch is that of `get_output`, with a dimension B. Returns `(B, 1)`, detached, from 0 to
+        1, in the dtype of the logits; raises ValueError for logits or labels of a wrong shape.
         """
         margins = self._margins(model, weights, buffers, batch).detach()
         return torch.sigmoid(-margins).unsqueeze(1)

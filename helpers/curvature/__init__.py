@@ -153,22 +153,8 @@ def empirical_fisher_product(
     """Multiply a vector with the empirical Fisher matrix, the mean of all `g_i g_i^T`.
 
     With labels that were drawn from the model's own probabilities in place of `targets`, its mean
-    over the draws is the Fisher matrix.
-
-    Args:
-        model: Any module that maps `(B, ...)` to predictions `(B, Y)`.
-        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors, B at least 1.
-        targets: Likewise; `None` where the loss needs none.
-        vector: `{name: parameter.shape}`. It has to be given.
-        chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
-
-    Returns:
-        `{name: parameter.shape}`, detached.
-
-    Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `vector` no dictionary of tensors.
-        ValueError: One of the refusals of the module.
+    over the draws is the Fisher matrix. The arguments, what is returned and what is raised are
+    those of `gauss_newton_product`.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
