@@ -17,7 +17,7 @@ _DIGEST = 32  # bytes of a checksum
 def bounds(count: int, size: int) -> list[slice]:
     """Divide rows into pieces of one size, at least 2; the last may have fewer, or one more.
 
-    None is a single row, which takes other kernels than a batch, and gets other last bits.
+    None is a single row: very few can take other kernels than a batch, and get other last bits.
     """
     starts = list(range(0, count, size))
     if len(starts) > 1 and count - starts[-1] == 1:

@@ -156,15 +156,15 @@ def _section(needed: Sequence[Path]) -> list[NotebookNode]:
         ),
         new_markdown_cell(ABOUT, id="colab-about"),  # folded, too
         _folded("colab-folders", FOLDERS.format(folders=json.dumps(folders))),
-        *(_file(path, source) for path, source in sources.items()),
+        *(
+            _folded(
+                "-".join(path.with_suffix("").parts),
+                f"%%writefile {path.as_posix()}\n# @title {path.as_posix()}\n{source.rstrip()}",
+            )
+            for path, source in sources.items()
+        ),
         new_markdown_cell("## Parameters", id="colab-parameters"),
     ]
-
-
-def _file(path: Path, source: str) -> NotebookNode:
-    name = path.as_posix()
-    text = f"%%writefile {name}\n# @title {name}\n{source.rstrip()}"
-    return _folded("-".join(path.with_suffix("").parts), text)
 
 
 def _folded(identity: str, source: str) -> NotebookNode:
