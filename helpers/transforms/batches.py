@@ -63,11 +63,7 @@ def _copied(value: Any) -> Any:
 
 
 def _of_parts(tree: list | tuple, parts: list[Tree], path: str) -> list | tuple:
-    """Make a list or a tuple of the same class, with other parts.
-
-    Raises:
-        TypeError: The class is one of tuples that are made of something else.
-    """
+    """Make a list or a tuple of the same class, with other parts, if the class is made of parts."""
     if isinstance(tree, list):
         changed = copy.copy(tree)
         changed[:] = parts
@@ -89,11 +85,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _complete(changed: Tree, tree: Tree, path: str) -> Tree:
-    """Return a changed tree, if no tensor in its attributes was left as it was.
-
-    Raises:
-        TypeError: One was: it is neither an item nor a field.
-    """
+    """Return a changed tree, if it left no tensor in an attribute that is no item or field."""
     before = getattr(tree, "__dict__", {})
     for name, value in getattr(changed, "__dict__", {}).items():
         if isinstance(value, Tensor) and value is before.get(name):

@@ -148,16 +148,9 @@ def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read
 def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **read: Any) -> None:
     """Check that tensors are made for results to be written into.
 
-    Args:
-        buffers: What the sentence calls a tensor; the tensor; the shape that it must have; a
-            tensor with the dtype and the device that it must have.
-        read: Models and tensors, by argument name, that are read while the buffers are written.
-
-    Raises:
-        TypeError: One is no tensor.
-        ValueError: A shape, dtype or device differs, one requires a gradient, was made in
-            inference mode or is expanded, or two of them, or one and something that is read, have
-            one storage.
+    By what the sentence calls them, `buffers` are the tensor, the shape that it must have, and a
+    tensor with the dtype and device that it must have; `read` are models and tensors that are read
+    while the buffers are written, and share no storage with them.
     """
     owners: dict[int, str] = {}
     for name, value in read.items():
@@ -198,21 +191,11 @@ def check_dtype(dtype: torch.dtype) -> None:
 def select_parameters(
     model: nn.Module, wrt: Iterable[str] | None = None, *, argument: str = "wrt"
 ) -> dict[str, Tensor]:
-    """Choose the parameters to differentiate.
+    """Choose the parameters to differentiate: all with `requires_grad`, or those named in `wrt`.
 
-    Args:
-        model: Any module.
-        wrt: Names of parameters, frozen ones too; `None` means all with `requires_grad`.
-        argument: What the caller calls `wrt`, for the sentences of its refusals.
-
-    Returns:
-        Detached parameters by name, which share their storage with the model's, in the order of
-        `wrt` or else of `model.named_parameters()`. A tied weight has one name, its first.
-
-    Raises:
-        TypeError: `wrt` is one string, or no names.
-        ValueError: `wrt` holds a name that the model does not have or a parameter of whole numbers,
-            or a layer has no shape yet.
+    Returns them detached by name, sharing their storage with the model's, in the order of `wrt` or
+    else of `model.named_parameters()`. A tied weight has one name, its first. The sentences call
+    `wrt` as the caller does, `argument`.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():

@@ -24,21 +24,10 @@ def by_loop(
     dtype: torch.dtype | None = None,
     randomness: str = "error",
 ) -> dict[str, Tensor]:
-    """Differentiate a scalar function of each sample by `params`, in plain autograd.
+    """Differentiate a scalar function of each sample by parameters, as `samples.loop` runs it.
 
-    Args:
-        function: See `helpers.transforms.samples`; returns a scalar.
-        model: Any module.
-        params: Detached tensors by parameter name.
-        batch: Tensors `(B, ...)`, at least one.
-        dtype: Of the result; `None` means that of each tensor of `params`.
-        randomness: As in `helpers.transforms.samples.loop`.
-
-    Returns:
-        `{name: (B, *shape)}`, detached; zeros where the function does not reach a parameter.
-
-    Raises:
-        ValueError: The function draws random numbers and `randomness` is `"error"`.
+    Returns `{name: (B, *shape)}`, detached, in `dtype` or each parameter's own; zeros where the
+    function does not reach a parameter.
     """
     grads = {
         name: tensor.new_zeros((len(batch[0]), *tensor.shape), dtype=dtype, requires_grad=False)

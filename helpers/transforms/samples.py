@@ -54,15 +54,9 @@ def loop(
 ) -> None:
     """Call a function for one sample after the other, in plain autograd.
 
-    Args:
-        function: See the module. It does its backward too, if there is one.
-        model: Any module.
-        names: The parameters that require a gradient.
-        batch: Tensors `(B, ...)`, at least one.
-        take: Called with the number of a sample and what the function returned for it; it may be
-            called twice for a sample, and the second time counts.
-        randomness: `"error"` refuses a function that draws random numbers; `"different"` and
-            `"same"` are as in `torch.vmap`.
+    The function does its backward too, if there is one, by the parameters of these names. `take`
+    is called with the number of a sample and what the function returned for it, for some samples
+    twice, and the second time counts.
 
     Raises:
         ValueError: The function draws random numbers, and `randomness` is `"error"`.
