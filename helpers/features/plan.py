@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from helpers.ensembles.likeness import content, facts_of
 from helpers.features.jobs import Job, collate
@@ -95,12 +96,10 @@ def _sources(*parts: object) -> dict[str, str]:
 def _of_samples(job: Job) -> Iterator[bytes]:
     count = len(job.dataset)
     for index in np.linspace(0, count - 1, min(count, _LOOKED_AT)).round().astype(int).tolist():
-        batch, leaves = collate([job.dataset[index]]), {}
-        mapped(leaves.__setitem__, batch, "")
+        leaves: dict[str, Tensor] = {}
+        mapped(leaves.__setitem__, collate([job.dataset[index]]), "")
         for path, leaf in leaves.items():
-            plain = isinstance(batch, tuple) and any(leaf is part for part in batch)
-            where = () if plain else (path,)
-            yield repr((*where, tuple(leaf.shape), leaf.dtype)).encode()
+            yield repr((path, tuple(leaf.shape), leaf.dtype)).encode()
             yield content(leaf)
 
 
