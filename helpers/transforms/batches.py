@@ -8,7 +8,7 @@ a tensor without dimensions. A `PackedSequence` counts as a leaf of B sequences,
 
 import copy
 from collections import UserDict
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from numbers import Number
@@ -53,6 +53,15 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
             object.__setattr__(changed, name, value)  # which frozen ones allow
         return _complete(changed, tree, path)
     return change(path, tree)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a value, which may be a dictionary, list or tuple of such values."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(part)
 
 
 def _copied(value: Any) -> Any:
