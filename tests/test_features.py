@@ -25,10 +25,9 @@ SMALL = ["--model", "mlp", "--samples", "77", "--k", "16", "--shard", "20", "--b
 
 def run(folder: Path, *arguments: str) -> None:
     """Run the command in this process."""
-    sys.argv = ["features", "--out", str(folder), "--device", "cpu", *(arguments or SMALL)]
     threads = torch.get_num_threads()
     try:
-        __main__.main()
+        __main__.main(["--out", str(folder), "--device", "cpu", *(arguments or SMALL)])
     finally:
         torch.set_num_threads(threads)
 
@@ -38,9 +37,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(autouse=True)
-def command_line(monkeypatch):
-    """Put the command line back, and be no process of torchrun's."""
-    monkeypatch.setattr(sys, "argv", [])
+def alone(monkeypatch):
+    """Be no process of torchrun's."""
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
 
@@ -49,9 +47,7 @@ def command_line(monkeypatch):
 def made(tmp_path_factory) -> Path:
     """Return a folder of 77 rows in shards of 20."""
     folder = tmp_path_factory.mktemp("features") / "made"
-    saved = sys.argv
     run(folder)
-    sys.argv = saved
     return folder
 
 
