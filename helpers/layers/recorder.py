@@ -71,7 +71,9 @@ def per_sample_gradients(
         if recorded:
             try:
                 found = _recorded(function, model, params, chunk, randomness)
-            except NotRecorded:
+            except Exception as error:  # whatever a model raises; the loop says if it is at fault
+                if isinstance(error, torch.AcceleratorError) or fallback.is_no_memory(error):
+                    raise  # a slower way that takes more memory is no answer to it
                 recorded = False
                 restore_random_state(before, device)
         if not recorded:
@@ -88,33 +90,6 @@ def _recorded(
     randomness: str,
 ) -> PerSampleGradients:
     """Run the function forward and backward; raise NotRecorded where that cannot be followed."""
-    try:
-        calls, dense = _run(function, model, params, batch, randomness)
-    except NotRecorded:
-        raise
-    except Exception as error:  # whatever a model can raise; the loop says if it is at fault
-        if isinstance(error, torch.AcceleratorError) or fallback.is_no_memory(error):
-            raise  # a slower way that takes more memory is no answer to it
-        raise NotRecorded("torch cannot run the model for a batch of weights") from error
-    by_name: dict[str, list[tuple[LayerCall, str]]] = {}
-    for call in calls:
-        for role, name in call.names.items():
-            by_name.setdefault(name, []).append((call, role))
-            # Autocast may have given the layer another dtype.
-            call.output_grads = call.output_grads.to(params[name].dtype)
-            if call.activations.is_floating_point():
-                call.activations = call.activations.to(params[name].dtype)
-    return PerSampleGradients(dense, by_name)
-
-
-def _run(
-    function: Callable[..., Tensor],
-    model: nn.Module,
-    params: dict[str, Tensor],
-    batch: tuple[Tensor, ...],
-    randomness: str,
-) -> tuple[list[LayerCall], dict[str, Tensor]]:
-    """Return the calls that a gradient has reached, and the gradients at the leaves."""
     size, own = len(batch[0]), dict(model.named_parameters())
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
     if any(own[name]._backward_hooks for name in params):
@@ -163,7 +138,15 @@ def _run(
         found = {*dense, *(name for call in calls for name in call.names.values())}
         if unreached := [name for name in leaves if name not in found]:
             samples.check_unreached(function, model, unreached, batch)
-    return calls, dense
+    by_name: dict[str, list[tuple[LayerCall, str]]] = {}
+    for call in calls:
+        for role, name in call.names.items():
+            by_name.setdefault(name, []).append((call, role))
+            # Autocast may have given the layer another dtype.
+            call.output_grads = call.output_grads.to(params[name].dtype)
+            if call.activations.is_floating_point():
+                call.activations = call.activations.to(params[name].dtype)
+    return PerSampleGradients(dense, by_name)
 
 
 @dataclass
