@@ -56,9 +56,7 @@ def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
     """Give the folder its plan; raise ValueError if it has another, or features without one."""
     if workers.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / NAME).exists():
-            plan.compare(folder)  # before anything in it is touched
-        else:
+        if not (folder / NAME).exists():
             there = sorted(folder.glob("features-*.npy")) + sorted(folder.glob(KERNEL))
             if there:  # somebody else's, perhaps
                 raise ValueError(
