@@ -186,7 +186,7 @@ REFUSED = {
     "the model draws random numbers": empirical(lambda z, t: F.dropout(z).sum()),
     # In a loss that cannot be batched.
     "draws random numbers (": empirical(lambda z, t: F.dropout(z * float(z[0, 0])).sum()),
-    "chunk_size must be None or a whole number, at least 1, got 0": fisher(chunk_size=0),
+    "chunk_size must be a whole number, at least 1, got 0": fisher(chunk_size=0),
     "the product must return the shapes {'0.weight': (3, 4), ": (
         lambda c, v: matrix(lambda vector: {"0.bias": vector["0.bias"]}, v)
     ),

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.limits import diagnose, entries
-from helpers.limits.diagnosis import Diagnosis
+from helpers.limits import Diagnosis, diagnose, entries
 from tests.support import wild, zoo
 from tests.support.lesson_06 import NAMES, as_seen, run, top
 from tests.support.oracle import assert_equal

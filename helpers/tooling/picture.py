@@ -19,11 +19,7 @@ WIDTH = 1200
 
 
 def compose(folder: Path = files.FOLDER) -> Image.Image:
-    """Set saved figures of lessons side by side, all of one height.
-
-    Args:
-        folder: Where the lessons are.
-    """
+    """Set saved figures of lessons side by side, all of one height."""
     figures = [_figure(folder / f"{lesson}.ipynb", cell) for lesson, cell in FIGURES]
     height, left = round(WIDTH / sum(each.width / each.height for each in figures)), 0
     picture = Image.new("RGB", (WIDTH, height), "white")

@@ -71,7 +71,7 @@ def test_cell_that_takes_too_long(desk, monkeypatch):
 REFUSED = {
     "unknown parameter": (["--params", "devcie=cuda"], "01_good.ipynb has no parameter 'devcie', "),
     "no number": (["--params", "batch_size=many"], "batch_size must be a whole number, at least 1"),
-    "too small": (["--params", "hidden=0"], "hidden must be a whole number, at least 1, got '0'"),
+    "too small": (["--params", "hidden=0"], "hidden must be a whole number, at least 1, got 0"),
     "too many": (["--params", "batch_size=1798"], "the digits are 1797 samples"),
     "dataset": (["--params", "dataset=cats"], "dataset must be 'digits' or 'random', got 'cats'"),
     "no value": (["--params", "hidden"], "a parameter is given as name=value, got 'hidden'"),
