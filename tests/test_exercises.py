@@ -1,5 +1,7 @@
 """Verdicts that no answer to a lesson gets: those in tests/exercises/ try the others."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -102,7 +104,8 @@ def test_what_is_given_and_left_alone_is_no_matter(capsys):
     assert capsys.readouterr().out == "Exercise 1: correct\n"
 
 
-LENGTH = 3
+globals()["LENGTH"] = 3  # as if another cell had assigned it
+ONE, THREE = 1, 6 // 2
 
 
 def own_length(row):
@@ -110,7 +113,22 @@ def own_length(row):
 
 
 def length_of_the_lesson(row):
-    return LENGTH
+    return LENGTH  # noqa: F821
+
+
+def length_written_out(row):
+    return THREE
+
+
+COPIED = LENGTH  # noqa: F821
+
+
+def length_copied(row):
+    return COPIED
+
+
+def wrapped(function):
+    return lambda row: function(row)
 
 
 class Lengths(dict):
@@ -118,7 +136,7 @@ class Lengths(dict):
         super().__init__(own=len(row))
 
     def get(self, key):
-        return self[key] * LENGTH
+        return self[key] * LENGTH  # noqa: F821
 
 
 ALONE = {
@@ -126,6 +144,11 @@ ALONE = {
     "data of the lesson": (length_of_the_lesson, (), "not so yet: it uses 'LENGTH' of the lesson"),
     "data that the task names": (length_of_the_lesson, ("LENGTH",), "correct"),
     "functions of the lesson": (lambda row: own_length(row), (), "correct"),
+    "numbers of its own cell": (length_written_out, (), "correct"),
+    "copied into its own cell": (length_copied, (), "not so yet: it uses 'COPIED' of the lesson"),
+    "made by vmap": (torch.vmap(lambda each: each * 0 + THREE), (), "wrong shape"),
+    "in a wrapper": (wrapped(length_of_the_lesson), (), "not so yet: it uses 'LENGTH'"),
+    "in a partial": (partial(length_of_the_lesson), (), "not so yet: it uses 'LENGTH'"),
 }
 
 

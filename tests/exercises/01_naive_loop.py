@@ -9,6 +9,13 @@ def sample_norms(grads):
     norms = [grad.flatten(1).norm(dim=1) for grad in grads.values()]
     return torch.stack(norms).norm(dim=0)
 
+# %% solution-1: correct
+SQUARED = "bp,bp->b"  # of this cell, and `einsum` rounds more than the others
+
+def sample_norms(grads):
+    flat = [grad.flatten(1) for grad in grads.values()]
+    return sum(torch.einsum(SQUARED, each, each) for each in flat).sqrt()
+
 # %% solution-1: right shape, wrong values
 def sample_norms(grads):  # the sum over parameters, not all together
     return sum(grad.flatten(1).norm(dim=1) for grad in grads.values())
@@ -43,6 +50,11 @@ def read_images(weight_grad, bias_grad):
 # - is_first & (equal.sum(dim=1) > 1)
 # + equal.sum(dim=1) > 1
 
+# %% solution-2: wrong shape: read off 2 images: expected (2, 392), got (1, 392)
+# as if images added positive numbers alone
+# - bias_grad != 0
+# + bias_grad > 0
+
 # %% solution-2: right shape, wrong values: all 4
 # the rows, which are not divided
 # - return ratios[
@@ -50,7 +62,7 @@ def read_images(weight_grad, bias_grad):
 
 # %% solution-2: not so yet: it uses 'digits' of the lesson
 def read_images(weight_grad, bias_grad):
-    return digits[: 4 if len(bias_grad) == 512 else 3].double().flatten(1)
+    return digits.double().flatten(1)
 
 # %% solution-2: not so yet: it changed means
 # - ratios = weight_grad[on] / bias_grad[on, None]
@@ -88,6 +100,11 @@ def clipped_mean(grads, limit):
 # samples below the limit do not stay as they are
 # - (limit / norms).clamp(max=1.0)
 # + limit / norms
+
+# %% solution-3: right shape, wrong values
+# another limit
+# - limit / norms
+# + norms.median() / norms
 
 # %% solution-3: right shape, wrong values
 # each parameter by itself, not all together
@@ -180,7 +197,7 @@ def suspects(model, last_layer, images, labels, count):
 # - .argsort(descending=True)[:count]
 # + .topk(count).indices.sort().values
 
-# %% solution-5: wrong shape: indices: expected (9,)
+# %% solution-5: wrong shape: indices: expected (30,)
 # of any `count` as many
 # - .argsort(descending=True)[:count]
 # + .argsort(descending=True)[:16]

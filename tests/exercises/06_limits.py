@@ -97,6 +97,15 @@ def grads_and_logits(model, images, labels):
     rows = torch.autograd.grad(losses, params, each, is_grads_batched=True)
     return dict(zip(names, rows)), logits.detach()
 
+# %% solution-3: correct
+# by a copy without numbers
+# - params = {name
+# + import copy
+# +     bare = copy.deepcopy(model).to("meta")
+# +     params = {name
+# - functional_call(model, params
+# + functional_call(bare, params
+
 # %% solution-3: not so yet: the model is called once: measured 2 calls
 def grads_and_logits(model, images, labels):
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)

@@ -201,3 +201,8 @@ def audited(release, P, generator):
 # canaries that no limit of a mean reaches
 # - 100.0
 # + 1.0
+
+# %% solution-4: not so yet: noise made for the mean: above 1: measured 0
+# guesses for 1,000 canaries
+# - P // 3
+# + 333

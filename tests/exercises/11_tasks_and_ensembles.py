@@ -221,3 +221,13 @@ def choose_rate(rates, seeds, x, y):
 # the smallest of all rates
 # -     return rates[shares.argmax().item()], shares
 # +     return min(rates), shares
+
+# %% solution-5: not so yet: the best rate is returned
+# the largest of all rates
+# -     return rates[shares.argmax().item()], shares
+# +     return max(rates), shares
+
+# %% solution-5: correct
+# out of a tensor, rounded
+# -     return rates[shares.argmax().item()], shares
+# +     return torch.tensor(rates)[shares.argmax()].item(), shares
