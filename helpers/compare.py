@@ -69,14 +69,7 @@ def check(
 ) -> pd.DataFrame:
     """Compare like `table`, and raise where the two are not equal.
 
-    Args:
-        got: As in `table`, and so is all that follows.
-        expected: `{name: (B, *shape)}`, the reference.
-        tolerance: The largest error that counts as equal.
-        batch_dims: How many dimensions stand in front of a parameter's own.
-
-    Returns:
-        The table, in which every verdict is then `True`.
+    Returns the table, in which every verdict is then `True`.
 
     Raises:
         AssertionError: There is nothing to compare; or a name is missing or not expected; else a
@@ -84,18 +77,16 @@ def check(
     """
     if not expected and not got:
         raise AssertionError("there is nothing to compare")
-    for problem, first, second in (("missing", expected, got), ("not expected", got, expected)):
-        names = [name for name in first if name not in second]
-        if names:
-            raise AssertionError(f"{problem}: {', '.join(names)}")
-    for name in expected:
-        if got[name].shape != expected[name].shape:
-            right, wrong = tuple(expected[name].shape), tuple(got[name].shape)
-            raise AssertionError(f"{name} has the wrong shape: expected {right}, got {wrong}")
     result = table(got, expected, tolerance=tolerance, batch_dims=batch_dims)
-    wrong = result[~result["equal"]]
+    wrong = result["largest error"][~result["equal"]]
+    for problem in ("missing", "not expected"):
+        if len(names := wrong.index[wrong == problem]):
+            raise AssertionError(f"{problem}: {', '.join(names)}")
+    for name, expects in wrong[wrong.str.startswith("expected")].items():
+        shape = result.loc[name, "per-sample shape"]
+        raise AssertionError(f"{name} has the wrong shape: {expects}, got {shape}")
     if len(wrong):
-        errors = ", ".join(f"{name} by {row['largest error']}" for name, row in wrong.iterrows())
+        errors = ", ".join(f"{name} by {error}" for name, error in wrong.items())
         raise AssertionError(f"right shape, wrong values: {errors} of the largest entry")
     return result
 

@@ -28,7 +28,7 @@ def load_batch(
     """
     check(dataset, batch_size)
     if dataset == "digits":
-        images, labels = _digits()
+        images, labels = load_digits()
     else:
         stream = torch.Generator().manual_seed(0)  # of its own
         images = torch.rand(batch_size, 1, 28, 28, generator=stream)
@@ -37,9 +37,18 @@ def load_batch(
 
 
 def load_digits(device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-    """Load all 1,797 handwritten digits: images `(1797, 1, 28, 28)` and labels `(1797,)`."""
-    images, labels = _digits()
-    return images.to(device), labels.to(device)
+    """Load all 1,797 handwritten digits: images `(1797, 1, 28, 28)` and labels `(1797,)`.
+
+    They are scikit-learn's, of 8 x 8 pixels with ink from 0 to 16, resized. Source: Alpaydin and
+    Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
+    """
+    from sklearn import datasets
+
+    digits = datasets.load_digits()
+    images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
+    images = F.interpolate(images, size=(28, 28), mode="bicubic", align_corners=False)
+    labels = torch.tensor(digits.target, dtype=torch.int64)
+    return images.clamp(0, 1).to(device), labels.to(device)
 
 
 def check(dataset: str, batch_size: int) -> None:
@@ -50,16 +59,3 @@ def check(dataset: str, batch_size: int) -> None:
     if dataset == "digits" and batch_size > 1797:
         got = f"the digits are 1797 samples, and {batch_size} were asked for"
         raise ValueError(f"{got}: choose at most 1797, or dataset 'random'")
-
-
-def _digits() -> tuple[Tensor, Tensor]:
-    """Read scikit-learn's bundled digits (8 x 8, ink 0 to 16) and resize them to 28 x 28.
-
-    Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
-    """
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
-    images = F.interpolate(images, size=(28, 28), mode="bicubic", align_corners=False)
-    return images.clamp(0, 1), torch.tensor(digits.target, dtype=torch.int64)

@@ -61,7 +61,9 @@ class AbstractGradientComputer(ABC):
     ) -> None:
         checks.check_dtype(dtype)
         checks.check_options(chunk_size)
-        _check_task(task)
+        for method in ("get_output", "get_out_to_loss_grad"):  # of another package, perhaps
+            if not callable(getattr(task, method, None)):
+                raise TypeError(f"task must have the method {method}, got {type(task).__name__}")
         self.task = task
         self.grad_dim = grad_dim
         self.dtype = dtype
@@ -268,16 +270,5 @@ class IterativeGradientComputer(AbstractGradientComputer):
 
 
 def _differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Make a function of parameters one that could be differentiated by them.
-
-    Nothing is pulled back: under differentiation, recurrent layers take a path that `vmap` can
-    transform, and else one that it cannot.
-    """
+    """Differentiate a function and pull nothing back: so recurrent layers can be batched."""
     return lambda params, *rest: vjp(lambda own: function(own, *rest), params)[0]
-
-
-def _check_task(task: AbstractModelOutput) -> None:
-    """Check that a task is one, as one of another package is that has the two methods."""
-    for method in ("get_output", "get_out_to_loss_grad"):
-        if not callable(getattr(task, method, None)):
-            raise TypeError(f"task must have the method {method}, got {type(task).__name__}")

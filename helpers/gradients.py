@@ -236,12 +236,7 @@ def prepare(
 
 
 def sample_loss(loss_fn: LossFn, batch: Batch) -> Callable[..., Tensor]:
-    """Make the loss a function of one sample, as `helpers.transforms.samples` takes it.
-
-    Args:
-        loss_fn: `loss_fn(predictions, targets)`.
-        batch: Of data and targets, which says what their leaves are.
-    """
+    """Make the loss a function of one sample's leaves, as `helpers.transforms.samples` takes it."""
 
     def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
         data, targets = batch.of_one(sample)

@@ -213,29 +213,11 @@ def _output_count(outputs: Tensor) -> int:
 
 
 def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
-    """Return Jacobians that hold no number, for the sizes that they have.
-
-    Args:
-        model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
-        batch: Its first sample is run, or one of zeros.
-        size: How many samples they are of.
-
-    Returns:
-        `(size, Y, P)`, where `size` or P is 0.
-    """
+    """Return Jacobians `(size, Y, P)` without a number; a sample, or zeros, is run to find Y."""
     leaves = [leaf[0].clone() for leaf in batch.leaves] if len(batch) else batch.zeros()
     sample, *_ = batch.of_one(leaves)
-    # Nobody asked for this run, so it leaves nothing in the model's classes either.
-    kinds = {type(module) for module in model.modules()}
-    kept = [(kind, dict(vars(kind))) for kind in kinds if not kind.__module__.startswith("torch.")]
     # A forward may differentiate itself.
     with preserved(model, checks.select_parameters(model)), torch.enable_grad():
         outputs = batches.call(model, sample)
-    for kind, attributes in kept:
-        for name in [name for name in vars(kind) if name not in attributes]:
-            delattr(kind, name)
-        for name, value in attributes.items():
-            if vars(kind)[name] is not value:
-                setattr(kind, name, value)
     shape = (size, _output_count(outputs), _count(checks.select_parameters(model)))
     return outputs.detach().new_zeros(shape)

@@ -4,6 +4,7 @@ torch ships `functorch` as deprecated and may drop it. `functorch()` returns tor
 long as it is there, and else this one, whose functions have the same names, arguments and results.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -29,18 +30,8 @@ def functorch() -> ModuleType:
     try:
         import functorch
     except ImportError:
-        return _stand_in()
-    return functorch if hasattr(functorch, "make_functional") else _stand_in()
-
-
-def _stand_in() -> ModuleType:
-    """Make a module of what this one has of functorch's."""
-    module = ModuleType("functorch")
-    module.vmap, module.grad = vmap, grad
-    module.make_functional = make_functional
-    module.make_functional_with_buffers = make_functional_with_buffers
-    module.combine_state_for_ensemble = combine_state_for_ensemble
-    return module
+        return sys.modules[__name__]
+    return functorch if hasattr(functorch, "make_functional") else sys.modules[__name__]
 
 
 class FunctionalModuleWithBuffers(nn.Module):
@@ -88,7 +79,12 @@ def make_functional_with_buffers(
     Returns:
         `fmodel`, called as `fmodel(params, buffers, *args)`; the parameters; the buffers.
     """
-    return FunctionalModuleWithBuffers(model), *_copies(model, disable_autograd_tracking)
+    params = tuple(
+        nn.Parameter(each.detach().clone(), each.requires_grad and not disable_autograd_tracking)
+        for each in model.parameters()
+    )
+    buffers = tuple(buffer.detach().clone() for buffer in model.buffers())
+    return FunctionalModuleWithBuffers(model), params, buffers
 
 
 def make_functional(
@@ -106,12 +102,12 @@ def make_functional(
     Raises:
         RuntimeError: The model has buffers.
     """
-    if next(model.buffers(), None) is not None:
+    _, params, buffers = make_functional_with_buffers(model, disable_autograd_tracking)
+    if buffers:
         raise RuntimeError(
             "make_functional(model): `model` has buffers. "
             "Please use make_functional_with_buffers(model) instead."
         )
-    params, _ = _copies(model, disable_autograd_tracking)
     return FunctionalModule(model), params
 
 
@@ -137,23 +133,10 @@ def combine_state_for_ensemble(
     for what, holds in expected.items():
         if not holds:
             raise RuntimeError(f"combine_state_for_ensemble: Expected {what}.")
-    copies = [_copies(model, True) for model in models]
+    copies = [make_functional_with_buffers(model, True) for model in models]
+    (fmodel, *_), *kinds = zip(*copies, strict=True)
     params, buffers = (
         tuple(torch.stack(tensors).detach() for tensors in zip(*kind, strict=True))
-        for kind in zip(*copies, strict=True)
+        for kind in kinds
     )
-    return FunctionalModuleWithBuffers(models[0]), params, buffers
-
-
-def _copies(
-    model: nn.Module, disable_autograd_tracking: bool
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Copy parameters and buffers, parameters with or without `requires_grad`."""
-    params = tuple(
-        nn.Parameter(
-            parameter.detach().clone(),
-            requires_grad=parameter.requires_grad and not disable_autograd_tracking,
-        )
-        for parameter in model.parameters()
-    )
-    return params, tuple(buffer.detach().clone() for buffer in model.buffers())
+    return fmodel, params, buffers

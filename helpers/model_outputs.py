@@ -58,13 +58,10 @@ class AbstractModelOutput(ABC):
 
 
 class _Margin(AbstractModelOutput):
-    """The margin of a classifier; subclasses say how the model is called."""
+    """The margin of a classifier."""
 
-    @abstractmethod
-    def _logits(
-        self, model: nn.Module, weights: Tensors, buffers: Tensors, *inputs: Tensor
-    ) -> Tensor:
-        """Run the model on inputs `(B, ...)`; return logits `(B, C)`."""
+    keywords: tuple[str, ...] = ()
+    """What the model calls its inputs; it gets them by position where it has no names for them."""
 
     def _margins(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
@@ -72,7 +69,9 @@ class _Margin(AbstractModelOutput):
         """Compute `(B,)`: the label's logit minus the logsumexp of the others."""
         *inputs, labels = batch
         _check_labels(labels)
-        outputs = self._logits(model, weights, buffers, *inputs)
+        named = dict(zip(self.keywords, inputs, strict=True)) if self.keywords else {}
+        args = () if named else tuple(inputs)
+        outputs = functional_call(model, (weights, buffers), args, named)
         logits = _check_logits(getattr(outputs, "logits", outputs))  # as of transformers
         # Not `logits[range(B), labels]`, which `vmap` over `grad` cannot transform.
         own = logits.gather(1, labels.long()[:, None]).squeeze(1)
@@ -94,17 +93,8 @@ class _Margin(AbstractModelOutput):
         derivative by f is -(1 - p); TRAK takes its size, the diagonal of Q (Section 3.4). It is
         `sigmoid(-f)`, which unlike 1 minus a softmax keeps its digits where p is close to 1.
 
-        Args:
-            model: The classifier.
-            weights: All parameters by name.
-            buffers: All buffers by name.
-            batch: As in `get_output`, with a dimension B.
-
-        Returns:
-            `(B, 1)`, detached, from 0 to 1, in the dtype of the logits.
-
-        Raises:
-            ValueError: The logits or the labels have a wrong shape.
+        The batch is that of `get_output`, with a dimension B. Returns `(B, 1)`, detached, from 0 to
+        1, in the dtype of the logits; raises ValueError for logits or labels of a wrong shape.
         """
         margins = self._margins(model, weights, buffers, batch).detach()
         return torch.sigmoid(-margins).unsqueeze(1)
@@ -133,17 +123,11 @@ class ImageClassificationModelOutput(_Margin):
         """
         return self._output(model, weights, buffers, (image, label))
 
-    def _logits(
-        self, model: nn.Module, weights: Tensors, buffers: Tensors, images: Tensor
-    ) -> Tensor:
-        return functional_call(model, (weights, buffers), (images,))
-
 
 class TextClassificationModelOutput(_Margin):
-    """The margin of a text classifier, called with three keywords (TRAK, Section 3.3).
+    """The margin of a text classifier, called with three keywords as BERT (TRAK, Section 3.3)."""
 
-    They are `input_ids`, `token_type_ids` and `attention_mask`, as in BERT.
-    """
+    keywords = ("input_ids", "token_type_ids", "attention_mask")
 
     def get_output(
         self,
@@ -175,13 +159,6 @@ class TextClassificationModelOutput(_Margin):
         """
         sample = (input_ids, token_type_ids, attention_mask, label)
         return self._output(model, weights, buffers, sample)
-
-    def _logits(
-        self, model: nn.Module, weights: Tensors, buffers: Tensors, *inputs: Tensor
-    ) -> Tensor:
-        names = ("input_ids", "token_type_ids", "attention_mask")
-        keywords = dict(zip(names, inputs, strict=True))
-        return functional_call(model, (weights, buffers), (), keywords)
 
 
 def _check_logits(logits: Tensor) -> Tensor:

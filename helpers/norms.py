@@ -83,9 +83,10 @@ def gradient_norms(
         >>> gradient_norms(model, nn.functional.mse_loss, data, targets)  # (0 - 1)^2 rises by 2
         tensor([2., 2.])
     """
-    params, batch = _prepare(model, data, targets, wrt, chunk_size, randomness)
+    given = model, loss_fn, data, targets, wrt, chunk_size, randomness
+    params, batch, chunks = _prepare(*given)
     result = torch.zeros(len(batch), dtype=_dtype(params), device=batch.leaves[0].device)
-    for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
+    for part, found in chunks:
         own = _reduce(params, found, len(result[part])).norms
         odd = ~((own >= SMALL**2) & own.isfinite())
         if odd.any():
@@ -152,15 +153,12 @@ def clipped_sum(
     """
     if not is_real(limit) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
-    params, batch = _prepare(model, data, targets, wrt, chunk_size, randomness)
-    if mask is not None:
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(batch),):
-            raise ValueError("mask must be a boolean tensor (B,), True for each sample that counts")
-        batch = batch[mask]
+    given = model, loss_fn, data, targets, wrt, chunk_size, randomness
+    params, batch, chunks = _prepare(*given, mask)
     result = {n: torch.zeros_like(t, dtype=wide(t.dtype)) for n, t in params.items()}
     eps = max((torch.finfo(total.dtype).eps for total in result.values()), default=0.0)
     limit = float(limit) * (1 - _ROUNDINGS * eps)
-    for part, found in _chunks(model, loss_fn, batch, params, chunk_size, randomness):
+    for part, found in chunks:
         reduced = _reduce(params, found, len(batch.leaves[0][part]), keep=True)
         odd = ~reduced.norms.isfinite() | (limit < SMALL)
         if odd.any():
@@ -255,22 +253,6 @@ def _dense(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tup
             yield name, gradient.reshape(-1, tensor.numel())
 
 
-def _chunks(
-    model: nn.Module,
-    loss_fn: LossFn,
-    batch: Batch,
-    params: dict[str, Tensor],
-    chunk_size: int | str | None,
-    randomness: str,
-) -> Iterator[tuple[slice, PerSampleGradients]]:
-    """Differentiate one chunk after the other."""
-    if not len(batch) or not params:
-        return iter(())
-    step = _estimated(batch, params) if chunk_size == "auto" else chunk_size
-    loss = gradients.sample_loss(loss_fn, batch)
-    return per_sample_gradients(loss, model, params, batch.leaves, step, randomness=randomness)
-
-
 def _estimated(batch: Batch, params: dict[str, Tensor]) -> int:
     """Estimate how many samples fit into the memory that a chunk is meant to take.
 
@@ -288,16 +270,26 @@ def _estimated(batch: Batch, params: dict[str, Tensor]) -> int:
 
 def _prepare(
     model: nn.Module,
+    loss_fn: LossFn,
     data: Tree,
     targets: Tree,
     wrt: Iterable[str] | None,
     chunk_size: int | str | None,
     randomness: str,
-) -> tuple[dict[str, Tensor], Batch]:
-    """Check the input, choose the parameters, and take the batch apart."""
-    prepared = gradients.prepare(model, data, targets, wrt)
+    mask: Tensor | None = None,
+) -> tuple[dict[str, Tensor], Batch, Iterator[tuple[slice, PerSampleGradients]]]:
+    """Check the input; choose the parameters and the samples; differentiate chunk by chunk."""
+    params, batch = gradients.prepare(model, data, targets, wrt)
     checks.check_options(None if chunk_size == "auto" else chunk_size, randomness)
-    return prepared
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(batch),):
+            raise ValueError("mask must be a boolean tensor (B,), True for each sample that counts")
+        batch = batch[mask]
+    if not len(batch) or not params:
+        return params, batch, iter(())
+    step = _estimated(batch, params) if chunk_size == "auto" else chunk_size
+    loss, options = gradients.sample_loss(loss_fn, batch), {"randomness": randomness}
+    return params, batch, per_sample_gradients(loss, model, params, batch.leaves, step, **options)
 
 
 def _dtype(params: dict[str, Tensor]) -> torch.dtype:

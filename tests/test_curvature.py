@@ -99,13 +99,19 @@ class Branching(nn.Linear):
         return super().forward(inputs) if float(inputs.sum()) else inputs
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("chunk_size", [1, None])
-@pytest.mark.parametrize("layer", [nn.Linear, Branching])
+@pytest.mark.parametrize(
+    ("layer", "chunk_size", "dtype"),
+    [
+        (nn.Linear, 1, torch.bfloat16),
+        (nn.Linear, None, torch.float16),
+        (Branching, 1, torch.float16),
+        (Branching, None, torch.bfloat16),
+    ],
+)
 def test_means_in_half_precision_are_rounded_once(layer, chunk_size, dtype):
     """Every sample gives 128: a sum in bfloat16 stops to grow, and one in float16 overflows."""
     model = layer(1, 1, bias=False).to(dtype)
-    data, targets = torch.full((1000, 1), 8, dtype=dtype), torch.zeros(1000, 1, dtype=dtype)
+    data, targets = torch.full((600, 1), 8, dtype=dtype), torch.zeros(600, 1, dtype=dtype)
     vector = {"weight": torch.ones(1, 1, dtype=dtype)}
     args, options = (model, F.mse_loss, data, targets), {"chunk_size": chunk_size}
     product = functools.partial(gauss_newton_product, *args, **options)
@@ -180,7 +186,7 @@ REFUSED = {
     "the model draws random numbers": empirical(lambda z, t: F.dropout(z).sum()),
     # In a loss that cannot be batched.
     "draws random numbers (": empirical(lambda z, t: F.dropout(z * float(z[0, 0])).sum()),
-    "chunk_size must be None or a whole number, at least 1, got 0": fisher(chunk_size=0),
+    "chunk_size must be a whole number, at least 1, got 0": fisher(chunk_size=0),
     "the product must return the shapes {'0.weight': (3, 4), ": (
         lambda c, v: matrix(lambda vector: {"0.bias": vector["0.bias"]}, v)
     ),

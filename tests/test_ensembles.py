@@ -375,7 +375,7 @@ OF_TRAINING: dict[str, dict[str, object]] = {
     f"{NUMBERS} -1 to -1": {"order": torch.full((3, 1, 4), -1)},
     "lr must be one number or 3, one for each network, got (2,)": {"lr": torch.ones(2)},
     "weight_decay must be one number or 3": {"weight_decay": torch.ones(3, 1)},
-    "chunk_size must be None or a whole number": {"chunk_size": 0},
+    "chunk_size must be a whole number": {"chunk_size": 0},
     "randomness must be": {"randomness": "some"},
     "loss_fn must return a scalar": {"loss_fn": lambda z, t: z[:, 0]},
     "data and targets must have one batch size, got 24 and 5": {"targets": torch.zeros(5)},

@@ -166,7 +166,7 @@ def make_one(kind, **changes: object) -> AbstractGradientComputer:
 
 
 HAS = "which is no parameter of this model: it has weight, bias"
-CHUNK = "chunk_size must be None or a whole number, at least 1, got"
+CHUNK = "chunk_size must be a whole number, at least 1, got"
 DIM = "but the parameters to differentiate have"
 FLOATING = "dtype must be floating point, such as torch.float32, got"
 SETTINGS: dict[str, dict[str, object]] = {

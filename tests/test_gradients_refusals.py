@@ -102,7 +102,7 @@ def test_a_call_is_refused(words, function):
     assert not hasattr(raised.value, "__notes__"), "it is no fault of the model"
 
 
-CHUNK = "chunk_size must be None or a whole number, at least 1, got"
+CHUNK = "chunk_size must be a whole number, at least 1, got"
 RANDOMNESS = "randomness must be 'error', 'different' or 'same', got"
 
 

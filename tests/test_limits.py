@@ -29,6 +29,8 @@ def test_words_of_symptom_cause_and_way_out_lead_to_an_entry():
     assert found("SPARSE_") == []
     assert "item" in found("makes one python number")
     assert "random-draws" in found('`randomness="different"` to train')
+    assert found("which Jacobian backend") == ["jacobian-backends"]
+    assert found("scale of gradients") == ["projection-too-large"]
     assert find("no such words") == "No entry of lesson 6 holds `no such words`."
 
 

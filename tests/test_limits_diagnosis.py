@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.limits import diagnose, entries
-from helpers.limits.diagnosis import Diagnosis
+from helpers.limits import Diagnosis, diagnose, entries
 from tests.support import wild, zoo
 from tests.support.lesson_06 import NAMES, as_seen, run, top
 from tests.support.oracle import assert_equal
@@ -32,7 +31,7 @@ autograd-grad-under-vmap requires-grad-is-false cond-under-grad recurrent-rule e
 padding-without-a-mask sample-not-finite opacus-not-initialized opacus-gradients-not-cleared
 opacus-wrapper diagonal-of-the-hessian attention-mask out-of-memory hook-called-once
 forward-mode-sharded compiled-forward-mode compiled-custom-backward opacus-tied-weights
-opacus-mean-of-tokens projection-too-large"""
+opacus-mean-of-tokens projection-too-large jacobian-backends"""
 IN_THE_CALL = IN_THE_CALL.split()
 # What an entry's first cell shows to be wrong; by default the first of these.
 USUAL = "broken, F.cross_entropy, images, labels"

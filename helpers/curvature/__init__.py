@@ -38,6 +38,7 @@ from helpers.curvature import passes
 from helpers.curvature.parameter_vectors import Vector, check_dictionary, check_returned
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree
+from helpers.transforms.numbers import check_count
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -212,9 +213,7 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
                 [0., 2.]])
     """
     check_dictionary("like", like)
-    if chunk_size is None:
-        raise ValueError("chunk_size must be a whole number, at least 1, got None")
-    checks.check_options(chunk_size)
+    check_count("chunk_size", chunk_size)
     sizes = [tensor.numel() for tensor in like.values()]
     if not sum(sizes):
         raise ValueError("like must hold a parameter at least, got none")

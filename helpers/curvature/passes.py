@@ -1,6 +1,6 @@
 """From the parameters to the outputs of a model, and back: what all products are made of."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,18 @@ def mean(
     dtypes = {name: tensor.dtype for name, tensor in vector.items()}
     vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
+    step, transformable = chunk_size or len(batch), True
     with samples.slow_operations_named():
-        for product in _products(model, batch, vector, chunk_size or len(batch), weigh, loss):
+        for chunk in (batch[start : start + step] for start in range(0, len(batch), step)):
+            if transformable:
+                try:
+                    product = _transformed(model, chunk, vector, weigh, loss)
+                except Exception as error:  # whatever a model can raise; below it is raised again
+                    if fallback.is_no_memory(error):
+                        raise
+                    transformable = False
+            if not transformable:
+                product = _by_jacobians(model, chunk, vector, weigh, loss)
             total = {name: tensor + product[name] for name, tensor in total.items()}
     return {name: (tensor / len(batch)).to(dtypes[name]) for name, tensor in total.items()}
 
@@ -49,34 +59,6 @@ def mean(
 def _wide(tensor: Tensor) -> Tensor:
     """Return a tensor in the dtype in which numbers are added up, indices as they are."""
     return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
-
-
-def _products(
-    model: nn.Module,
-    batch: Batch,
-    vector: Vector,
-    step: int,
-    weigh: Weigh,
-    loss: Callable[..., Tensor] | None,
-) -> Iterator[Vector]:
-    """Yield for each chunk the sum over its samples, by `vjp`, or else by Jacobians."""
-    transformable = True
-    for start in range(0, len(batch), step):
-        chunk = batch[start : start + step]
-        if transformable:
-            try:
-                product = _transformed(model, chunk, vector, weigh, loss)
-            except Exception as error:  # whatever a model can raise; below it is raised again
-                if fallback.is_no_memory(error):
-                    raise
-                transformable = False
-        if not transformable:
-            product = (
-                _by_gradients(model, chunk, vector, loss)
-                if loss
-                else _by_jacobians(model, chunk, vector, weigh)
-            )
-        yield product
 
 
 def _transformed(
@@ -111,32 +93,32 @@ def _transformed(
     return {name: tensor.detach() for name, tensor in product.items()}
 
 
-def _by_gradients(
-    model: nn.Module, chunk: Batch, vector: Vector, loss: Callable[..., Tensor]
+def _by_jacobians(
+    model: nn.Module,
+    chunk: Batch,
+    vector: Vector,
+    weigh: Weigh,
+    loss: Callable[..., Tensor] | None,
 ) -> Vector:
-    """Do the same with the gradients of the chunk, `{name: (B, *shape)}`."""
-    params = checks.select_parameters(model, vector)
-    found = derivatives.by_loop(loss, model, params, chunk.leaves)
-    grads = {name: _wide(gradient) for name, gradient in found.items()}
-    pushed = sum(
-        torch.einsum("bp,p->b", g.reshape(len(g), -1), vector[n].flatten())
-        for n, g in grads.items()
-    )
-    return {name: torch.einsum("b...,b->...", g, pushed) for name, g in grads.items()}
-
-
-def _by_jacobians(model: nn.Module, chunk: Batch, vector: Vector, weigh: Weigh) -> Vector:
-    """Do the same with the Jacobians of the chunk, `(B, Y, P)`."""
-    every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, chunk), model)
-    blocks = {name: _wide(every[name]) for name in vector}
+    """Do the same with Jacobians of the chunk, `(B, Y, *shape)`; of a loss, Y is 1."""
+    if loss:
+        found = derivatives.by_loop(
+            loss, model, checks.select_parameters(model, vector), chunk.leaves
+        )
+        blocks = {name: _wide(gradient)[:, None] for name, gradient in found.items()}
+    else:
+        every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, chunk), model)
+        blocks = {name: _wide(every[name]) for name in vector}
     pushed = sum(
         torch.einsum("byp,p->by", block.reshape(*block.shape[:2], -1), vector[name].reshape(-1))
         for name, block in blocks.items()
     )
-    outputs: list[Tensor] = [pushed] * len(chunk)
-    samples.loop(_outputs(chunk), model, every, chunk.leaves, outputs.__setitem__)
-    sample = [leaf if isinstance(leaf, Sequences) else _wide(leaf) for leaf in chunk.leaves]
-    weighed = each(weigh, _wide(torch.stack(outputs).detach()), pushed, *sample)
+    weighed = pushed
+    if not loss:
+        outputs: list[Tensor] = [pushed] * len(chunk)
+        samples.loop(_outputs(chunk), model, every, chunk.leaves, outputs.__setitem__)
+        sample = [leaf if isinstance(leaf, Sequences) else _wide(leaf) for leaf in chunk.leaves]
+        weighed = each(weigh, _wide(torch.stack(outputs).detach()), pushed, *sample)
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
 
 
@@ -159,11 +141,7 @@ def _of_one(outputs: Tensor) -> Tensor:
 
 
 def each(function: Callable[..., Tensor], *batch: Tensor | Sequences) -> Tensor:
-    """Call a function for each sample: with `vmap`, or in a loop if it cannot be transformed.
-
-    Raises:
-        ValueError: The function draws random numbers.
-    """
+    """Call a function for each sample: with `vmap`, or in a loop if it cannot be transformed."""
     device = batch[0].device
     before = randomness.random_state(device)
     try:

@@ -16,11 +16,7 @@ _OF_EVERY_MODULE = {*vars(nn.Module()), "_torchdynamo_wrapper_id"}
 
 
 def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
-    """Collect the parameters and buffers of networks that one structure can stand for.
-
-    Raises:
-        ValueError: As in `helpers.ensembles.stack`.
-    """
+    """Collect the parameters and buffers of networks that one structure can stand for."""
     owners: dict[int, tuple[int, str]] = {}
     tensors = []
     for index, model in enumerate(models):
@@ -48,11 +44,10 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
 
 
 def facts_of(model: nn.Module) -> dict[str, str]:
-    """Describe what a model is besides the numbers in its parameters and buffers.
+    """Describe what a model is besides the numbers in its parameters and buffers, by place.
 
-    Returns:
-        By place, a text that is the same in every process: classes, modes, shapes and ties; of
-        other attributes numbers, texts, tensors, and the names of functions.
+    The texts are the same in every process: classes, modes, shapes and ties; of other attributes
+    numbers, texts, tensors, and the names of functions.
     """
     facts = {}
     first = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,9 +14,9 @@ from helpers.features.workers import Workers
 from helpers.models import MODELS
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Compute the features that the command line asks for."""
-    chosen = _arguments()
+    chosen = _chosen(arguments)
     try:
         torch.set_num_threads(chosen.threads)
         device = _device(chosen.device)
@@ -36,7 +36,7 @@ def main() -> None:
         print(done)
 
 
-def _arguments() -> argparse.Namespace:
+def _chosen(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m helpers.features", allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, help="the folder")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -50,7 +50,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=_at_least(2), default=64, help="samples at a time")
     parser.add_argument("--threads", type=_at_least(1), default=1, help="of each process")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     if (chosen.samples is None) == (chosen.model is not None):
         parser.error("--samples goes with --model: a job brings its own samples")
     return chosen

@@ -42,18 +42,7 @@ class Job:
 
 
 def collate(samples: Sequence[Given]) -> Given:
-    """Make a batch of samples.
-
-    Args:
-        samples: Tuples or mappings of tensors, arrays or numbers, or of trees of them, alike in
-            shape.
-
-    Returns:
-        Tensors `(B, ...)`, as `torch.utils.data.default_collate` makes them.
-
-    Raises:
-        TypeError: A sample is neither such a tuple nor such a mapping.
-    """
+    """Make a batch `(B, ...)` of samples, tuples or mappings; raise TypeError for others."""
     batch = default_collate(list(samples))
 
     def check(path: str, leaf: Any) -> Tensor:
@@ -69,13 +58,9 @@ def collate(samples: Sequence[Given]) -> Given:
 
 
 def on_digits(model: str, samples: int, seed: int, device: torch.device) -> Job:
-    """Make the job of one of the collection's networks, as it is initialised from a seed.
+    """Make the job of one of `helpers.models.MODELS`, with the weights of a seed, on N digits.
 
-    Args:
-        model: One of `helpers.models.MODELS`.
-        samples: N, how many digits; again from the first when there are no more of them.
-        seed: Of the weights.
-        device: Where the model computes.
+    Where there are no more digits, they are taken again from the first.
     """
     torch.manual_seed(seed)
     network = MODELS[model]().to(device)
@@ -87,15 +72,7 @@ def on_digits(model: str, samples: int, seed: int, device: torch.device) -> Job:
 
 
 def load(name: str) -> Job:
-    """Make the job that a function returns.
-
-    Args:
-        name: `package.module:function`; the module is found in the working directory or where
-            Python finds modules.
-
-    Raises:
-        ValueError: The name is none of that form.
-    """
+    """Make the job of `package.module:function`, from the working directory or an import."""
     module, _, function = name.partition(":")
     if not function:
         raise ValueError(f"job must be package.module:function, got {name!r}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from helpers.ensembles.likeness import content, facts_of
 from helpers.features.jobs import Job, collate
@@ -23,7 +24,7 @@ _LOOKED_AT = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the numbers of the features depend on."""
+    """What the numbers of the features depend on, as far as it is looked at."""
 
     weights: str  # hash of computer and task, of the model's layers, tensors and source code
     data: str  # hash of the samples: of all, or of 4,096 spread evenly over more
@@ -53,25 +54,12 @@ class Plan:
 
 
 def read(folder: Path) -> Plan:
-    """Read the plan of a folder.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
+    """Read the plan of a folder."""
     return Plan(**json.loads((folder / NAME).read_text()))
 
 
 def make(job: Job, **options: object) -> Plan:
-    """Make the plan of a job.
-
-    Args:
-        job: What is computed.
-        options: The fields of `Plan` that the job does not say.
-
-    Raises:
-        TypeError: A sample is no tuple or mapping of tensors and numbers.
-        ValueError: The model lies in several processes: each is to have all of its weights.
-    """
+    """Make the plan of a job; `options` are the fields that the job does not say."""
     checks.check_one_process(job.computer.model)
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
     return Plan(
@@ -108,12 +96,10 @@ def _sources(*parts: object) -> dict[str, str]:
 def _of_samples(job: Job) -> Iterator[bytes]:
     count = len(job.dataset)
     for index in np.linspace(0, count - 1, min(count, _LOOKED_AT)).round().astype(int).tolist():
-        batch, leaves = collate([job.dataset[index]]), {}
-        mapped(leaves.__setitem__, batch, "")
+        leaves: dict[str, Tensor] = {}
+        mapped(leaves.__setitem__, collate([job.dataset[index]]), "")
         for path, leaf in leaves.items():
-            plain = isinstance(batch, tuple) and any(leaf is part for part in batch)
-            where = () if plain else (path,)
-            yield repr((*where, tuple(leaf.shape), leaf.dtype)).encode()
+            yield repr((path, tuple(leaf.shape), leaf.dtype)).encode()
             yield content(leaf)
 
 

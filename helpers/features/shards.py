@@ -1,10 +1,8 @@
 """Rows of features in files, one a shard, that are there whole or not at all."""
 
-import glob
 import hashlib
 import io
 import os
-import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,14 +15,10 @@ _DIGEST = 32  # bytes of a checksum
 
 
 def bounds(count: int, size: int) -> list[slice]:
-    """Divide rows, or a part of them, into pieces of one size; none is a single row.
+    """Divide rows into pieces of one size, at least 2; the last may have fewer, or one more.
 
-    A single row takes other kernels than a batch, and gets other last bits. So what is left over
-    goes with the piece before it if it is one row.
-
-    Args:
-        count: How many rows.
-        size: How many a piece has, at least 2. The last may have fewer, or one more.
+    Very few rows can take other kernels than a batch, and get other last bits; one row most often
+    does. So one row that is left over goes with the piece before it.
     """
     starts = list(range(0, count, size))
     if len(starts) > 1 and count - starts[-1] == 1:
@@ -47,7 +41,7 @@ def write_whole(file: Path, content: bytes) -> None:
     """
     if file.exists() and file.read_bytes() == content:
         return
-    draft = file.with_name(f".{file.name}.draft-{platform.node()}-{os.getpid()}")
+    draft = file.with_name(f".{file.name}.draft")  # as after a kill: the next run writes over it
     try:
         with draft.open("wb") as opened:
             opened.write(content)
@@ -79,12 +73,7 @@ def _checksum(file: Path, content: bytes) -> bytes:
 
 
 def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndarray:
-    """Read a shard.
-
-    Args:
-        file: Where it lies.
-        shape: `(rows, k)`, as the plan says.
-        mapped: Whether to read only what is asked for later, without a look at the checksum.
+    """Read a shard `(rows, k)`; `mapped` reads what is asked for later, and no checksum.
 
     Raises:
         ValueError: It is damaged, not the one that was written, or has another shape.
@@ -103,24 +92,6 @@ def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndar
             "remove it, and run the command that wrote it again"
         )
     return rows
-
-
-def remove_drafts(folder: Path) -> None:
-    """Remove what processes of this machine that are no more have left half written."""
-    for draft in folder.glob(f".*.npy*.draft-{glob.escape(platform.node())}-*"):
-        process = draft.name.rpartition("-")[2]
-        if process.isdecimal() and os.name == "posix" and not _runs(int(process)):
-            draft.unlink(missing_ok=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # asks, and does nothing
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is somebody else's
-        pass
-    return True
 
 
 class Features:

@@ -23,16 +23,7 @@ _BITS = 62  # of an int64 that a sum may use
 
 
 def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> str:
-    """Compute what is missing in a folder.
-
-    Args:
-        job: What is computed.
-        folder: Where to; it is made.
-        plan: Of that job. The folder gets it, or must have it.
-        workers: The processes that share the work.
-
-    Returns:
-        A sentence on what was done.
+    """Compute what is missing in a folder, which gets the plan or must have it; say what was done.
 
     Raises:
         ValueError: The folder is of another plan, or holds features without one; a shard in it is
@@ -65,10 +56,7 @@ def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
     """Give the folder its plan; raise ValueError if it has another, or features without one."""
     if workers.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / NAME).exists():
-            plan.compare(folder)  # before anything in it is touched
-            shards.remove_drafts(folder)
-        else:
+        if not (folder / NAME).exists():
             there = sorted(folder.glob("features-*.npy")) + sorted(folder.glob(KERNEL))
             if there:  # somebody else's, perhaps
                 raise ValueError(

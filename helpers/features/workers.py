@@ -13,17 +13,11 @@ _PATIENCE = timedelta(days=1)  # for the slowest shard of another process
 
 
 class Workers:
-    """This process among those that torchrun started; alone if it started none.
-
-    Attributes:
-        rank: Which process this is, from 0.
-        world: How many there are.
-        restarts: How often torchrun has started them again.
-    """
+    """This process among those that torchrun started; alone if it started none."""
 
     def __init__(self) -> None:
-        self.rank = int(os.environ.get("RANK", 0))
-        self.world = int(os.environ.get("WORLD_SIZE", 1))
+        self.rank = int(os.environ.get("RANK", 0))  # which process this is
+        self.world = int(os.environ.get("WORLD_SIZE", 1))  # how many there are
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         self._grouped = "RANK" in os.environ
         self._store: dist.Store = dist.HashStore()

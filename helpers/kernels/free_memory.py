@@ -9,18 +9,15 @@ from torch import Tensor
 def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return zeros for a kernel; raise ValueError where they do not fit into free memory."""
     size, free = math.prod(shape) * like.element_size(), _free(like.device)
-    helps = "give fewer samples, or a part of x2 at a time"
-    if free is not None and size > free:
-        raise ValueError(
-            f"the kernel {shape} would have {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are "
-            f"free: {helps}"
-        )
     try:
-        return like.new_zeros(shape)
-    except RuntimeError as error:  # where the system does not tell what is free
-        raise ValueError(
-            f"the kernel {shape} would have {size / 1e9:,.1f} GB, which are not free: {helps}"
-        ) from error
+        if free is None or size <= free:
+            return like.new_zeros(shape)
+    except RuntimeError:  # where the system does not tell what is free
+        pass
+    raise ValueError(
+        f"the kernel {shape} would have {size / 1e9:,.1f} GB, which are not free: give fewer "
+        "samples, or a part of x2 at a time"
+    )
 
 
 def check_chunk(chunk_size: int, rows: int, each: int, like: Tensor) -> None:

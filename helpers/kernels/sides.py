@@ -60,12 +60,7 @@ def linear(found: PerSampleGradients, name: str) -> Linear | None:
 
 
 def contract(left: Side, right: Side, outputs: int) -> Tensor | None:
-    """Sum the products of two sides over all parameters.
-
-    Returns:
-        `(c1, c2, Y, Y)`, in float32 or wider; `None` where no parameter reaches both sides: the
-        block is zero.
-    """
+    """Sum the products of two sides over parameters: `(c1, c2, Y, Y)`; `None` where it is zero."""
     total: Tensor | None = None
     for name in [name for name in left if name in right]:
         one, other = left[name], right[name]

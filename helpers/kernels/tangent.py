@@ -84,7 +84,9 @@ def ntk(
     if way == "vector":
         step = chunk_size or max(1, _CHUNK // (128 * _size(x1)))
         return columns.fill(model, x1, x2, kernel, step)
-    step = chunk_size or max(1, _CHUNK // (2 * _numbers(x1, outputs, dense)))
+    # What a network keeps of a sample is not known before it has run: for each output, some tens of
+    # times what the sample has.
+    step = chunk_size or max(1, _CHUNK // (2 * outputs * (dense + 64 * _size(x1)) + 2))
     step = min(step, max(len(x1), len(x2)))
     if chunk_size is not None:
         free_memory.check_chunk(
@@ -120,15 +122,6 @@ def _choose(
     if method == "structured":
         return "jacobian", count  # where no layer has such a structure
     return ("jacobian" if 2 * outputs * count <= _CHUNK else "vector"), count
-
-
-def _numbers(data: Batch, outputs: int, dense: int) -> int:
-    """Estimate how many numbers a sample takes while a side is made of it.
-
-    What a network keeps of a sample is not known before it has run: some tens of times what the
-    sample has, for each output.
-    """
-    return outputs * (dense + 64 * _size(data)) + 1
 
 
 def _size(data: Batch) -> int:

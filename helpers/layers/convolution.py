@@ -173,52 +173,30 @@ class TransposedConvolution(Convolution):
         return self._of_images(self.activations)
 
 
-def _convolution(function: Callable[..., Tensor], dims: int) -> Matcher:
+def _matcher(rule: type[Convolution], function: Callable[..., Tensor], dims: int) -> Matcher:
+    names = ["stride", "padding", "dilation", "groups"]
+    if rule is TransposedConvolution:
+        names = ["stride", "padding", "output_padding", "groups", "dilation"]
+
     def call(
         is_weight: Callable[[Any], bool],
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
+        *args: Any,
+        **named: Any,
     ) -> MatchedCall | None:
-        if isinstance(padding, str):
+        given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+        given |= {**dict(zip(names, args, strict=False)), **named}
+        if isinstance(given["padding"], str):
             return None
-        options = _each_dimension(dims, stride=stride, padding=padding, dilation=dilation)
+        options = {name: given[name] for name in ("stride", "padding", "dilation")}
+        options = {**_each_dimension(dims, **options), "groups": given["groups"]}
 
         def run(weight: Tensor, bias: Tensor | None) -> Tensor:
-            return function(input, weight, bias, **options, groups=groups)
+            return function(input, weight, bias, **given)
 
-        weights = {"weight": weight, "bias": bias}
-        return MatchedCall(Convolution, input, weights, run, {**options, "groups": groups})
-
-    return call
-
-
-def _transposed(function: Callable[..., Tensor], dims: int) -> Matcher:
-    def call(
-        is_weight: Callable[[Any], bool],
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> MatchedCall | None:
-        options = _each_dimension(dims, stride=stride, padding=padding, dilation=dilation)
-
-        def run(weight: Tensor, bias: Tensor | None) -> Tensor:
-            more = {"output_padding": output_padding, "groups": groups}
-            return function(input, weight, bias, **options, **more)
-
-        weights = {"weight": weight, "bias": bias}
-        return MatchedCall(
-            TransposedConvolution, input, weights, run, {**options, "groups": groups}
-        )
+        return MatchedCall(rule, input, {"weight": weight, "bias": bias}, run, options)
 
     return call
 
@@ -232,10 +210,7 @@ def _each_dimension(dims: int, **options: Any) -> dict[str, list[int]]:
 
 
 RULES: dict[Callable, Matcher] = {
-    F.conv1d: _convolution(F.conv1d, 1),
-    F.conv2d: _convolution(F.conv2d, 2),
-    F.conv3d: _convolution(F.conv3d, 3),
-    F.conv_transpose1d: _transposed(F.conv_transpose1d, 1),
-    F.conv_transpose2d: _transposed(F.conv_transpose2d, 2),
-    F.conv_transpose3d: _transposed(F.conv_transpose3d, 3),
+    getattr(F, f"{name}{dims}d"): _matcher(rule, getattr(F, f"{name}{dims}d"), dims)
+    for name, rule in (("conv", Convolution), ("conv_transpose", TransposedConvolution))
+    for dims in (1, 2, 3)
 }

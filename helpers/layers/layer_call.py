@@ -65,31 +65,19 @@ class LayerCall:
         return gradients
 
     def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
-        """Return the samples' gradients with both sides made smaller, without forming them.
+        """Return the samples' gradients `(B, rows, columns)` with sides made smaller, unformed.
 
-        The gradient of a weight is a matrix here, with a row for each index of its first
-        dimension.
-
-        Args:
-            role: Which weight.
-            left: Maps `(..., rows)` to `(..., fewer)`; `None` leaves the rows as they are.
-            right: The same for columns.
-
-        Returns:
-            `(B, rows, columns)`, or `None` where only the gradients themselves lead there.
+        A row is an index of the weight's first dimension. `left` maps `(..., rows)`, `right`
+        `(..., columns)` to fewer; `None` leaves a side as it is. Returns `None` where only the
+        gradients themselves lead there.
         """
         return None
 
     def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`.
 
-        Args:
-            role: "weight" or "bias".
-            then_total: Whether a sum of the gradients is asked for next, to which the gradients
-                themselves, once they are there, are a short way.
-
-        Returns:
-            `None` where the gradients themselves are the cheaper way to them, or the exact one.
+        Returns `None` where the gradients themselves are the cheaper way to them, or the exact
+        one. They are cheaper, too, for a sum that is asked for next, `then_total`.
         """
         raise NotImplementedError
 
@@ -137,14 +125,11 @@ def weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
 def unless_lost(
     squares: Tensor, largest: Tensor, sides: tuple[Tensor, Tensor, int] | None = None
 ) -> Tensor | None:
-    """Return squared norms, or `None` if too much of the sums they come from was lost.
+    """Return squared norms `(B,)`, or `None` if too much of the sums they come from was lost.
 
-    Args:
-        squares: `(B,)`.
-        largest: `(B,)`, what they would be if nothing was cancelled.
-        sides: Where they are products of two sides, the norms `(B, ...)` of both, and how many
-            numbers the longer one has. The square of a small number counts as zero, and what it is
-            multiplied with on the other side may be large.
+    `largest`, `(B,)`, is what they would be if nothing was cancelled. Where they are products of
+    two `sides`, these are the norms `(B, ...)` of both, and how many numbers the longer one has:
+    the square of a small number counts as zero, and its factor on the other side may be large.
     """
     lost = squares < _CANCELLED * largest
     if sides is not None:

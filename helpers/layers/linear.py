@@ -38,11 +38,7 @@ class Linear(LayerCall):
     FORMULA = "n...o,n...i->noi"
 
     def factors(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield what the gradients are outer products of, for some samples after the other.
-
-        Yields:
-            Inputs `(b, groups, T, in)` and output gradients `(b, groups, T, out)`.
-        """
+        """Yield inputs `(b, groups, T, in)` and output gradients `(b, groups, T, out)`."""
         size = len(self.activations)
         yield tuple(
             t.reshape(size, 1, math.prod(t.shape[1:-1]), t.shape[-1])
@@ -118,11 +114,8 @@ class Linear(LayerCall):
         )
 
     def _bias(self) -> Tensor:
-        return (
-            self.output_grads.flatten(1, -2).sum(1)
-            if self.output_grads.dim() > 2
-            else self.output_grads
-        )
+        grads = self.output_grads
+        return grads.flatten(1, -2).sum(1) if grads.dim() > 2 else grads
 
     def _ordered(self, out: Tensor) -> Tensor:
         """Return `out`, `(b, *shape)`, as `(b, groups, *outputs, *inputs)`."""
@@ -149,10 +142,7 @@ def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
 
 
 def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
-    """Return squared norms of `grads^T inputs`, given `(b, groups, T, in)`, `(b, groups, T, out)`.
-
-    The norm of a sum of T outer products, by the T x T products of their factors (Gram matrices).
-    """
+    """Return squared norms of `grads^T inputs` by T x T products of their rows (Gram matrices)."""
     count = max(inputs.shape[3], grads.shape[3])
     if inputs.shape[1:3].numel() == 1:
         x, d = squared_norms(inputs), squared_norms(grads)

@@ -10,6 +10,7 @@ has arrived at its leaf.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,19 +46,8 @@ def per_sample_gradients(
     What layers meet gives the gradients in factors. A model that cannot be recorded goes the way of
     `vmap` over `grad`, and its gradients are dense.
 
-    Args:
-        function: See `helpers.transforms.samples`; returns a scalar.
-        model: Any module.
-        params: Detached tensors by parameter name, at least one.
-        batch: Tensors `(B, ...)`, at least one; B at least 1.
-        chunk_size: How many samples to take at a time; `None` means all.
-        randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-
-    Yields:
-        Where the chunk lies in the batch, and its gradients.
-
-    Raises:
-        ValueError: The function draws random numbers, and `randomness` is `"error"`.
+    The arguments are those of `helpers.transforms.samples.vmapped`; there is a parameter and a
+    sample at least. Yields where the chunk lies in the batch, and its gradients.
     """
     device, step = batch[0].device, chunk_size or len(batch[0])
     first = random_state(device)
@@ -81,7 +71,9 @@ def per_sample_gradients(
         if recorded:
             try:
                 found = _recorded(function, model, params, chunk, randomness)
-            except NotRecorded:
+            except Exception as error:  # whatever a model raises; the loop says if it is at fault
+                if isinstance(error, torch.AcceleratorError) or fallback.is_no_memory(error):
+                    raise  # a slower way that takes more memory is no answer to it
                 recorded = False
                 restore_random_state(before, device)
         if not recorded:
@@ -97,39 +89,7 @@ def _recorded(
     batch: tuple[Tensor, ...],
     randomness: str,
 ) -> PerSampleGradients:
-    """Run the function forward and backward.
-
-    Raises:
-        NotRecorded: The model does something that cannot be recorded; it may work all the same.
-        ValueError: It draws random numbers, and `randomness` is `"error"`.
-    """
-    try:
-        calls, dense = _run(function, model, params, batch, randomness)
-    except NotRecorded:
-        raise
-    except Exception as error:  # whatever a model can raise; the loop says if it is at fault
-        if isinstance(error, torch.AcceleratorError) or fallback.is_no_memory(error):
-            raise  # a slower way that takes more memory is no answer to it
-        raise NotRecorded("torch cannot run the model for a batch of weights") from error
-    by_name: dict[str, list[tuple[LayerCall, str]]] = {}
-    for call in calls:
-        for role, name in call.names.items():
-            by_name.setdefault(name, []).append((call, role))
-            # Autocast may have given the layer another dtype.
-            call.output_grads = call.output_grads.to(params[name].dtype)
-            if call.activations.is_floating_point():
-                call.activations = call.activations.to(params[name].dtype)
-    return PerSampleGradients(dense, by_name)
-
-
-def _run(
-    function: Callable[..., Tensor],
-    model: nn.Module,
-    params: dict[str, Tensor],
-    batch: tuple[Tensor, ...],
-    randomness: str,
-) -> tuple[list[LayerCall], dict[str, Tensor]]:
-    """Return the calls that a gradient has reached, and the gradients at the leaves."""
+    """Run the function forward and backward; raise NotRecorded where that cannot be followed."""
     size, own = len(batch[0]), dict(model.named_parameters())
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
     if any(own[name]._backward_hooks for name in params):
@@ -178,21 +138,25 @@ def _run(
         found = {*dense, *(name for call in calls for name in call.names.values())}
         if unreached := [name for name in leaves if name not in found]:
             samples.check_unreached(function, model, unreached, batch)
-    return calls, dense
+    by_name: dict[str, list[tuple[LayerCall, str]]] = {}
+    for call in calls:
+        for role, name in call.names.items():
+            by_name.setdefault(name, []).append((call, role))
+            # Autocast may have given the layer another dtype.
+            call.output_grads = call.output_grads.to(params[name].dtype)
+            if call.activations.is_floating_point():
+                call.activations = call.activations.to(params[name].dtype)
+    return PerSampleGradients(dense, by_name)
 
 
+@dataclass
 class _Record:
-    """The calls of one forward.
+    """The calls of one forward."""
 
-    Args:
-        params: The parameters that layers get, without a graph.
-        probe: A number that requires a gradient, so that each layer has a backward.
-    """
-
-    def __init__(self, params: dict[str, Tensor], probe: Tensor) -> None:
-        self.calls: list[LayerCall] = []
-        self.params, self.probe = params, probe
-        self.in_backward = False
+    params: dict[str, Tensor]  # that layers get, without a graph
+    probe: Tensor  # a number that requires a gradient, so that each layer has a backward
+    calls: list[LayerCall] = field(default_factory=list)
+    in_backward: bool = False
 
 
 class _RecordedLayers(ParameterAliases):

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,11 +97,16 @@ def find(message: str) -> Markdown:
     )
     if not found:
         return Markdown(f"No entry of lesson 6 holds {_code(said)}.")
-    rows = ["| entry | what you see | cause | way out |", "|---|---|---|---|"]
-    for each in found:
-        cells = [_link(each), _seen(each, several=len(found) > 1), each.cause, each.fix]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return Markdown("\n".join(rows))
+    several = len(found) > 1
+    rows = [(_link(e), _seen(e, several=several), e.cause, e.fix) for e in found]
+    return Markdown(markdown(["entry", "what you see", "cause", "way out"], rows))
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table."""
+    cells = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    head, *lines = (f"| {' | '.join(row)} |" for row in (heads, *cells))
+    return "\n".join([head, f"|{'---|' * len(heads)}", *lines])
 
 
 def index() -> Markdown:

@@ -1,15 +1,13 @@
 """The pictures of the lessons: each function takes numbers and returns a matplotlib figure."""
 
-from helpers.plots.diagrams import in_dims
+from helpers.plots.diagrams import in_dims, nested
 from helpers.plots.graphs import agreement, curves, effects, shares, similarities
-from helpers.plots.images import attributions, digits, kernel_gradients, norms, weight_jacobian
+from helpers.plots.images import attributions, digits, kernel_gradients, weight_jacobian
 from helpers.plots.privacy import batches, canaries, releases, spreads
-from helpers.plots.sliders import Slider
 from helpers.plots.timings import multiples
 from helpers.plots.training import matrices, prices, rankings
 
 __all__ = [
-    "Slider",
     "agreement",
     "attributions",
     "batches",
@@ -21,7 +19,7 @@ __all__ = [
     "kernel_gradients",
     "matrices",
     "multiples",
-    "norms",
+    "nested",
     "prices",
     "rankings",
     "releases",

@@ -1,5 +1,7 @@
 """What happens to arguments, drawn with boxes and arrows."""
 
+from collections.abc import Mapping, Sequence
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
@@ -48,5 +50,37 @@ def in_dims(arguments: dict[str, tuple[str, int | None]], function: str) -> Figu
                 arrow.set_color("gray" if dim is None else color)
                 axis.add_patch(arrow)
     axis.set(xlim=(-0.2, width + 0.2), ylim=(-0.1, 6.1))
+    axis.axis("off")
+    return finish(figure)
+
+
+def nested(frames: Mapping[str, tuple[Sequence[str], str]], core: str) -> Figure:
+    """Draw functions around functions: what goes into each, and what comes out of it.
+
+    Args:
+        frames: `{name of the function: (a text for each argument, one for the result)}`, the
+            outermost first.
+        core: What the innermost function does.
+    """
+    depth, rows = len(frames), len(next(iter(frames.values()))[0])
+    column, center = 1.6, (rows - 1) / 2
+    width = 2 * column * depth + 2  # the core is 2 wide
+    figure, axis = plt.subplots(figsize=(9, 3.3), layout="constrained")
+    for level, (name, (arguments, result)) in enumerate(frames.items()):
+        left, half = column * (level + 1), center + 0.5 + 0.4 * (depth - level)
+        box = Rectangle((left, center - half), width - 2 * left, 2 * half, fill=False, lw=2)
+        box.set_edgecolor(f"C{level}")
+        axis.add_patch(box)
+        axis.text(left + 0.06, center + half - 0.06, name, va="top", family="monospace")
+        ends = [
+            (left - column, left + 0.04, rows - 1 - row, text) for row, text in enumerate(arguments)
+        ]
+        ends.append((width - left, width - left + column, center, result))
+        for start, end, height, text in ends:
+            axis.text((start + end) / 2, height + 0.05, text, ha="center", va="bottom", fontsize=8)
+            shape = {"arrowstyle": "->", "mutation_scale": 10, "color": "gray"}
+            axis.add_patch(FancyArrowPatch((start + 0.1, height), (end, height), **shape))
+    axis.text(width / 2, center, core, ha="center", va="center", fontsize=9)
+    axis.set(xlim=(0, width), ylim=(-0.6 - 0.4 * depth, rows - 0.4 + 0.4 * depth))
     axis.axis("off")
     return finish(figure)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -52,38 +51,6 @@ def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor) -> Figur
         mappable = draw_image(row[1], mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
     bar = figure.colorbar(mappable, ax=axes[:, 1], location="bottom", aspect=40, pad=0.01)
     bar.set_label("gradient of the loss by one weight", fontsize=10)
-    return finish(figure)
-
-
-def norms(before: Tensor, after: Tensor, images: Tensor, labels: Tensor) -> Figure:
-    """Draw how gradient norms are distributed, and the digits at the two ends.
-
-    Args:
-        before: `(M,)`, norms before training, positive.
-        after: `(N,)`, norms after training, positive, one for each image.
-        images: `(N, 1, 28, 28)`.
-        labels: `(N,)`.
-    """
-    before, after, shown = before.cpu(), after.cpu(), min(IN_A_ROW, len(after))
-    figure = plt.figure(figsize=(5.6, 5.8), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.1))
-    axis = upper.subplots()
-    both = torch.cat([before, after])
-    bins = np.geomspace(both.min().item() * 0.99, both.max().item() * 1.01, 30)
-    for values, name in ((after, "after"), (before, "before")):
-        share = torch.full_like(values, 1 / len(values))
-        label = f"{name} training, {len(values)} samples"
-        axis.hist(values.numpy(), bins=bins, weights=share.numpy(), alpha=0.7, label=label)
-    axis.set(xscale="log", xlabel="norm of a sample's gradient", ylabel="share of the samples")
-    axis.legend()
-    order = after.argsort()
-    axes = lower.subplots(2, shown, squeeze=False)
-    ends = {"smallest": order[:shown], "largest": order[-shown:].flip(0)}
-    for row, (word, indices) in zip(axes, ends.items(), strict=True):
-        for axis, index in zip(row, indices.tolist(), strict=True):
-            draw_image(axis, images[index, 0])
-            axis.set_title(f"{labels[index].item()}: {after[index]:.2g}", fontsize=10)
-        row[0].set_ylabel(word, fontsize=10)
     return finish(figure)
 
 

@@ -29,12 +29,8 @@ def add_up(
 ) -> None:
     """Replace tensors by their sums over the processes of a group, of the same bits in each.
 
-    One reduction of a few numbers compares settings, sizes and weights; one more for each device
-    and dtype has the sums.
-
-    Raises:
-        ValueError: A setting differs, or how many numbers there are to add, or the weights of the
-            model do. All processes raise it.
+    One reduction of a few numbers compares settings, sizes and weights, and all processes raise
+    ValueError where they differ; one more for each device and dtype has the sums.
     """
     if not tensors:
         return

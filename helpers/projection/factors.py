@@ -24,12 +24,9 @@ is a part of what a seed means."""
 
 
 class Map:
-    """The map of one parameter's gradients.
+    """The map of one parameter's gradients, with a row for each index of the first dimension.
 
-    Args:
-        shape: Of the parameter. Its matrix has a row for each index of the first dimension.
-        stream: The first numbers of the random streams.
-        like: A tensor with the dtype and device of the features.
+    `stream` begins its random streams; the features have the dtype and device of `like`.
     """
 
     def __init__(self, shape: torch.Size, stream: tuple[int, ...], like: Tensor) -> None:
@@ -42,11 +39,6 @@ class Map:
         if columns < self.columns:
             self.right = Sketch(self.columns, columns, (*stream, 2), like)
 
-    @property
-    def reduces(self) -> bool:
-        """Whether the matrix becomes smaller: else the gradient is as cheap as its factors."""
-        return self.left is not None or self.right is not None
-
     def reduced(self, gradients: Tensor) -> Tensor:
         """Make gradients `(B, *shape)` smaller: `(B, rows, columns)`."""
         matrix = gradients.reshape(len(gradients), self.rows, self.columns)
@@ -58,8 +50,10 @@ class Map:
 
     def add(self, found: PerSampleGradients, name: str, total: Total, rows: slice) -> None:
         """Add the features of a parameter, for the samples of a chunk."""
+        sides = self.left, self.right
         for call, role in found.calls.get(name, []):
-            pieces = call.reduced(role, self.left, self.right) if self.reduces else None
+            # Where no side becomes smaller, the gradient is as cheap as its factors.
+            pieces = call.reduced(role, *sides) if any(sides) else None
             pieces = self.reduced(call.gradients(role)) if pieces is None else pieces
             total.add(pieces.flatten(1), (*self.stream, 0), rows)
         if name in found.dense:

@@ -13,11 +13,7 @@ seed means: with other blocks, the same seed would give other numbers."""
 def product(
     grads: dict[str, Tensor], k: int, dtype: torch.dtype, kind: str, seed: int, model_id: int
 ) -> Tensor:
-    """Multiply gradients by a random matrix.
-
-    Returns:
-        `(B, k)`, scaled by `1 / sqrt(k)`.
-    """
+    """Multiply gradients by a random matrix: `(B, k)`, scaled by `1 / sqrt(k)`."""
     first = next(iter(grads.values()))
     features = torch.zeros(len(first), k, dtype=dtype, device=first.device)
     block = 0
@@ -37,11 +33,7 @@ def product(
 
 
 def entries(count: int, kind: str, stream: tuple[int, ...]) -> np.ndarray:
-    """Draw entries of one block, from a random stream of its own.
-
-    Returns:
-        `(count,)`: int8 for `"rademacher"`, float32 for `"normal"`.
-    """
+    """Draw entries of one block, `(count,)`, from a stream of its own; signs are int8."""
     drawn = generator(stream)
     if kind == "normal":
         return drawn.standard_normal(count, dtype=np.float32)

@@ -23,11 +23,7 @@ means."""
 class Sketch:
     """A random linear map from `size` numbers to `width`, whose matrix has one entry in each row.
 
-    Args:
-        size: How many numbers go in.
-        width: How many come out, at least 1.
-        stream: As in `matrices.generator`.
-        like: A tensor with the dtype and device of the signs.
+    `stream` is as in `matrices.generator`; the signs have the dtype and device of `like`.
     """
 
     def __init__(self, size: int, width: int, stream: tuple[int, ...], like: Tensor) -> None:
@@ -57,13 +53,7 @@ class Sketch:
 
 
 class Total:
-    """The features of a batch, as parameters are added to them, one after the other.
-
-    Args:
-        count: B, how many samples.
-        k: How many numbers a sample keeps.
-        like: A tensor with the dtype and device of the features.
-    """
+    """Features `(count, k)` like `like`, as parameters are added to them, one after the other."""
 
     def __init__(self, count: int, k: int, like: Tensor) -> None:
         self.k = k

@@ -24,14 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(group: str, task: Task, chosen: Iterable[Candidate], **options: Any) -> Study:
-    """Measure candidates against each other, each in a process of its own.
-
-    Args:
-        group: One of `helpers.study.candidates.METHODS`.
-        task: What they compute.
-        chosen: Which candidates.
-        options: Of `benchmark.measure`.
-    """
+    """Measure candidates of a group of `METHODS`; `options` are those of `benchmark.measure`."""
     with started(group, task, chosen) as (running, missing):
         times = benchmark.measure(running, **options)
         for candidate, why in times.failed.items():
@@ -47,11 +40,7 @@ def run(group: str, task: Task, chosen: Iterable[Candidate], **options: Any) -> 
 
 
 class Process:
-    """One candidate in a process of its own, which can be built, timed and asked.
-
-    Attributes:
-        weight: What `weigh` of `helpers.study.requests` found.
-    """
+    """One candidate in a process of its own, which can be built, timed and asked."""
 
     def __init__(self, group: str, candidate: Candidate, folder: Path) -> None:
         self.group, self.candidate, self.folder = group, candidate, folder
@@ -76,11 +65,7 @@ class Process:
         )
 
     def build(self, task: Task) -> None:
-        """Make the function that is timed, run it twice, and remember what that took.
-
-        Raises:
-            RuntimeError: It failed there, with the reason.
-        """
+        """Make the function that is timed, and remember what `Worker.weigh` found of it."""
         if self.is_jax:
             inputs, model = self.folder / "inputs.npz", candidates.make_model(task)
             images, labels = data.load_batch(task.dataset, task.batch_size)
@@ -101,11 +86,7 @@ class Process:
         return Measurement(number, seconds, TaskSpec(stmt=str(self.candidate), setup=""))
 
     def ask(self, name: str, **given: Any) -> Any:
-        """Let the process call a method of its worker, and return the answer.
-
-        Raises:
-            RuntimeError: It raised there, or the process has ended.
-        """
+        """Let the process call a method; raise RuntimeError if it raises there, or has ended."""
         try:
             print(json.dumps({"name": name, **given}), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
@@ -138,11 +119,7 @@ class Process:
 def started(
     group: str, task: Task, chosen: Iterable[Candidate]
 ) -> Iterator[tuple[dict[Candidate, Process], list[Missing]]]:
-    """Start a process for each candidate, build its task there, and end them all.
-
-    The arguments are those of `run`. Yields the processes that can be timed, and what is not
-    installed here or could not be built.
-    """
+    """Start a process for each candidate, yield those that could be built and what is missing."""
     running: dict[Candidate, Process] = {}
     missing = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

@@ -45,8 +45,7 @@ def make(device: torch.device, studies: Iterable[Study]) -> Record:
 def disturbed(studies: Iterable[Study]) -> list[str]:
     """Name what was disturbed while it was measured.
 
-    Of huge pages nothing is said: on a virtual machine whose host takes back what is freed, they
-    are slow in some rounds whatever else runs.
+    Of huge pages nothing is said: on a virtual machine, they are slow in some rounds by themselves.
     """
     return [
         f"{study.group}, {study.task.model}, B = {study.task.batch_size}: {row.candidate}"

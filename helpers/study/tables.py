@@ -7,11 +7,7 @@ from helpers.study.facts import REFERENCE, Study
 
 
 def times(study: Study) -> pd.DataFrame:
-    """Set out times, their spread, multiples of the reference, and what was not measured.
-
-    Raises:
-        ValueError: The reference was not measured.
-    """
+    """Set out times, their spread, multiples of the reference, and what was not measured."""
     found = {str(row.candidate): (row.median, row.spread) for row in study.rows}
     missing = {str(m.candidate): "absent" if m.absent else "failed" for m in study.missing}
     return benchmark.multiples(found, missing, REFERENCE)

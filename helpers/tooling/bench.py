@@ -44,12 +44,7 @@ def on(device: torch.device, known: Iterable[Candidate]) -> list[Candidate]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Returns:
-        The exit status: 0, 1 when something disturbed the measurement, 2 when the device will not
-        do, 130 when it was interrupted.
-    """
+    """Run the command line: 0, 1 if disturbed, 2 if the device will not do, 130 if interrupted."""
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.bench", description=__doc__)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
     try:

@@ -74,10 +74,8 @@ BESIDE = "run all cells from the top, those under the heading Helpers write it"
 def standalone(lesson: Path, repo: str | None) -> NotebookNode:
     """Derive from a lesson a notebook that needs nothing but torch and what Colab has.
 
-    Args:
-        lesson: The notebook.
-        repo: `owner/name` of the repository on GitHub that links lead to: to copies on its branch
-            `colab`, to sources on main; None for no such links.
+    Its links lead to a repository on GitHub, `owner/name`: to copies on the branch `colab`, to
+    sources on main; with None there are none.
     """
     notebook = copies.derive(lesson, BESIDE)
     copies.relink_headings(notebook, "#scrollTo=")
@@ -94,11 +92,12 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
         source = f"https://github.com/{repo}/blob/main/notebooks/{lesson.name}"
         badge = f"[![Open in Colab]({BADGE})]({OPEN.format(repo=repo)}{lesson.name})"
         notebook.cells[0].source += f"\n\n{badge} [Source on GitHub]({source})"
-    notebook.cells.insert(setup, _folded("colab-ready", READY))
-    notebook.cells[1:1] = _section(needed)
+    if needed:  # lesson 0 needs neither helpers nor a GPU
+        notebook.cells.insert(setup, _folded("colab-ready", READY))
+        notebook.cells[1:1] = _section(needed)
+        notebook.metadata.update(copy.deepcopy(METADATA))
     for cell in notebook.cells:
         cell.metadata["id"] = cell.id  # by which Colab knows a cell
-    notebook.metadata.update(copy.deepcopy(METADATA))
     return notebook
 
 
@@ -125,11 +124,7 @@ def link_readme(readme: Path, repo: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Returns:
-        The exit status: 0, or 2 when a lesson is unknown or the repository's name is none.
-    """
+    """Run the command line: 0, or 2 when a lesson is unknown or the repository's name is none."""
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.colab", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--repo", help="owner/name that links lead to; none means no such links")
@@ -162,15 +157,15 @@ def _section(needed: Sequence[Path]) -> list[NotebookNode]:
         ),
         new_markdown_cell(ABOUT, id="colab-about"),  # folded, too
         _folded("colab-folders", FOLDERS.format(folders=json.dumps(folders))),
-        *(_file(path, source) for path, source in sources.items()),
+        *(
+            _folded(
+                "-".join(path.with_suffix("").parts),
+                f"%%writefile {path.as_posix()}\n# @title {path.as_posix()}\n{source.rstrip()}",
+            )
+            for path, source in sources.items()
+        ),
         new_markdown_cell("## Parameters", id="colab-parameters"),
     ]
-
-
-def _file(path: Path, source: str) -> NotebookNode:
-    name = path.as_posix()
-    text = f"%%writefile {name}\n# @title {name}\n{source.rstrip()}"
-    return _folded("-".join(path.with_suffix("").parts), text)
 
 
 def _folded(identity: str, source: str) -> NotebookNode:

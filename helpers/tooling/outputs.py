@@ -18,15 +18,9 @@ from helpers.tooling.lesson.execution import end_cleanly_on_signals, execute
 def refresh(lesson: Path, *, timings: bool) -> str | None:
     """Execute a lesson in its own folder and save it with its new outputs.
 
-    An output that nbval does not compare (a timing, a version) would be another each time, so
-    the saved one stays as long as its cell's source does.
-
-    Args:
-        lesson: The notebook; it changes only when all of it has run, and then at once.
-        timings: Renew those outputs too.
-
-    Returns:
-        How the lesson failed, if it did, in a sentence.
+    An output that nbval does not compare (a timing, a version) would be another each time, so the
+    saved one stays as long as its cell's source does, unless `timings` are renewed, too. Returns
+    how the lesson failed, if it did; its file then stays.
     """
     done = execute(lesson)
     if done.failure:
@@ -42,11 +36,7 @@ def refresh(lesson: Path, *, timings: bool) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Returns:
-        The exit status: 0, 1 when a lesson failed, 2 when there is none such as asked for.
-    """
+    """Run the command line: 0, 1 when a lesson failed, 2 when there is none such as asked for."""
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.outputs", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--timings", action="store_true", help="renew outputs not compared, too")

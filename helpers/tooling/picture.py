@@ -12,31 +12,22 @@ from PIL import Image
 from helpers.tooling.lesson import files
 
 PICTURE = Path(".github/picture.png")
-ROWS = (
-    (("01_naive_loop", "kernel-picture"), ("01_naive_loop", "similarity-picture")),
-    (("04_jacobians", "jacobian-picture"),),
-)
-"""The figures, row by row: a lesson's name and the id of the cell that draws it."""
+FIGURES = (("01_naive_loop", "kernel-picture"), ("04_jacobians", "jacobian-picture"))
+"""The figures, from left to right: a lesson's name and the id of the cell that draws it."""
 WIDTH = 1200
 """Pixels."""
 
 
 def compose(folder: Path = files.FOLDER) -> Image.Image:
-    """Set the saved figures of lessons out in rows, each row as wide as the picture.
-
-    Args:
-        folder: Where the lessons are.
-    """
-    picture, top = Image.new("RGB", (WIDTH, 2 * WIDTH), "white"), 0
-    for row in ROWS:
-        figures = [_figure(folder / f"{lesson}.ipynb", cell) for lesson, cell in row]
-        height, left = round(WIDTH / sum(each.width / each.height for each in figures)), 0
-        for figure in figures:
-            width = round(figure.width * height / figure.height)
-            picture.paste(figure.resize((width, height)), (left, top))
-            left += width
-        top += height
-    return picture.crop((0, 0, WIDTH, top))
+    """Set saved figures of lessons side by side, all of one height."""
+    figures = [_figure(folder / f"{lesson}.ipynb", cell) for lesson, cell in FIGURES]
+    height, left = round(WIDTH / sum(each.width / each.height for each in figures)), 0
+    picture = Image.new("RGB", (WIDTH, height), "white")
+    for figure in figures:
+        width = round(figure.width * height / figure.height)
+        picture.paste(figure.resize((width, height)), (left, 0))
+        left += width
+    return picture
 
 
 def _figure(lesson: Path, identity: str) -> Image.Image:

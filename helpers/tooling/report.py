@@ -55,15 +55,7 @@ def collect(build: Path = run.BUILD) -> dict[str, Results]:
 
 
 def render(devices: Mapping[str, Results]) -> str:
-    """Write the page.
-
-    Args:
-        devices: What `collect` returned.
-
-    Returns:
-        HTML that needs nothing beside it: the table of runs, on what they ran, and of each lesson
-        the cells whose outputs differ.
-    """
+    """Write the page: the runs, on what they ran, and of each lesson the cells that differ."""
     rows, sections = [], []
     for stem in sorted({stem for results in devices.values() for stem in results}):
         notebooks = {name: each[stem] for name, each in devices.items() if stem in each}
@@ -84,14 +76,7 @@ def render(devices: Mapping[str, Results]) -> str:
 
 
 def differing(notebooks: Mapping[str, NotebookNode]) -> list[dict[str, NotebookNode]]:
-    """List the cells whose text outputs differ between devices; pictures are not compared.
-
-    Args:
-        notebooks: One lesson as devices executed it.
-
-    Returns:
-        For each such cell, in order, what it is on the devices that executed it.
-    """
+    """List the cells of a lesson whose text differs between devices, each by device."""
     cells: dict[str, dict[str, NotebookNode]] = {}
     for device, notebook in notebooks.items():
         for cell in files.code_cells(notebook):

@@ -22,15 +22,7 @@ METADATA = "per_sample_gradients"
 
 
 def run(lesson: Path, values: Mapping[str, int | str], folder: Path) -> Execution:
-    """Execute one lesson into a folder.
-
-    Until it is finished, what an earlier run left there stays.
-
-    Args:
-        lesson: The notebook.
-        values: Its parameters, checked.
-        folder: Gets `NN_name.ipynb`, or `NN_name.failed.ipynb` as far as a failed run came.
-    """
+    """Execute a lesson into `NN_name.ipynb`, or `NN_name.failed.ipynb` as far as it came."""
     done = execute(lesson, values)
     record = asdict(records.make(devices.resolve(values["device"]), []))
     about = {
@@ -62,11 +54,7 @@ def table(done: Sequence[Execution]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line: check everything asked for, execute, report.
-
-    Returns:
-        The exit status: 0, 1 when a lesson failed, 2 when something asked for will not do.
-    """
+    """Run the command line: 0, 1 when a lesson failed, 2 when something asked for will not do."""
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.run", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")

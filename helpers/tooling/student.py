@@ -47,12 +47,7 @@ def student(lesson: Path) -> NotebookNode:
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
-    """Make a folder anew with the student's notebooks of lessons, and what they need.
-
-    Args:
-        chosen: The lessons; links to others become plain text.
-        folder: What else was in it is gone.
-    """
+    """Make a folder anew with the student's notebooks of some lessons, and what they need."""
     needed = {Path("requirements.txt")}
     with drafts.replaced(folder) as draft:
         draft.mkdir()

@@ -8,7 +8,7 @@ a tensor without dimensions. A `PackedSequence` counts as a leaf of B sequences,
 
 import copy
 from collections import UserDict
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from numbers import Number
@@ -55,6 +55,15 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
     return change(path, tree)
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a value, which may be a dictionary, list or tuple of such values."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(part)
+
+
 def _copied(value: Any) -> Any:
     """Copy what is shared by all samples."""
     if isinstance(value, list | tuple):
@@ -63,11 +72,7 @@ def _copied(value: Any) -> Any:
 
 
 def _of_parts(tree: list | tuple, parts: list[Tree], path: str) -> list | tuple:
-    """Make a list or a tuple of the same class, with other parts.
-
-    Raises:
-        TypeError: The class is one of tuples that are made of something else.
-    """
+    """Make a list or a tuple of the same class, with other parts, if the class is made of parts."""
     if isinstance(tree, list):
         changed = copy.copy(tree)
         changed[:] = parts
@@ -89,11 +94,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _complete(changed: Tree, tree: Tree, path: str) -> Tree:
-    """Return a changed tree, if no tensor in its attributes was left as it was.
-
-    Raises:
-        TypeError: One was: it is neither an item nor a field.
-    """
+    """Return a changed tree, if it left no tensor in an attribute that is no item or field."""
     before = getattr(tree, "__dict__", {})
     for name, value in getattr(changed, "__dict__", {}).items():
         if isinstance(value, Tensor) and value is before.get(name):

@@ -22,10 +22,8 @@ class OutOfReach(RuntimeError):
 def on_meta(model: nn.Module) -> nn.Module:
     """Copy a model around tensors that have shapes and no numbers, to be called with others.
 
-    Args:
-        model: Any module. A tensor with several names has them in the copy, too; its weak
-            references lead to modules of the copy, and what a forward has computed is marked as
-            such, by an attribute.
+    A tensor with several names has them in the copy, too; weak references lead to modules of the
+    copy, and what a forward has computed is marked as such, by an attribute.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -50,11 +48,8 @@ class ParameterAliases(TorchFunctionMode):
     """Give calls of torch the tensors that are meant in place of parameters that are met.
 
     The parameters stay where they are, in their modules, in lists, in what functions close over,
-    and code that asks for their class or identity gets the answer of every other day.
-
-    Args:
-        names: By the `id` of each parameter and buffer, its name.
-        tensors: Those that are meant, by name.
+    and code that asks for their class or identity gets the answer of every other day. `names` has
+    the name of each by its `id`, `tensors` those that are meant, by name.
     """
 
     def __init__(self, names: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
@@ -118,12 +113,7 @@ def swap_registered(
     """Put other tensors where a model has its parameters and buffers, as `functional_call` does.
 
     For calls that no mode sees, such as that of a `torch.autograd.Function`. It lasts until the
-    model is put back.
-
-    Args:
-        model: Any module.
-        names: By the `id` of each parameter and buffer, its name.
-        tensors: What is to stand there, by name.
+    model is put back. `names` and `tensors` are as in `ParameterAliases`.
     """
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):  # it has its tensors elsewhere

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, MutableMapping, Sequence
 from inspect import Parameter
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from helpers.transforms.numbers import check_count
 
 _SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
 """Where the classes of modules and tensors come from that lie in several processes."""
@@ -21,12 +22,7 @@ INSTANCE_NORM = nn.InstanceNorm1d.__base__
 
 
 def check_model(model: nn.Module) -> None:
-    """Check that a model is one, lies in one process, and has no BatchNorm over the batch.
-
-    Raises:
-        TypeError: It is no module.
-        ValueError: With the name of the layer, the reason and the way out.
-    """
+    """Check that a model is one, lies in one process, and has no BatchNorm over the batch."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_one_process(model)
@@ -40,11 +36,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_one_process(model: nn.Module) -> None:
-    """Check that a model lies in one process, and that its backward reduces over no others.
-
-    Raises:
-        ValueError: With what was met, and the way out.
-    """
+    """Check that a model lies in one process, and that its backward reduces over no others."""
     parts = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     for name, part in parts:
         for kind in type(part).__mro__:
@@ -55,11 +47,7 @@ def check_one_process(model: nn.Module) -> None:
 
 
 def check_callable(model: nn.Module) -> None:
-    """Check that `functional_call` calls a model, for tasks that use it.
-
-    Raises:
-        ValueError: With the reason and the way out.
-    """
+    """Check that `functional_call` calls a model, for tasks that use it."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
             "the model is a scripted module, which functional_call cannot give other weights: "
@@ -73,12 +61,7 @@ def check_callable(model: nn.Module) -> None:
 
 
 def check_batch(name: str, batch: Tensor) -> None:
-    """Check that a tensor is a batch.
-
-    Raises:
-        TypeError: It is none.
-        ValueError: It has no batch dimension or no numbers, or lies in several processes.
-    """
+    """Check that a tensor is a batch, with numbers, in this process."""
     if not isinstance(batch, Tensor):
         raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
     if batch.dim() == 0:
@@ -93,19 +76,10 @@ def check_batch(name: str, batch: Tensor) -> None:
 
 
 def check_fits(batch: Any, parameters: Sequence[Parameter]) -> dict[str, Any]:
-    """Name the parts of a batch, if a function of one sample could take them.
+    """Name the parts of a batch, if a function with these parameters could take them.
 
-    Args:
-        batch: A tuple or a list; or a mapping, for a function that takes one argument.
-        parameters: What the function takes, as `inspect` says it: a name for each part, or one
-            such as `*sample` for any number.
-
-    Returns:
-        The parts by name.
-
-    Raises:
-        TypeError: The batch is no tuple or list.
-        ValueError: It has too few parts or too many.
+    The batch is a tuple or a list; or a mapping, for a function that takes one argument. The
+    parameters are a name for each part, or one such as `*sample` for any number.
     """
     names = [parameter.name for parameter in parameters]
     if isinstance(batch, MutableMapping) and len(names) == 1:
@@ -130,16 +104,9 @@ def check_scalar(
     given: str = "a batch of one",
     remedy: str = "reduction='sum' or 'mean'",
 ) -> Tensor:
-    """Return the value of a function for one sample, if it is one number.
+    """Return the value of a function for one sample, if it is one number, a tensor `()`.
 
-    Args:
-        value: What the function returned.
-        source: The function's name, for the sentence.
-        given: What it was given.
-        remedy: What gives a scalar there.
-
-    Raises:
-        ValueError: It is no tensor of shape `()`.
+    For the sentence: the name of the function, what it was given, and what gives a scalar there.
     """
     if not isinstance(value, Tensor) or value.dim() != 0:
         what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -151,34 +118,18 @@ def check_scalar(
 
 
 def check_options(chunk_size: int | None = None, randomness: str = "error") -> None:
-    """Check that a chunk holds a sample at least, and that `torch.vmap` knows what samples share.
-
-    Raises:
-        ValueError: The first is neither `None` nor a whole number, at least 1; or the other neither
-            `"error"` nor `"different"` nor `"same"`.
-    """
-    whole = isinstance(chunk_size, Integral) and not isinstance(chunk_size, bool)
-    if chunk_size is not None and not (whole and chunk_size >= 1):
-        raise ValueError(
-            f"chunk_size must be None or a whole number, at least 1, got {chunk_size!r}"
-        )
+    """Check that chunks hold a sample at least, and that `torch.vmap` knows what samples share."""
+    if chunk_size is not None:
+        check_count("chunk_size", chunk_size)
     if randomness not in ("error", "different", "same"):
         raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
 
 
 def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
-    """Check that tensors are made for the results of a batch to be written into.
+    """Check that tensors are made for the results of a batch of some size to be written into.
 
-    Args:
-        out: The tensors, by name.
-        like: By the same names, tensors with the dtype and device of the results, and with their
-            shapes but for the dimension B.
-        size: B.
-        read: As in `check_buffers`.
-
-    Raises:
-        TypeError: `out` is no dictionary.
-        ValueError: The names differ, or a tensor is refused by `check_buffers`.
+    `like` has, by the same names, tensors with the dtype and device of the results, and with their
+    shapes but for the dimension B; `read` is as in `check_buffers`.
     """
     if not isinstance(out, dict):
         raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
@@ -197,16 +148,9 @@ def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read
 def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **read: Any) -> None:
     """Check that tensors are made for results to be written into.
 
-    Args:
-        buffers: What the sentence calls a tensor; the tensor; the shape that it must have; a
-            tensor with the dtype and the device that it must have.
-        read: Models and tensors, by argument name, that are read while the buffers are written.
-
-    Raises:
-        TypeError: One is no tensor.
-        ValueError: A shape, dtype or device differs, one requires a gradient, was made in
-            inference mode or is expanded, or two of them, or one and something that is read, have
-            one storage.
+    By what the sentence calls them, `buffers` are the tensor, the shape that it must have, and a
+    tensor with the dtype and device that it must have; `read` are models and tensors that are read
+    while the buffers are written, and share no storage with them.
     """
     owners: dict[int, str] = {}
     for name, value in read.items():
@@ -237,12 +181,7 @@ def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Check that gradients can have a dtype.
-
-    Raises:
-        TypeError: It is no dtype.
-        ValueError: It is not floating point.
-    """
+    """Check that gradients can have a dtype: a floating point one."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
     if not dtype.is_floating_point:
@@ -252,21 +191,11 @@ def check_dtype(dtype: torch.dtype) -> None:
 def select_parameters(
     model: nn.Module, wrt: Iterable[str] | None = None, *, argument: str = "wrt"
 ) -> dict[str, Tensor]:
-    """Choose the parameters to differentiate.
+    """Choose the parameters to differentiate: all with `requires_grad`, or those named in `wrt`.
 
-    Args:
-        model: Any module.
-        wrt: Names of parameters, frozen ones too; `None` means all with `requires_grad`.
-        argument: What the caller calls `wrt`, for the sentences of its refusals.
-
-    Returns:
-        Detached parameters by name, which share their storage with the model's, in the order of
-        `wrt` or else of `model.named_parameters()`. A tied weight has one name, its first.
-
-    Raises:
-        TypeError: `wrt` is one string, or no names.
-        ValueError: `wrt` holds a name that the model does not have or a parameter of whole numbers,
-            or a layer has no shape yet.
+    Returns them detached by name, sharing their storage with the model's, in the order of `wrt` or
+    else of `model.named_parameters()`. A tied weight has one name, its first. The sentences call
+    `wrt` as the caller does, `argument`.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():

@@ -24,21 +24,10 @@ def by_loop(
     dtype: torch.dtype | None = None,
     randomness: str = "error",
 ) -> dict[str, Tensor]:
-    """Differentiate a scalar function of each sample by `params`, in plain autograd.
+    """Differentiate a scalar function of each sample by parameters, as `samples.loop` runs it.
 
-    Args:
-        function: See `helpers.transforms.samples`; returns a scalar.
-        model: Any module.
-        params: Detached tensors by parameter name.
-        batch: Tensors `(B, ...)`, at least one.
-        dtype: Of the result; `None` means that of each tensor of `params`.
-        randomness: As in `helpers.transforms.samples.loop`.
-
-    Returns:
-        `{name: (B, *shape)}`, detached; zeros where the function does not reach a parameter.
-
-    Raises:
-        ValueError: The function draws random numbers and `randomness` is `"error"`.
+    Returns `{name: (B, *shape)}`, detached, in `dtype` or each parameter's own; zeros where the
+    function does not reach a parameter.
     """
     grads = {
         name: tensor.new_zeros((len(batch[0]), *tensor.shape), dtype=dtype, requires_grad=False)
@@ -82,16 +71,7 @@ class _Partly(Exception):
 def gradients_of(
     scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
 ) -> list[Tensor]:
-    """Differentiate a scalar in plain autograd.
-
-    Args:
-        scalar: Any tensor `()`.
-        leaves: Parameters without a `.grad`.
-        retain_graph: Whether the graph is to be differentiated again.
-
-    Returns:
-        For each leaf its gradient, detached and dense; zeros where the scalar reaches none.
-    """
+    """Differentiate a scalar by leaves without a `.grad`: dense, zeros where it reaches none."""
     return _filled(_reached(scalar, leaves, retain_graph=retain_graph), leaves)
 
 
@@ -142,14 +122,6 @@ def push(
     What `pull` returns is linear in what it is given, so a `vjp` of it is the product: a `jvp` made
     of backwards. The `jvp` of torch is not the transpose of each backward: it moves the padding of
     an embedding, and takes a custom operator for a constant. `check_pushed` says if this one is.
-
-    Args:
-        outputs: What the function returned.
-        pull: The second value of `vjp`, of parameters by name.
-        vector: `{name: shape}`.
-
-    Returns:
-        Like `outputs`.
     """
     return vjp(pull, torch.zeros_like(outputs))[1]((vector,))[0]
 
@@ -159,13 +131,8 @@ def check_pushed(
 ) -> None:
     """Check that a push and a pull belong to one Jacobian: `u (J v)` is `(u J) v`.
 
-    It is not where a backward cannot be differentiated, or a hook on gradients is not linear.
-
-    Args:
-        pushed: What `push` made of the vector.
-        outputs: What was pulled, of the shape of `pushed`.
-        pulled: What came of it.
-        vector: By the same names.
+    It is not where a backward cannot be differentiated, or a hook on gradients is not linear. The
+    vector became `pushed`, and `outputs`, of its shape, became `pulled`.
 
     Raises:
         NotImplementedError: They do not.

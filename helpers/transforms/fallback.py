@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
+_WRITES = "writes what belongs to one sample into a tensor of all samples"
 # What stands in torch's messages, and what the model does to get it.
 _CAUSES = {
     ".item()": "reads numbers out of tensors, with .item(), float() or if",
     "data-dependent control flow": "decides by the values of a tensor",
     "dynamic shape": "makes shapes that depend on values",
-    "vmap: inplace arithmetic": "writes what belongs to one sample into a tensor of all samples",
-    "doesn't match the broadcast shape": (
-        "writes what belongs to one sample into a tensor of all samples"
-    ),
-    "vmap: aten::": "writes what belongs to one sample into a tensor of all samples",
+    "vmap: inplace arithmetic": _WRITES,
+    "doesn't match the broadcast shape": _WRITES,
+    "vmap: aten::": _WRITES,
     "mutate a captured": "writes into a tensor that is no parameter or buffer of its own",
     # Before 2.13, checkpointing saved its inputs by such a function.
     "_NoopSaveInputs": "uses activation checkpointing, or hooks on saved tensors",
@@ -81,13 +80,7 @@ def is_no_memory(error: Exception) -> bool:
 def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module) -> Any:
     """Compute in a loop what failed under `vmap`, and warn of it.
 
-    Args:
-        compute: The loop. What it raises too is no matter of `vmap`, and is raised.
-        error: What was raised under `vmap`.
-        model: The model whose modules may have raised it.
-
-    Returns:
-        What `compute` returned.
+    What the loop raises too is no matter of `vmap`, and is raised.
     """
     place, cause = find_place(error, model), find_cause(error)
     error.__traceback__ = None  # it holds the tensors of the attempt
@@ -100,12 +93,7 @@ def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module) -> A
 
 
 def add_place(error: Exception, model: nn.Module) -> None:
-    """Add to an error of the model itself that no transform is to blame for it.
-
-    Args:
-        error: What was raised in a loop. What `helpers` raise themselves is left as it is.
-        model: As in `to_loop`.
-    """
+    """Add to an error of the model itself, not of `helpers`, that no transform is to blame."""
     step = error.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next

@@ -35,17 +35,9 @@ _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging
 def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapshot]":
     """Let a block run a model, and put the model back at its end.
 
-    Inside, exactly the named parameters require a gradient, and no parameter has a `.grad`.
-
-    Args:
-        model: Any module.
-        names: The parameters to differentiate.
-
-    Yields:
-        The state of the model, to be restored within the block as well.
-
-    Raises:
-        ValueError: A parameter was made in inference mode.
+    Inside, exactly the named parameters require a gradient, and no parameter has a `.grad`. Yields
+    the state of the model, to be restored within the block as well. Raises ValueError for a
+    parameter that was made in inference mode.
     """
     snapshot = Snapshot([model, *model.parameters(), *model.buffers()])
     before = []
@@ -69,11 +61,7 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
 
 
 class Snapshot:
-    """The state of modules when this is made: tensors, attributes, containers in them.
-
-    Args:
-        roots: Modules, containers and tensors; see `walk`.
-    """
+    """The state of modules when this is made: tensors, attributes, containers; see `walk`."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -106,14 +94,9 @@ class Snapshot:
             self.restore(compare=False)
 
     def restore(self, *, compare: bool = True) -> bool:
-        """Bring the state back.
+        """Bring the state back; return whether there was a write that left no trace.
 
-        Args:
-            compare: Whether to compare the numbers of dense tensors: a write into `tensor.data`
-                leaves no other trace.
-
-        Returns:
-            Whether there was such a write.
+        Such a write, into `tensor.data`, is found where the numbers of dense tensors are compared.
         """
         for dictionary in self._empty:
             if dict.__len__(dictionary):

@@ -54,15 +54,9 @@ def loop(
 ) -> None:
     """Call a function for one sample after the other, in plain autograd.
 
-    Args:
-        function: See the module. It does its backward too, if there is one.
-        model: Any module.
-        names: The parameters that require a gradient.
-        batch: Tensors `(B, ...)`, at least one.
-        take: Called with the number of a sample and what the function returned for it; it may be
-            called twice for a sample, and the second time counts.
-        randomness: `"error"` refuses a function that draws random numbers; `"different"` and
-            `"same"` are as in `torch.vmap`.
+    The function does its backward too, if there is one, by the parameters of these names. `take`
+    is called with the number of a sample and what the function returned for it, for some samples
+    twice, and the second time counts.
 
     Raises:
         ValueError: The function draws random numbers, and `randomness` is `"error"`.
@@ -205,12 +199,7 @@ def running(
 ) -> Iterator[tuple[Snapshot, dict[str, Tensor], dict[str, Tensor]]]:
     """Let a block run a model under transforms, and put it back as it was.
 
-    Args:
-        model: Any module.
-        names: The parameters to differentiate.
-
-    Yields:
-        The state of the model; its parameters of these names and its buffers, detached.
+    Yields the state of the model; its parameters of these names and its buffers, detached.
     """
     with preserved(model, names) as snapshot, batchable_recurrence(model), eager():
         own, params, buffers = dict(model.named_parameters()), {}, {}
@@ -228,13 +217,8 @@ def reaching(
     """Make `function(model, *sample)` one of `(params, buffers, *sample)`.
 
     Wherever the model meets its own parameters, the tensors in their place are used, or it is
-    refused. And it writes neither into the buffers of other samples nor into the caller's data.
-
-    Args:
-        function: See the module.
-        model: Any module.
-        names: The parameters to differentiate.
-        swap: Whether the tensors stand in the modules, too.
+    refused; with `swap`, they stand in the modules, too. And it writes neither into the buffers of
+    other samples nor into the caller's data.
     """
     own = dict(model.named_parameters())
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
@@ -265,15 +249,9 @@ def reaching(
 def check_unreached(
     function: Function, model: nn.Module, names: Collection[str], batch: Batch
 ) -> None:
-    """Raise `OutOfReach` if a parameter without a gradient under transforms has one without.
+    """Raise `OutOfReach` if parameters without a gradient under transforms have one without.
 
-    A scripted function is called past all of them.
-
-    Args:
-        function: See the module.
-        model: Any module.
-        names: The parameters in question.
-        batch: Tensors `(B, ...)`; the first sample is run.
+    A scripted function is called past all of them. The first sample is run.
     """
     device = batch[0].device
     state = streams.random_state(device)
@@ -300,17 +278,8 @@ def map_samples(
 ) -> Any:
     """Run `per_sample(params, buffers, *sample)` for each sample of a batch, with `torch.vmap`.
 
-    Args:
-        per_sample: Function of one sample; tensors of a batch reach it without their dimension B.
-        params: What all samples share.
-        buffers: The model's buffers by name. All samples share them as well, unless the model
-            writes a sample's values into them; then each sample gets its own.
-        batch: Tensors `(B, ...)`, or dictionaries of such tensors.
-        restore: Puts the model back as it was, after each run.
-        randomness: As in `torch.vmap`.
-
-    Returns:
-        What `per_sample` returns, with a dimension B in front of each tensor.
+    All samples share the parameters, and the buffers unless the model writes a sample's values into
+    them: then each sample gets its own. `restore` puts the model back after each run.
     """
     if any(isinstance(leaf, Sequences) for leaf in batch):
         raise UnequalLengths

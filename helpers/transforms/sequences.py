@@ -15,12 +15,9 @@ class UnequalLengths(RuntimeError):
 
 
 class Sequences:
-    """B tensors, one a sample, which is indexed as a tensor `(B, ...)` is.
+    """B tensors `(T, ...)`, each with a T of its own, indexed as a tensor `(B, ...)` is.
 
-    Args:
-        samples: The tensors, `(T, ...)` with T of their own.
-        of_one: Makes of one of them what the model gets.
-        like: A tensor with their dtype and device, as a sample could be.
+    `of_one` makes of one of them what the model gets; `like` is as a sample could be.
     """
 
     def __init__(
@@ -52,17 +49,8 @@ def with_bags(model: nn.Module, data: Any) -> Any:
     They are known by their name: the forward of a model that has an `nn.EmbeddingBag` takes an
     argument `offsets`. Then that and the argument before it, both `(n,)`, are what this layer calls
     `offsets` and `input`. Sample i has the entries from `offsets[i]` up to `offsets[i + 1]`;
-    likewise of `per_sample_weights`.
-
-    Args:
-        model: Any module.
-        data: A tuple or a mapping.
-
-    Returns:
-        The same, with `Sequences` in place of these tensors.
-
-    Raises:
-        ValueError: The offsets do not divide the entries.
+    likewise of `per_sample_weights`. Returns the data, a tuple or a mapping, with `Sequences` in
+    place of these tensors; raises ValueError for offsets that do not divide the entries.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.EmbeddingBag)]
     by_name = isinstance(data, MutableMapping)

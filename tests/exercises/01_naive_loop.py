@@ -48,9 +48,9 @@ def read_images(weight_grad, bias_grad):
 # - return ratios[
 # + return weight_grad[on][
 
-# %% solution-2: wrong shape: read off 3 images: expected (3, 784)
+# %% solution-2: not so yet: it uses 'digits' of the lesson
 def read_images(weight_grad, bias_grad):
-    return rows[:4]  # those of the lesson
+    return digits[: 4 if len(bias_grad) == 512 else 3].double().flatten(1)
 
 # %% solution-2: not so yet: it changed means
 # - ratios = weight_grad[on] / bias_grad[on, None]
@@ -79,6 +79,11 @@ def clipped_mean(grads, limit):
             mean[name] += grad[index] * (min(1.0, limit / norm) / len(norms))
     return mean
 
+# %% solution-3: correct
+# as Opacus writes it
+# - (limit / norms)
+# + (limit / (norms + 1e-6))
+
 # %% solution-3: right shape, wrong values
 # samples below the limit do not stay as they are
 # - (limit / norms).clamp(max=1.0)
@@ -104,7 +109,7 @@ def clipped_mean(grads, limit):
 # + grad.mul_(scale.view(-1, *[1] * (grad.dim() - 1))).sum(dim=0)
 
 # %% solution-4: correct
-def gradient_noise(images, labels):  # Welford's way, and a float
+def gradient_noise(compute_grad, images, labels):  # Welford's way, and a float
     mean, spread = None, 0.0
     for index, pair in enumerate(zip(images, labels)):
         flat = torch.cat([grad.flatten() for grad in compute_grad(*pair)])
@@ -115,8 +120,8 @@ def gradient_noise(images, labels):  # Welford's way, and a float
     return spread / len(images)
 
 # %% solution-4: correct
-def gradient_noise(images, labels):  # two passes, and a tensor of float64
-    mean = [torch.zeros_like(p).detach() for p in model.parameters()]
+def gradient_noise(compute_grad, images, labels):  # two passes, and a tensor of float64
+    mean = [torch.zeros_like(grad) for grad in compute_grad(images[0], labels[0])]
     for image, label in zip(images, labels):
         for running, grad in zip(mean, compute_grad(image, label)):
             running += grad / len(images)
@@ -127,8 +132,9 @@ def gradient_noise(images, labels):  # two passes, and a tensor of float64
     return distance / len(images)
 
 # %% solution-4: right shape, wrong values
-def gradient_noise(images, labels):  # not from their mean
-    return torch.stack([gradient_norm(*pair) ** 2 for pair in zip(images, labels)]).mean()
+# not from their mean
+# - return squares / len(images) - mean_square
+# + return squares / len(images)
 
 # %% solution-4: right shape, wrong values
 # over B - 1
@@ -136,39 +142,48 @@ def gradient_noise(images, labels):  # not from their mean
 # + return (squares / len(images) - mean_square) * len(images) / (len(images) - 1)
 
 # %% solution-4: not so yet: never more than a fifth of all gradients
-def gradient_noise(images, labels):
-    grads = compute_sample_grads(images, labels)
-    return sum(((g - g.mean(dim=0)) ** 2).flatten(1).sum(dim=1).mean() for g in grads.values())
+def gradient_noise(compute_grad, images, labels):
+    grads = zip(*[compute_grad(*pair) for pair in zip(images, labels)])
+    return sum(torch.stack(g).flatten(1).var(dim=0, correction=0).sum() for g in grads)
 
 # %% solution-4: wrong shape: gradient noise: expected ()
-def gradient_noise(images, labels):  # a number for each sample
-    return gradient_norms(images, labels) ** 2
+# a number for each parameter
+# - return squares / len(images) - mean_square
+# + return (squares / len(images) - mean_square).expand(len(total))
 
 # %% solution-5: correct
-def suspects(images, labels, count):
+def suspects(model, last_layer, images, labels, count):
     lengths = []
     for image, label in zip(images, labels):
         loss = F.cross_entropy(model(image[None]), label[None])
-        grads = torch.autograd.grad(loss, list(model.fc2.parameters()))
+        grads = torch.autograd.grad(loss, [model.get_parameter(name) for name in last_layer])
         lengths.append(sum((grad**2).sum() for grad in grads))
     return torch.stack(lengths).topk(count).indices
 
 # %% solution-5: correct
-def suspects(images, labels, count):
-    wrt = ["fc2.weight", "fc2.bias"]
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=wrt)
-    flat = torch.cat([grads[name].flatten(1) for name in wrt], dim=1)
-    return flat.norm(dim=1).sort(descending=True).indices[:count]
+def suspects(model, last_layer, images, labels, count):
+    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels, wrt=last_layer)
+    return sample_norms(grads).sort(descending=True).indices[:count]
+
+# %% solution-5: right shape, wrong values
+# without the bias
+# - flat.norm(dim=1)
+# + grads[last_layer[0]].flatten(1).norm(dim=1)
+
+# %% solution-5: right shape, wrong values
+# the sum of two norms, not the norm of both together
+# - flat.norm(dim=1)
+# + sum(grad.flatten(1).norm(dim=1) for grad in grads.values())
 
 # %% solution-5: right shape, wrong values
 # the right ones, in the order of the data
 # - .argsort(descending=True)[:count]
 # + .topk(count).indices.sort().values
 
-# %% solution-5: wrong shape: indices: expected (16,)
-# all of them
+# %% solution-5: wrong shape: indices: expected (9,)
+# of any `count` as many
 # - .argsort(descending=True)[:count]
-# + .argsort(descending=True)
+# + .argsort(descending=True)[:16]
 
 # %% solution-5: wrong dtype
 # norms, not indices
@@ -176,7 +191,7 @@ def suspects(images, labels, count):
 # + .topk(count).values
 
 # %% solution-5: not so yet: only the last layer is differentiated
-def suspects(images, labels, count):
+def suspects(model, last_layer, images, labels, count):
     grads = gradients.loop_gradients(model, F.cross_entropy, images, labels)
-    last = {name: grads[name] for name in ("fc2.weight", "fc2.bias")}
+    last = {name: grads[name] for name in last_layer}
     return sample_norms(last).argsort(descending=True)[:count]

@@ -20,6 +20,11 @@ def named_gradients(fmodel, model, grads):  # by position
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     return {name: gradient.detach() for name, gradient in zip(names, grads)}
 
+# %% solution-1: wrong shape
+def named_gradients(fmodel, model, grads):  # as if only first layers were frozen
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    return {n: g.detach() for n, g in zip(names, grads[-len(names):])}
+
 # %% solution-1: not expected: gradients: conv1.weight, conv1.bias
 def named_gradients(fmodel, model, grads):  # the frozen ones, too
     return {name: gradient.detach() for name, gradient in zip(fmodel.param_names, grads)}
@@ -42,11 +47,11 @@ def refreshed(fmodel, model):
 def refreshed(fmodel, model):
     return tuple(model.get_parameter(name) for name in fmodel.param_names)
 
-# %% solution-2: wrong shape: parameters in another order
+# %% solution-2: wrong shape: parameters
 def refreshed(fmodel, model):
     return tuple(p.detach() for p in model.parameters())
 
-# %% solution-2: right shape, wrong values
+# %% solution-2: not so yet: it uses 'old_params' of the lesson
 def refreshed(fmodel, model):  # not those of now
     return tuple(p.detach() for p in old_params)
 
@@ -84,11 +89,16 @@ def disagreement_gradient(models, x):  # logits, not probabilities
     logits = torch.stack([one(pixels) for one in models])
     return torch.autograd.grad(logits.var(dim=0).sum(), pixels)[0]
 
+# %% solution-3: right shape, wrong values
+# all with the buffers of the first
+# - return vmap(run_one)(params, buffers)
+# + return vmap(run_one, (0, None))(params, dict(models[0].named_buffers()))
+
 # %% solution-3: wrong shape
 def disagreement_gradient(models, x):
     return legacy_disagreement_gradient(models, x).squeeze(1)
 
-# %% solution-3: not so yet: it changed x in place
+# %% solution-3: not so yet: it changed cases[0][1], cases[1][1] in place
 def disagreement_gradient(models, x):
     x.requires_grad_()
     probabilities = torch.stack([one(x).softmax(dim=1) for one in models])
@@ -157,7 +167,12 @@ def norm_history(model, optimizer, batches):
 # it does not train what it was given
 # -     history = []
 # +     history, model = [], copy.deepcopy(model)
-# +     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+# +     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+# %% solution-4: right shape, wrong values
+# with an optimizer of its own, which is the first case's
+# -     history = []
+# +     history, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1)
 
 # %% solution-4: not so yet: no legacy function is called
 # -     history = []

@@ -196,16 +196,10 @@ def weighted_terms(model, images, labels, weights):
     grads = gradients.loop_gradients(model, F.cross_entropy, images, labels)
     return {name: torch.einsum("b,b...->b...", share, g) for name, g in grads.items()}
 
-# %% solution-2: missing: rows of others
+# %% solution-2: not so yet: it uses 'classifier' of the lesson
 def weighted_terms(model, images, labels, weights):
-    # The lesson's model, and not the one that is handed in.
-    def loss_fn(predictions, targets):
-        of_all = torch.ones(10).to(weights)
-        of_all[: len(weights)] = weights
-        return F.cross_entropy(predictions, targets, weight=of_all, reduction="sum")
-
-    grads = gradients.func_gradients(classifier, loss_fn, images.to(classifier.weight), labels)
-    return {name: g / weights[labels].sum() for name, g in grads.items()}
+    grads = gradients.func_gradients(classifier, F.cross_entropy, images, labels)
+    return {name: torch.einsum("b,b...->b...", weights[labels], g) for name, g in grads.items()}
 
 # %% solution-3: not so yet: the model is called once: measured 2 calls
 def grads_and_logits(model, images, labels):

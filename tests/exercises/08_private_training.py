@@ -8,44 +8,53 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
 
 # %% solution-1: correct
 def private_average(numbers, limit, noise_multiplier, expected, generator):
-    factors = (limit / numbers.abs()).clamp(max=1)
+    factors = (limit / (numbers.abs() + 1e-6)).clamp(max=1)  # as Opacus does
     mean = (factors * numbers).sum() / expected
     return mean + torch.randn((), generator=generator) * (noise_multiplier * limit / expected)
 
-# %% solution-1: right shape, wrong values: without noise
+# %% solution-1: right shape, wrong values: 5 numbers
 # - numbers.clamp(-limit, limit).sum()
 # + numbers.sum().clamp(-limit, limit)
 
-# %% solution-1: right shape, wrong values: without noise
+# %% solution-1: right shape, wrong values: 5 numbers
 # - clamp(-limit, limit)
 # + clamp(max=limit)
 
-# %% solution-1: right shape, wrong values: without noise
+# %% solution-1: right shape, wrong values: 5 numbers
 # - / expected
 # + / max(len(numbers), 1)  # the batch that was drawn
 
-# %% solution-1: wrong shape: without noise: expected (), got (1,)
+# %% solution-1: wrong shape: 5 numbers, without noise: expected (), got (1,)
 # -     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
 # +     return (total + noise_multiplier * limit * torch.randn(1, generator=generator)) / expected
 
-# %% solution-1: not so yet: the noise has the deviation 1
+# %% solution-1: not so yet: the noise has its deviation
 # - noise_multiplier * limit
 # + noise_multiplier
 
-# %% solution-1: not so yet: the noise has the deviation 1
+# %% solution-1: not so yet: the noise has its deviation
 # - randn((), generator=generator)
 # + randn(numbers.shape, generator=generator).sum()
 
-# %% solution-1: not so yet: its mean is zero
+# %% solution-1: not so yet: its distribution is Gaussian
 # an exponential has the same deviation
 # - torch.randn((), generator=generator)
 # + torch.empty(()).exponential_(generator=generator)
+
+# %% solution-1: not so yet: its distribution is Gaussian
+# - torch.randn((), generator=generator)
+# + (2 * torch.rand((), generator=generator) - 1) * 3**0.5
+
+# %% solution-1: right shape, wrong values: 5 numbers
+# drops what it should clip
+# - numbers.clamp(-limit, limit).sum()
+# + numbers[numbers.abs() <= limit].sum()
 
 # %% solution-1: not so yet: the generator decides
 # -     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
 # +     return (total + noise_multiplier * limit * torch.randn(())) / expected
 
-# %% solution-1: not so yet: an empty batch gives the noise
+# %% solution-1: not so yet: the noise has its deviation
 # - total =
 # + if len(numbers) == 0:
 # +         return torch.tensor(0.0)
@@ -66,7 +75,7 @@ def clip_by_person(grads, owners, limit):
     belongs = (owners.unique()[:, None] == owners).to(next(iter(grads.values())).dtype)
     sums = {n: torch.einsum("pb,b...->p...", belongs, g) for n, g in grads.items()}
     flat = torch.cat([s.flatten(1) for s in sums.values()], dim=1)
-    factors = limit / flat.norm(dim=1).clamp(min=limit)
+    factors = (limit / (flat.norm(dim=1) + 1e-6)).clamp(max=1)
     return {n: torch.einsum("p,p...->...", factors, s) for n, s in sums.items()}
 
 # %% solution-2: right shape, wrong values: all clipped
@@ -99,7 +108,7 @@ def steps_within(budget, noise_multiplier, rate, delta):
         if privacy.epsilon(noise_multiplier, rate, more, delta) <= budget:
             answer = more
         bit //= 2
-    return answer
+    return np.int64(answer)
 
 # %% solution-3: correct
 def steps_within(budget, noise_multiplier, rate, delta):
@@ -110,7 +119,7 @@ def steps_within(budget, noise_multiplier, rate, delta):
 
     return bisect_right(range(1, 10**7), budget, key=spent)
 
-# %% solution-3: not so yet: at most 60 questions
+# %% solution-3: your answer raised RuntimeError: more than 60 questions
 # - low, high = high, 2 * high
 # + low, high = high, high + 1
 
@@ -121,6 +130,10 @@ def steps_within(budget, noise_multiplier, rate, delta):
 # %% solution-3: not so yet: budget 1: it is within
 # - return low
 # + return high
+
+# %% solution-3: not so yet: one step more is not
+# - low, high = 0, 1
+# + delta, low, high = 1e-5, 0, 1  # that of the lesson
 
 # %% solution-3: not so yet: it is an int
 # - return low
@@ -138,9 +151,10 @@ def audited(release, P, generator):
     rows = torch.zeros(int(coins.sum()), P)
     rows[torch.arange(len(rows)), coins.nonzero().squeeze(1)] = 50.0
     scores = release(rows)
-    top, bottom = scores.topk(400).indices, (-scores).topk(400).indices
+    k = P * 2 // 5
+    top, bottom = scores.topk(k).indices, (-scores).topk(k).indices
     right = coins[top].sum().item() + (~coins[bottom]).sum().item()
-    return float(lower_bound(P, 800, right, delta))
+    return float(lower_bound(P, 2 * k, right, delta))
 
 # %% solution-4: correct
 def audited(release, P, generator):
@@ -151,12 +165,13 @@ def audited(release, P, generator):
     right = int((guessed_in == inside).sum())
     return lower_bound(P, P, right, delta)
 
-# %% solution-4: not so yet: right: below 1
-# without a coin: all are in, and all guesses are "in"
+# %% solution-4: not so yet: a coin for each canary
 # - torch.rand(P, generator=generator) < 0.5
-# + torch.ones(P, dtype=torch.bool)
-# - (~inside[order[:k]])
-# + inside[order[:k]]
+# + torch.arange(P) % 2 == 0
+
+# %% solution-4: not so yet: tossed by the generator
+# - torch.rand(P, generator=generator) < 0.5
+# + torch.rand(P) < 0.5
 
 # %% solution-4: not so yet: one call
 # -     scores = release(100.0 * torch.eye(P)[inside])

@@ -54,7 +54,12 @@ def scale_by_name(grads):
 # -  - noise_of / len(gradient)
 # +
 
-# %% solution-2: not so yet: without a signal it is infinite
+# %% solution-2: right shape, wrong values: 1.weight
+# the divisor B
+# - .var(dim=0).sum()
+# + .var(dim=0, correction=0).sum()
+
+# %% solution-2: not so yet: opposite: infinite without a signal
 # - torch.where(signal > 0, noise_of / signal, torch.inf)
 # + noise_of / signal
 
@@ -91,7 +96,7 @@ def without_conflict(own, other):
 # -     return own if product >= 0 else own - product / other.norm() * other
 # +     return own if product > 0 else own - product / (other @ other) * other
 
-# %% solution-3: not so yet: it changed own
+# %% solution-3: not so yet: it changed cases
 # -     return own if product >= 0 else own - product / other.norm() * other
 # +     if product < 0:
 # +         own -= product / (other @ other) * other
@@ -99,45 +104,40 @@ def without_conflict(own, other):
 
 # %% solution-4: correct
 def solve(product, right, damping, steps):
+    def apart(v):
+        parts = v.split([t.numel() for t in right.values()])
+        return {n: part.view_as(right[n]) for n, part in zip(right, parts)}
+
     r = d = flatten(right)
     x = torch.zeros_like(r)
-    for _ in range(steps):
-        image = flatten(product(jacobians.unflatten_jacobians(d, net))) + damping * d
+    for _ in range(steps if r.any() else 0):
+        image = flatten(product(apart(d))) + damping * d
         length = (r @ r) / (d @ image)
         x = x + length * d
         new = r - length * image
+        if new.norm() <= 1e-7 * flatten(right).norm():
+            break
         d = new + (new @ new) / (r @ r) * d
         r = new
-    return jacobians.unflatten_jacobians(x, net)
+    return apart(x)
 
 # %% solution-4: correct
-def solve(product, right, damping, steps):
-    from scipy.sparse.linalg import LinearOperator, cg
+# - square <= 1e-30 * first
+# + square <= 1e-14 * first
 
-    def image(vector):
-        vector = torch.from_numpy(vector).to(b)
-        image = flatten(product(jacobians.unflatten_jacobians(vector, net)))
-        return (image + damping * vector).cpu().numpy()
-
-    b = flatten(right)
-    matrix = LinearOperator((len(b), len(b)), image, dtype="float64")
-    x, _ = cg(matrix, b.cpu().numpy(), rtol=1e-12, maxiter=steps)
-    return jacobians.unflatten_jacobians(torch.from_numpy(x).to(b), net)
-
-# %% solution-4: right shape, wrong values: damping 0.01
+# %% solution-4: right shape, wrong values: 40 steps
 # - added(product(direction), direction, damping)
 # + product(direction)
 
-# %% solution-4: not so yet: 2 steps: 3 or fewer
-def solve(product, right, damping, steps):
-    matrix = curvature.matrix(product, right, chunk_size=1)
-    flat = torch.linalg.solve(matrix + damping * torch.eye(len(matrix)).to(matrix), flatten(right))
-    return jacobians.unflatten_jacobians(flat, net)
+# %% solution-4: right shape, wrong values: 2 steps
+# steps of its own
+# - range(steps)
+# + range(100)
 
-# %% solution-4: not so yet: 101 products or fewer
-# - matrix = curvature
-# + matrix = [product(right) for _ in range(20)]
-# +     matrix = curvature
+# %% solution-4: not so yet: 41 products or fewer
+# - image = added(product
+# + [product(right) for _ in range(20)]
+# +         image = added(product
 
 # %% solution-4: not so yet: it has the names of right
 def solve(product, right, damping, steps):
@@ -165,26 +165,26 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
         scales.append(noise / signal)
     return torch.stack(scales)
 
-# %% solution-5: right shape, wrong values: the scales
+# %% solution-5: right shape, wrong values: decay 0.9
 # a mean of ratios
 # - noise_sum + own_noise
 # + noise_sum + own_noise / own_signal
 # - signal_sum + own_signal
 # + signal_sum + 1
 
-# %% solution-5: right shape, wrong values: the scales
+# %% solution-5: right shape, wrong values: decay 0.9
 def scales_from_log(small_squares, small, big_squares, big, decay):
     noises, signals = two_batch(small_squares, small, big_squares, big)
     return noises.cumsum(0) / signals.cumsum(0)
 
-# %% solution-5: right shape, wrong values: the scales
+# %% solution-5: right shape, wrong values: decay 0.9
 # - noise_sum = signal_sum = 0
 # + noise_sum, signal_sum = noises[0], signals[0]  # which count twice
 
-# %% solution-5: wrong shape: the scales
+# %% solution-5: wrong shape: decay 0.9
 # -     return noises.cumsum(0) / signals.cumsum(0)
 # +     return noises.mean() / signals.mean()
 
-# %% solution-5: right shape, wrong values: with a decay of 0
+# %% solution-5: right shape, wrong values: decay 0.5
 # -     scales = []
 # +     decay, scales = 0.9, []

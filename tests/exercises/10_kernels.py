@@ -11,17 +11,13 @@ def break_even(samples, outputs):
         p += 1
     return p
 
-# %% solution-1: not so yet: N = 64, Y = 10: more numbers
+# %% solution-1: right shape, wrong values: N = 64, Y = 10
 def break_even(samples, outputs):
-    return samples * outputs
+    return samples * outputs  # as many
 
-# %% solution-1: not so yet: with one parameter less not
+# %% solution-1: right shape, wrong values: N = 64, Y = 10
 def break_even(samples, outputs):
     return samples * outputs**2 + 1
-
-# %% solution-1: not so yet: it is an int
-def break_even(samples, outputs):
-    return samples * outputs + 1.0
 
 # %% solution-2: correct
 def step_effect(theta, slopes, rate):
@@ -38,6 +34,11 @@ def step_effect(theta, slopes, rate):
 # %% solution-2: right shape, wrong values
 def step_effect(theta, slopes, rate):
     return rate * torch.einsum("ijab,jb->ia", theta, slopes) / len(slopes)
+
+# %% solution-2: right shape, wrong values: another kernel
+# outputs swapped, which the kernel of the lesson does not show
+# - torch.einsum("ijab,jb->ia", theta, slopes)
+# + torch.einsum("ijab,ja->ib", theta, slopes)
 
 # %% solution-2: wrong shape
 def step_effect(theta, slopes, rate):
@@ -68,6 +69,11 @@ def loo_errors(theta, residual, ridge):
     n, y = residual.shape
     inverse = (matrix_of(theta) + ridge * torch.eye(n * y).to(theta)).inverse()
     return residual / (ridge * inverse.diagonal().view(n, y))
+
+# %% solution-3: right shape, wrong values: errors, against 6 fits
+# outputs swapped
+# - matrix_of(theta)
+# + matrix_of(theta.transpose(2, 3))
 
 # %% solution-3: wrong shape
 # -     return residual / (ridge * inverse.diagonal().view(n, y))
@@ -104,6 +110,10 @@ def variance(model, x, train, ridge):
 # %% solution-4: not so yet: it holds no kernel of N x N
 # - [kernels.ntk(model, part)[:, :, 0, 0].diagonal() for part in x.split(25)]
 # + [kernels.ntk(model, x)[:, :, 0, 0].diagonal()]
+
+# %% solution-4: not so yet: it uses 'single' of the lesson
+# - kernels.ntk(model, train, x)
+# + kernels.ntk(single, train, x)
 
 # %% solution-4: right shape, wrong values
 # - (torch.cat(parts) - explained) / ridge

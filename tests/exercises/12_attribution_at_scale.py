@@ -29,11 +29,6 @@ def pieces(count, size):
 # - += 1
 # + += left
 
-# %% solution-1: not so yet: 129 samples in shards of 64: measured [64, 63, 2]
-# -         rows.pop()
-# -         rows[-1] += 1
-# +         rows[-2:] = [size - 1, 2]  # lent, where it should be given
-
 # %% solution-1: your answer raised IndexError
 # -     if left == 1 and rows:
 # -         rows[-1] += 1
@@ -57,20 +52,21 @@ def lds(predicted, truth):
         scores.append(torch.corrcoef(torch.stack(ranks))[0, 1])
     return torch.stack(scores).mean()
 
-# %% solution-2: right shape, wrong values: the score
+# %% solution-2: right shape, wrong values: 40 subsets
 # equal values get different ranks
 # - return ranks - ranks
 # + ranks = values.argsort(dim=0).argsort(dim=0).double()
 # +         return ranks - ranks
 
-# %% solution-2: right shape, wrong values: the score
+# %% solution-2: right shape, wrong values: 40 subsets
+# one correlation of all ranks
+# - ((a * b).sum(dim=0) / (a.norm(dim=0) * b.norm(dim=0))).mean()
+# + (a * b).sum() / (a.norm() * b.norm())
+
+# %% solution-2: right shape, wrong values: 40 subsets
 def lds(predicted, truth):  # over the test samples of a subset
     scores = [stats.spearmanr(a, b)[0] for a, b in zip(predicted, truth)]
     return torch.tensor(scores, dtype=torch.float64).mean()
-
-# %% solution-2: wrong shape: the score: expected (), got (6,)
-# -     return torch.tensor(scores, dtype=torch.float64).mean()
-# +     return torch.tensor(scores, dtype=torch.float64)
 
 # %% solution-3: correct
 def nearest(features, query, count):
@@ -87,17 +83,24 @@ def nearest(features, query, count):
         start += len(shard)
     return np.array([row for _, row in best])
 
-# %% solution-3: not so yet: less than a quarter of the features is held: measured
+# %% solution-3: not so yet: less than a quarter is held: measured
 def nearest(features, query, count):
     return np.argsort(-(features[:] @ query))[:count]
 
-# %% solution-3: right shape, wrong values: rows
+# %% solution-3: right shape, wrong values: the job's features
 # -     return np.argsort(-products)[:count]
 # +     return np.sort(np.argsort(-products)[:count])  # not by the product
 
-# %% solution-3: wrong shape: rows: expected (20,), got (480,)
+# %% solution-3: wrong shape: the job's features: expected (20,), got (480,)
 def nearest(features, query, count):  # the nearest of each shard
     return np.concatenate([np.argsort(-(shard @ query))[:count] for shard in features.shards])
+
+# %% solution-3: right shape, wrong values: shards of other sizes
+def nearest(features, query, count):  # shards of 64 rows
+    found = []
+    for index, shard in enumerate(features.shards):
+        found += [(-value, 64 * index + row) for row, value in enumerate((shard @ query).tolist())]
+    return np.array([row for _, row in sorted(found)[:count]])
 
 # %% solution-4: correct
 def exact_sum(parts):
@@ -127,38 +130,51 @@ def exact_sum(parts):
 # + max(30, 62 - int(np.frexp(largest * len(parts))[1]))  # huge numbers overflow
 
 # %% solution-5: correct
-def private_step(world, number):
-    mask = torch.rand(n, generator=torch.Generator().manual_seed(number)) < rate
-    own = [torch.arange(n) % world == rank for rank in range(world)]
-    sums = [clipped((mask & mine).nonzero().flatten().to(where)) for mine in own]
-    return all_reduce([*sums, noise(number)]) / expected_batch  # noise as one more summand
+def private_step(grads, world, number, rate, limit, sigma, all_reduce):
+    generator = torch.Generator().manual_seed(number)
+    mask = torch.rand(len(grads), generator=generator) < rate
+    sums = []
+    for rank in range(world):
+        own = grads[mask & (torch.arange(len(grads)) % world == rank)]
+        sums.append((own * (limit / (own.norm(dim=1) + 1e-6)).clamp(max=1)[:, None]).sum(dim=0))
+    noise = torch.randn(grads.shape[1], generator=generator, dtype=grads.dtype)
+    sums[0] = sums[0] + limit * sigma * noise  # the noise of one worker
+    return all_reduce(sums) / (rate * len(grads))
 
 # %% solution-5: correct
-def private_step(world, number):
-    mask = torch.rand(n, generator=torch.Generator().manual_seed(number)) < rate
-    shares = mask.nonzero().flatten().to(where).tensor_split(world)
-    total = noise(number)
-    for share in shares:
-        total = total + clipped(share)
-    return total / (rate * n)
+def private_step(grads, world, number, rate, limit, sigma, all_reduce):
+    generator = torch.Generator().manual_seed(number)
+    drawn = grads[torch.rand(len(grads), generator=generator) < rate]
+    scaled = [g * min(1.0, limit / g.norm().item()) for g in drawn]
+    sums = [sum(scaled[rank::world], torch.zeros_like(grads[0])) for rank in range(world)]
+    noise = torch.randn(len(grads[0]), generator=generator, dtype=grads.dtype)
+    return (all_reduce(sums) + sigma * limit * noise) / len(grads) / rate
 
-# %% solution-5: right shape, wrong values: step 3, 2 workers
+# %% solution-5: right shape, wrong values: 90 samples, 2 workers
+# each worker adds the noise
 # - for rank in range(world)]
-# + + noise(number) for rank in range(world)]
-# - (all_reduce(sums) + noise(number))
+# + + noise for rank in range(world)]
+# - (all_reduce(sums) + noise.to(grads.device))
 # + all_reduce(sums)
 
-# %% solution-5: right shape, wrong values: step 3, 1 workers
-# -     return (all_reduce(sums) + noise(number)) / expected_batch
-# +     return (all_reduce(sums) + noise(number)) / len(drawn)  # of this draw
+# %% solution-5: right shape, wrong values: 90 samples, 1 workers
+# - (rate * n)
+# + len(drawn)  # of this draw
 
-# %% solution-5: right shape, wrong values: step 3, 2 workers
+# %% solution-5: right shape, wrong values: 90 samples, 1 workers
+# the average of each worker is clipped
+# - sums = [(grads * factors)[drawn[rank::world]].sum(dim=0) for rank in range(world)]
+# + means = [grads[drawn[rank::world]].mean(dim=0) for rank in range(world)]
+# +     sums = [m * (limit / m.norm()).clamp(max=1) * len(drawn) / world for m in means]
+
+# %% solution-5: right shape, wrong values: 90 samples, 2 workers
 # a draw of its own for each worker, all with one seed
-# - sums = [clipped(drawn[rank::world]) for rank in range(world)]
-# + shares = [torch.arange(n)[rank::world] for rank in range(world)]
-# +     sums = [clipped(each[chance[: len(each)] < rate].to(where)) for each in shares]
+# - sums = [(grads * factors)[drawn[rank::world]]
+# + sums = [(grads * factors)[rank::world][drawn[drawn < len(range(rank, n, world))]]
 
-# %% solution-5: right shape, wrong values: step 3, 1 workers
-# -     sums = [clipped(drawn[rank::world]) for rank in range(world)]
-# -     return (all_reduce(sums) + noise(number)) / expected_batch
-# +     return all_reduce([clipped(drawn[rank::world]) for rank in range(world)]) / expected_batch
+# %% solution-5: not so yet: one reduction, of a tensor of each
+# one worker does it all
+# - for rank in range(world)]
+# + for rank in range(1)]
+# - drawn[rank::world]
+# + drawn

@@ -46,6 +46,11 @@ def findings(lesson: Path) -> list[str]:
     return found
 
 
+def stands_alone(notebook: NotebookNode) -> bool:
+    """Say whether a lesson uses no helpers, as lesson 0: then it has no set-up, nor exercises."""
+    return not any("helpers import" in cell.source for cell in files.code_cells(notebook))
+
+
 def _form(notebook: NotebookNode) -> Iterator[Finding]:
     """Look for what `make outputs` would change, without running the lesson."""
     saved = copy.deepcopy(notebook)
@@ -67,7 +72,7 @@ def _parameters(notebook: NotebookNode) -> Iterator[Finding]:
             yield first, f"line {line!r} has not the form `name: type = value  # meaning`"
     if missing := {*REQUIRED} - {match[1] for _, match in lines if match}:
         yield first, f"the parameters cell lacks {', '.join(sorted(missing))}"
-    if second.source != form.SETUP:
+    if second.source != form.SETUP and not stands_alone(notebook):
         yield second, "the second code cell is not the set-up cell that lessons share"
 
 
@@ -102,6 +107,8 @@ def _compared(cell: NotebookNode) -> Iterator[Finding]:
 
 
 def _exercises(notebook: NotebookNode) -> Iterator[Finding]:
+    if stands_alone(notebook):
+        return
     solutions = [n for n, cell in enumerate(notebook.cells) if "solution" in files.tags(cell)]
     if not any(copies.EXERCISES in cell.source for cell in notebook.cells):
         yield None, "it does not explain exercises as every lesson does"

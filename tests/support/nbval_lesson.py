@@ -138,7 +138,11 @@ class Lesson(IPyNbFile):
             asked = {"isolation": _isolation, "answers": partial(_missing, blocks)}
             for answer in answers.answers(self.nb, blocks):
                 asked[answer.name] = partial(_judged, answer)
-            last = {"cell_num": None, "cell": self.nb.cells[-1], "options": defaultdict(bool)}
+            last = {
+                "cell_num": len(self.nb.cells),
+                "cell": self.nb.cells[-1],
+                "options": defaultdict(bool),
+            }
             for name, ask in asked.items():
                 item = Item.from_parent(self, name=name, **last)
                 item.ask = ask

@@ -15,7 +15,7 @@ from helpers.tooling.lesson import copies, files, form
 from tests.support import anatomy
 
 ROOT = Path(__file__).parents[2]
-LESSONS = sorted((ROOT / files.FOLDER).glob("[0-9][0-9]_*.ipynb"))
+DOOR, *LESSONS = sorted((ROOT / files.FOLDER).glob("[0-9][0-9]_*.ipynb"))
 PARAMETERS = """\
 device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps
 dataset: str = "digits"  # digits or random
@@ -35,8 +35,8 @@ TASK += HINT.format(1, "There is a sign for it.") + HINT.format(2, "`2 * x`.")
 CHECK = """\
 from helpers import exercises
 
-with exercises.check("Exercise 1"):
-    exercises.expect("doubled", answer(torch.ones(3)), 2 * torch.ones(3))"""
+with exercises.check("Exercise 1", answer) as doubled:
+    exercises.expect("doubled", doubled(torch.ones(3)), 2 * torch.ones(3))"""
 
 
 def code(identity: str, source: str, *tags: str, printed: str = "") -> NotebookNode:

@@ -4,10 +4,10 @@ import pytest
 from nbformat.v4 import new_code_cell, new_output
 
 from tests.support import anatomy
-from tests.tooling.samples import LESSONS, cell, good_lesson, save
+from tests.tooling.samples import DOOR, LESSONS, cell, good_lesson, save
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
 def test_lesson_is_sound(path):
     assert anatomy.findings(path) == []
 

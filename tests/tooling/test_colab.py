@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab
 from helpers.tooling.lesson import files, imports
-from tests.tooling.samples import LESSONS, ROOT, cell, good_lesson, quick, save
+from tests.tooling.samples import DOOR, LESSONS, ROOT, cell, good_lesson, quick, save
 
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
 TORCH = torch.__version__.partition("+")[0]
@@ -126,6 +126,12 @@ def test_copy_as_a_file(path):
             assert not re.search(INSTALLS, each.source, re.M)
             shown = [output.get("data", {}).get("text/markdown", "") for output in each.outputs]
             assert "](#" not in "".join(shown), "a link that leads out of no frame"
+
+
+def test_lesson_0_is_its_own_copy():
+    copy, lesson = colab.standalone(DOOR, None), files.read(DOOR)
+    assert [each.id for each in copy.cells] == [each.id for each in lesson.cells]
+    assert "accelerator" not in copy.metadata
 
 
 def test_without_opacus_lesson_8_says_in_one_sentence_what_to_do(monkeypatch):

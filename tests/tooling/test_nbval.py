@@ -146,7 +146,7 @@ def test_small_sizes_are_of_parameters_that_there_are():
     declared = {path.stem: parameters.declared(path) for path in LESSONS}
     for stem, values in SIZES.items():
         assert values.keys() <= declared[stem].keys()
-        assert all(value < declared[stem][name].default for name, value in values.items())
+        assert all(value < declared[stem][name][0] for name, value in values.items())
 
 
 @pytest.mark.whole

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from helpers.tooling.lesson import files
-from tests.tooling.samples import LESSONS, ROOT, quick, run_pytest, save
+from tests.tooling.samples import DOOR, LESSONS, ROOT, quick, run_pytest, save
 
 # Python imports a module of this name when it starts, in a kernel and in what that starts as well.
 STARTED = """\
@@ -57,7 +57,7 @@ def test_helpers_and_the_zoo():
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
 def test_lesson(path, desk):
     """It runs there, and its saved outputs that must be the same everywhere are the same."""
     notebook = quick(files.read(path), path.stem)

@@ -13,7 +13,7 @@ import torch
 
 from helpers.tooling import run
 from helpers.tooling.lesson import execution, files, parameters
-from tests.tooling.samples import LESSONS, SIZES, code, good_lesson, lesson, save
+from tests.tooling.samples import DOOR, LESSONS, SIZES, code, good_lesson, lesson, save
 
 
 def test_every_failure_is_reported_at_the_end(desk, capfd):
@@ -71,7 +71,7 @@ def test_cell_that_takes_too_long(desk, monkeypatch):
 REFUSED = {
     "unknown parameter": (["--params", "devcie=cuda"], "01_good.ipynb has no parameter 'devcie', "),
     "no number": (["--params", "batch_size=many"], "batch_size must be a whole number, at least 1"),
-    "too small": (["--params", "hidden=0"], "hidden must be a whole number, at least 1, got '0'"),
+    "too small": (["--params", "hidden=0"], "hidden must be a whole number, at least 1, got 0"),
     "too many": (["--params", "batch_size=1798"], "the digits are 1797 samples"),
     "dataset": (["--params", "dataset=cats"], "dataset must be 'digits' or 'random', got 'cats'"),
     "no value": (["--params", "hidden"], "a parameter is given as name=value, got 'hidden'"),
@@ -150,7 +150,7 @@ def test_killed_half_way(number, status, desk):
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
 def test_lesson_runs_on_the_random_stand_in(path, tmp_path):
     sizes = [f"{name}={value}" for name, value in SIZES.get(path.stem, {}).items()]
     values = parameters.check(path, ["dataset=random", "batch_size=4", *sizes], "cpu")

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import pandas as pd
@@ -13,7 +13,7 @@ from helpers import compare, gradients
 from helpers.limits.diagnosis import habits, inspection, observation, trial
 from helpers.limits.diagnosis.signs import describe, one_line
 from helpers.limits.diagnosis.watch import Case
-from helpers.limits.lookup import Entry, entries
+from helpers.limits.lookup import entries, markdown
 from helpers.transforms import batches, checks, samples
 from helpers.transforms.batches import Tree
 from helpers.transforms.randomness import streams_kept
@@ -21,13 +21,8 @@ from helpers.transforms.restore import preserved
 
 FEW = 4
 """How many samples are run, at most."""
-WILL = {
-    "loud": "raises",
-    "silent": "silently differs",
-    "slow": "falls back, slowly",
-}
-
-
+WILL = {"loud": "raises", "silent": "silently differs", "slow": "falls back, slowly"}
+COLUMNS = ["where", "will", "entry", "cause", "way out"]
 DIFFERS = (
     "The bare composition computes other gradients than the loop: the forward asks what a "
     "parameter is, by its class or an attribute, or torch is wrong about an operation under vmap."
@@ -39,36 +34,16 @@ DIFFERS = (
 class Finding:
     """One thing in a model that bare transforms do not take as it is."""
 
-    entry: str
-    """The name of its entry in lesson 6, or `"unknown"`."""
     where: str
     """The modules, parameters or buffers, by name; or `loss_fn`."""
-    error: str = ""
-    """The error, where no entry covers it."""
-
-    @property
-    def will(self) -> str:
-        """What it will do: raise, silently differ, or fall back."""
-        known = self._known
-        return WILL[known.part if known else "silent" if self.error == DIFFERS else "loud"]
-
-    @property
-    def cause(self) -> str:
-        """Why."""
-        known = self._known
-        return known.cause if known else self.error
-
-    @property
-    def fix(self) -> str:
-        """The way out."""
-        known = self._known
-        if self.error == DIFFERS:
-            return "`func_gradients`, where the comparison says that it is equal."
-        return known.fix if known else "Take the loop for this model."
-
-    @property
-    def _known(self) -> Entry | None:
-        return entries().get(self.entry)
+    will: str
+    """What it will do: raise, silently differ, or fall back."""
+    entry: str
+    """The name of its entry in lesson 6, or `"unknown"`."""
+    cause: str
+    """Why; where no entry covers it, the error."""
+    fix: str
+    """The way out."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +58,7 @@ class Diagnosis:
 
     def table(self) -> pd.DataFrame:
         """Set out the findings: what each will do, where, why, and the way out."""
-        rows = [(each.where, each.will, each.entry, each.cause, each.fix) for each in self.findings]
-        return pd.DataFrame(rows, columns=["where", "will", "entry", "cause", "way out"])
+        return pd.DataFrame(map(astuple, self.findings), columns=COLUMNS)
 
     def __str__(self) -> str:
         lines = [
@@ -95,11 +69,8 @@ class Diagnosis:
         return "\n".join([*(lines or ["nothing found"]), conclusion])
 
     def _repr_markdown_(self) -> str:
-        lines = ["| where | will | entry | cause | way out |", "|---|---|---|---|---|"]
-        for each in self.findings:
-            cells = (f"`{each.where}`", each.will, each.entry, each.cause, each.fix)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        found = "\n".join(lines) if self.findings else "Nothing found."
+        rows = [(f"`{where}`", *rest) for where, *rest in map(astuple, self.findings)]
+        found = markdown(COLUMNS, rows) if rows else "Nothing found."
         return f"{found}\n\n**Compared with the loop.** {self.conclusion}."
 
     __repr__ = __str__
@@ -196,8 +167,18 @@ def _findings(found: list[tuple[str, ...]]) -> tuple[Finding, ...]:
             where = f"{earlier.where}, {where}"
         elif earlier:
             continue
-        findings[entry] = Finding(entry, where, *error)
+        findings[entry] = _finding(entry, where, *error)
     return tuple(sorted(findings.values(), key=lambda each: list(WILL.values()).index(each.will)))
+
+
+def _finding(entry: str, where: str, error: str = "") -> Finding:
+    known = entries().get(entry)
+    if known:
+        return Finding(where, WILL[known.part], entry, known.cause, known.fix)
+    if error == DIFFERS:
+        fix = "`func_gradients`, where the comparison says that it is equal."
+        return Finding(where, WILL["silent"], entry, error, fix)
+    return Finding(where, WILL["loud"], entry, error, "Take the loop for this model.")
 
 
 def _unequal(

@@ -61,7 +61,7 @@ def _observed(case: Case, sample: Batch) -> list[Found]:
     changed += [
         place
         for place, each in after.items()
-        if place not in kept and not each.is_tensor and each.module in modules
+        if place not in kept and not isinstance(each.value, Tensor) and each.module in modules
     ]
     inside = {id(value) for each in kept.values() for value in walk([each.value])}
     held = [name for number, name in ids.items() if name in met and number in inside]
@@ -138,17 +138,8 @@ class _Attribute:
         self.value = vars(module).get(key)
         self._snapshot = Snapshot([self.value])
 
-    @property
-    def is_tensor(self) -> bool:
-        """Whether it is a tensor: if a forward rebinds it, it is a stash."""
-        return isinstance(self.value, Tensor)
-
     def changed(self, registered: Collection[int]) -> bool:
-        """Return whether it is another one, or has something else in it.
-
-        Args:
-            registered: The `id` of parameters and buffers, which do not count.
-        """
+        """Return whether it, or what is in it but for registered tensors' `id`, is another one."""
         value = vars(self.module).get(self._key)
         if isinstance(value, Tensor) and value is not self.value:
             return False  # a stash, or a rebound tensor: other findings

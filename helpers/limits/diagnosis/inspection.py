@@ -1,12 +1,12 @@
 """What can be seen in a model without running it."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import debug_unwrap
 
+from helpers.transforms.batches import tensors_in
 from helpers.transforms.checks import BATCH_NORM
 
 Found = tuple[str, str]
@@ -87,17 +87,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
                 yield prefix + key, tensor, True
         for key, value in vars(module).items():
             if key not in ("_parameters", "_buffers", "_modules"):
-                for tensor in _leaves(value):
+                for tensor in tensors_in(value):
                     yield prefix + key, tensor, False
-
-
-def _leaves(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value, which may be a container of containers."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(part)
 
 
 def attributes(model: nn.Module) -> dict[str, list[Tensor]]:

@@ -24,25 +24,21 @@ class Observation:
     watch: Watch
     predictions: Any
     loss: Tensor
-    parameters: list[str]
-    """Those that require a gradient."""
     unreached: set[str] | None
     """The parameters that the loss does not depend on; `None` where that cannot be found."""
 
 
 def observe(case: Case) -> Iterator[Found]:
-    """Find what is silently different: buffers, stashes, draws, samples that meet, losses.
-
-    Raises:
-        ValueError: The model or the loss fails on one sample, or on the few, without transforms.
-    """
+    """Find what is silently different: buffers, stashes, draws, samples that meet, losses."""
     few = len(case.batch)
     singles = []
     for index in range(few):
         singles.append(_run(case, slice(index, index + 1), found := []))
         if index == 0:
             yield from found
-            yield from _draws(singles[0])
+            for kind, entry in (("torch", "random-draws"), ("numpy", "numpy-draws")):
+                if drew := singles[0].watch.drew[kind]:
+                    yield entry, listed(drew)
     if not all(isinstance(single.loss, Tensor) and single.loss.dim() == 0 for single in singles):
         yield "loss-is-no-scalar", "loss_fn"
         return
@@ -51,7 +47,9 @@ def observe(case: Case) -> Iterator[Found]:
             f"loss_fn must return a floating point number, got {singles[0].loss.dtype}: a count "
             "has no gradient"
         )
-    yield from _unreached(singles)
+    missing = [single.unreached for single in singles]
+    if None not in missing and (names := set.intersection(*missing)):
+        yield "no-gradient", listed(name for name in trainable(case.model) if name in names)
     try:
         whole = _run(case, slice(0, few), [])
     except ValueError:  # it holds for a batch of one, which is all that is asked of it
@@ -110,7 +108,7 @@ def _run(case: Case, part: slice, found: list[Found]) -> Observation:
         if made := [name for name, each in own.items() if each not in before]:
             found.append(("state-on-self", listed(made)))
         unreached = _unreached_by(loss, {name: own[name] for name in names})
-    return Observation(watch, predictions, loss, names, unreached)
+    return Observation(watch, predictions, loss, unreached)
 
 
 def _unreached_by(loss: Any, params: dict[str, Tensor]) -> set[str] | None:
@@ -122,20 +120,6 @@ def _unreached_by(loss: Any, params: dict[str, Tensor]) -> set[str] | None:
     except Exception:  # the loss called backward(), or whatever the model's own may raise
         return None
     return {name for name, parameter in params.items() if parameter.grad is None}
-
-
-def _draws(single: Observation) -> Iterator[Found]:
-    if single.watch.drew["torch"]:
-        yield "random-draws", listed(single.watch.drew["torch"])
-    if single.watch.drew["numpy"]:
-        yield "numpy-draws", listed(single.watch.drew["numpy"])
-
-
-def _unreached(singles: list[Observation]) -> Iterator[Found]:
-    """Find the trainable parameters that no sample's loss depends on."""
-    missing = [single.unreached for single in singles]
-    if None not in missing and (names := set.intersection(*missing)):
-        yield "no-gradient", listed(name for name in singles[0].parameters if name in names)
 
 
 def _meeting(singles: list[Observation], whole: Observation) -> list[Found]:

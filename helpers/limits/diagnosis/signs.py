@@ -25,70 +25,52 @@ class Sign:
     """Which functions of torch raise it, for the same purpose."""
 
 
+def _is(*kinds: type[nn.Module], training: bool = False) -> Callable[[nn.Module], bool]:
+    return lambda module: isinstance(module, kinds) and (module.training or not training)
+
+
+def _has(*attributes: str) -> Callable[[nn.Module], bool]:
+    return lambda module: any(getattr(module, name, None) for name in attributes)
+
+
 def _uninitialized(module: nn.Module) -> bool:
-    lazy = isinstance(module, nn.modules.lazy.LazyModuleMixin)
-    return lazy and module.has_uninitialized_params()
+    return _is(nn.modules.lazy.LazyModuleMixin)(module) and module.has_uninitialized_params()
 
 
 _DECIDES = "attempting to use a Tensor in some data-dependent control flow"
+_ITEM = ("item", "__float__", "__int__", "__index__")
 _NORM = "running_mean or running_var, which will be updated in place, were not batched"
 _BROADCAST = "doesn't match the broadcast shape"
+_HALF = "expected scalar type BFloat16 but found Float"
+_RENORM = "vmap: aten::embedding_renorm_(self, *extra_args) is not possible"
 _SETUP_CONTEXT = "it must override the setup_context staticmethod"
+_STATELESS = "The stateless API can't be used with"
 SIGNS = (
     Sign(_DECIDES, "data-dependent-branch"),
-    Sign(
-        "calling .item() on a Tensor",
-        "item",
-        functions=("item", "__float__", "__int__", "__index__"),
-    ),
+    Sign("calling .item() on a Tensor", "item", functions=_ITEM),
     Sign("Cannot access data pointer of Tensor that doesn't have storage", "numpy-or-list"),
     Sign("It looks like you're calling .item() on a Tensor. We don't support", "tensor-of-tensors"),
     Sign("Attempting to batch over indexing with a boolean mask", "boolean-mask"),
     Sign("We do not support batching operators that can output dynamic shape", "dynamic-shape"),
     Sign(_DECIDES, "index-by-target", functions=("__getitem__",)),
     Sign(_DECIDES, "one-hot", functions=("one_hot",)),
-    Sign(
-        _DECIDES,
-        "packed-sequence",
-        at=lambda module: isinstance(module, nn.RNNBase),
-        functions=("_pack_padded_sequence",),
-    ),
+    Sign(_DECIDES, "packed-sequence", at=_is(nn.RNNBase), functions=("_pack_padded_sequence",)),
     Sign("nested_tensor", "nested-tensors"),
     Sign("memory_format", "memory-format"),
-    Sign(
-        _NORM,
-        "batchnorm-in-training",
-        at=lambda module: isinstance(module, BATCH_NORM) and module.training,
-    ),
+    Sign(_NORM, "batchnorm-in-training", at=_is(BATCH_NORM, training=True)),
     Sign("Expected more than 1 value per channel when", "batchnorm-of-one-value", ValueError),
-    Sign(
-        _NORM,
-        "instancenorm-with-statistics",
-        at=lambda module: isinstance(module, INSTANCE_NORM) and module.training,
-    ),
+    Sign(_NORM, "instancenorm-with-statistics", at=_is(INSTANCE_NORM, training=True)),
     Sign("that would mutate a captured Tensor", "captured-buffer"),
     Sign(_BROADCAST, "in-place-into-zeros"),
     Sign("This happened due to `other` being vmapped over", "copy-into-zeros"),
-    Sign(
-        _BROADCAST,
-        "recurrent-layer",
-        at=lambda module: isinstance(module, nn.RNNBase | nn.RNNCellBase),
-    ),
-    Sign(
-        "vmap: aten::embedding_renorm_(self, *extra_args) is not possible",
-        "embedding-max-norm",
-        at=lambda module: getattr(module, "max_norm", None) is not None,
-    ),
+    Sign(_BROADCAST, "recurrent-layer", at=_is(nn.RNNBase, nn.RNNCellBase)),
+    Sign(_RENORM, "embedding-max-norm", at=_has("max_norm")),
     Sign("vmap: called random operation while in randomness error mode", "random-draws"),
     Sign(_SETUP_CONTEXT, "autograd-function"),
     Sign(_SETUP_CONTEXT, "custom-operator", functions=(CUSTOM_OPERATOR,)),
     Sign("_NoopSaveInputs, but it does not have vmap support", "checkpointing"),  # before 2.13
     Sign("but it does not have vmap support", "autograd-function-without-vmap"),
-    Sign(
-        _SETUP_CONTEXT,
-        "full-backward-hook",
-        at=lambda module: bool(module._backward_hooks or module._backward_pre_hooks),
-    ),
+    Sign(_SETUP_CONTEXT, "full-backward-hook", at=_has("_backward_hooks", "_backward_pre_hooks")),
     Sign("don't yet support saved tensor hooks", "checkpointing"),
     Sign("backward() called inside a functorch transform", "backward-inside"),
     Sign("You are attempting to call Tensor.requires_grad_()", "requires-grad-inside"),
@@ -96,26 +78,14 @@ SIGNS = (
         "Could not run 'aten::view' with arguments from the 'Sparse",
         "sparse-embedding",
         NotImplementedError,
-        at=lambda module: getattr(module, "sparse", False),
+        at=_has("sparse"),
     ),
-    Sign(
-        "expected scalar type BFloat16 but found Float",
-        "layernorm-under-autocast",
-        at=lambda module: isinstance(module, nn.LayerNorm | nn.GroupNorm),
-    ),
+    Sign(_HALF, "layernorm-under-autocast", at=_is(nn.LayerNorm, nn.GroupNorm)),
     Sign("mat1 and mat2 shapes cannot be multiplied", "missing-batch-dimension"),
     Sign("Expected f(*args) to return a scalar Tensor", "loss-is-no-scalar"),
     Sign("functional_call got multiple values for keys", "tied-names", ValueError),
-    Sign(
-        "The stateless API can't be used with nn.DataParallel module",
-        "data-parallel",
-        at=lambda module: isinstance(module, nn.DataParallel),
-    ),
-    Sign(
-        "The stateless API can't be used with Jitted modules",
-        "scripted-module",
-        at=lambda module: isinstance(module, torch.jit.ScriptModule),
-    ),
+    Sign(f"{_STATELESS} nn.DataParallel module", "data-parallel", at=_is(nn.DataParallel)),
+    Sign(f"{_STATELESS} Jitted modules", "scripted-module", at=_is(torch.jit.ScriptModule)),
     Sign("Attempted to use an uninitialized parameter", "lazy-module", ValueError, _uninitialized),
 )
 FALLBACKS = {

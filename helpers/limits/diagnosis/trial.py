@@ -34,24 +34,24 @@ def norms_in_eval(model: nn.Module) -> None:
 def transforms(case: Case) -> tuple[list[tuple[str, str, str]], dict[str, Tensor]]:
     """Run the bare composition; mend what raises as its entry says, and go on.
 
-    Returns:
-        The entry, the place, and for what no entry covers, the error; it ends with the first error
-        that cannot be mended here: what lies behind it was not reached. And the gradients, none
-        where anything was mended.
+    Returns the entry, the place, and for what no entry covers, the error, up to the first error
+    that cannot be mended here; and the gradients, none where anything was mended.
     """
     if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
         return [("packed-sequence", "the batch", "")], {}
     found: list[tuple[str, str, str]] = []
     mended: set[str] = set()
     while True:
-        watch, error = _attempt(case, mended)
+        with preserved(case.model, trainable(case.model)):
+            watch, error = _attempt(case, mended)
         if error is None:
             return [*found, *_fallbacks(watch)], {} if mended else watch.gradients
         sign = _explain(error, watch)
         name = sign.entry if sign else UNKNOWN
         place = _place(sign, watch)
         if name in _WRITES and "sample-into-buffer" not in mended:
-            second, other = _attempt(case, mended | {"sample-into-buffer"})
+            with preserved(case.model, trainable(case.model)):
+                second, other = _attempt(case, mended | {"sample-into-buffer"})
             if other is None or one_line(other) != one_line(error) or second.place != watch.place:
                 name, place = "sample-into-buffer", watch.place
         found.append((name, place, "" if sign else describe(error)))
@@ -61,12 +61,7 @@ def transforms(case: Case) -> tuple[list[tuple[str, str, str]], dict[str, Tensor
 
 
 def _attempt(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
-    """Run the bare composition with some causes mended, and put the model back."""
-    with preserved(case.model, trainable(case.model)):
-        return _run(case, mended)
-
-
-def _run(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
+    """Run the bare composition with some causes mended."""
     model = case.model
     for name in mended:
         _MENDED[name](model)
@@ -100,10 +95,6 @@ def _run(case: Case, mended: set[str]) -> tuple[Watch, Exception | None]:
     return watch, None
 
 
-def _same(model: nn.Module) -> None:
-    pass
-
-
 def _without_hooks(model: nn.Module) -> None:
     for module in model.modules():
         module._backward_hooks.clear()
@@ -133,8 +124,8 @@ _MENDED: dict[str, Callable[[nn.Module], None]] = {
     "full-backward-hook": _without_hooks,
     "sparse-embedding": _without("sparse", False),
     "embedding-max-norm": _without("max_norm", None),
-    "random-draws": _same,  # `_attempt` sets `randomness`
-    "sample-into-buffer": _same,  # `_attempt` gives each sample its own
+    "random-draws": lambda _: None,  # `_attempt` sets `randomness`
+    "sample-into-buffer": lambda _: None,  # `_attempt` gives each sample its own
 }
 
 

@@ -41,33 +41,22 @@ class Case(NamedTuple):
 class Watch(TorchFunctionMode):
     """Watch one run of a model, which keeps the hooks for it until it is put back.
 
-    Args:
-        model: Its hooks stay.
-        draws_on: Where to look for random draws; `None` means nowhere, as it must under
-            transforms, in which no state can be read.
+    Random draws are looked for on the device `draws_on`, and not under transforms, where no state
+    can be read.
     """
 
     def __init__(self, model: nn.Module, draws_on: torch.device | None = None) -> None:
         super().__init__()
         self.names = {module: name or "the model" for name, module in model.named_modules()}
-        self.running: list[nn.Module] = []
-        """The modules that are in their forward, the innermost last; after an error, too."""
-        self.phase = "the model"
-        """Where it is outside of a module: `"the model"`, `"loss_fn"` or `"the backward pass"`."""
-        self.raised_in = ""
-        """The function of torch that raised."""
-        self.outputs: list[tuple[str, Tensor]] = []
-        """What each call of a module returned, where it was one tensor."""
-        self.drew: dict[str, list[str]] = {"torch": [], "numpy": []}
-        """The innermost modules that drew random numbers; `random` counts as numpy."""
-        self.loss_calls: list[tuple[str, dict[str, Any]]] = []
-        """The losses of torch that were called, with their keyword arguments."""
-        self.gradients: dict[str, Tensor] = {}
-        """What the bare composition returned."""
-        self.asked: list[str] = []
-        """The modules in which a forward asked whether a tensor requires a gradient."""
-        self.fallbacks: list[tuple[str, str]] = []
-        """The operations that `vmap` fell back for, each with the place."""
+        self.running: list[nn.Module] = []  # in their forward, the innermost last
+        self.phase = "the model"  # outside of modules: also "loss_fn", "the backward pass"
+        self.raised_in = ""  # the function of torch that raised
+        self.outputs: list[tuple[str, Tensor]] = []  # of modules, where they are one tensor
+        self.drew: dict[str, list[str]] = {"torch": [], "numpy": []}  # innermost modules that draw
+        self.loss_calls: list[tuple[str, dict[str, Any]]] = []  # of torch, with named arguments
+        self.gradients: dict[str, Tensor] = {}  # what the bare composition returned
+        self.asked: list[str] = []  # where a forward asked if a tensor requires a gradient
+        self.fallbacks: list[tuple[str, str]] = []  # operations of `vmap`, each with the place
         self._device = draws_on
         self._states: list[tuple[Any, Any]] = []
         self._explained = {"torch": 0, "numpy": 0}

@@ -27,15 +27,7 @@ COPY = (
 
 
 def derive(lesson: Path, beside: str) -> NotebookNode:
-    """Read a lesson, to be changed into an edition of it that works away from the collection.
-
-    Args:
-        lesson: The notebook.
-        beside: What to do where the edition finds no folder `helpers`.
-
-    Returns:
-        The notebook, which says that it is a copy.
-    """
+    """Read a lesson as a copy, which says `beside` where it finds no folder `helpers`."""
     notebook = files.read(lesson)
     notebook.cells[0].source += f"\n\n{COPY}"
     for cell in files.code_cells(notebook):
@@ -44,15 +36,7 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
 
 
 def entries(needed: Collection[Path]) -> dict[Path, str]:
-    """Return what the modules of a copy read from lesson 6, which may not lie beside them.
-
-    Args:
-        needed: The modules, as `imports.reached` lists them.
-
-    Returns:
-        The text of the lesson's entries, by the path that it must have; `{}` where no module
-        reads them.
-    """
+    """Return the entries of lesson 6, by the path where modules of a copy that need them look."""
     reader = Path("helpers/limits/lookup.py")
     if reader not in needed:
         return {}
@@ -62,12 +46,9 @@ def entries(needed: Collection[Path]) -> dict[Path, str]:
 
 
 def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
-    """Let links between lessons lead somewhere else.
+    """Put `target` before lessons in links to them; with None, the text of a link alone stays.
 
-    Args:
-        notebook: The edition.
-        target: What to put before a lesson's file name; None leaves the text of the link alone.
-        there: File names of lessons that lie beside this one; links to them stay as they are.
+    Links to the file names in `there`, of lessons beside this one, stay as they are.
     """
 
     def led(link: re.Match[str]) -> str:
@@ -85,10 +66,6 @@ def relink_headings(notebook: NotebookNode, prefix: str) -> None:
 
     A page that shows outputs in frames of their own follows no link out of them. So a cell whose
     saved output holds such links becomes text: that output.
-
-    Args:
-        notebook: The edition.
-        prefix: What to put before the id of a cell.
     """
     for number, cell in enumerate(notebook.cells):
         shown = [each.get("data", {}).get("text/markdown", "") for each in cell.get("outputs", [])]
@@ -109,17 +86,7 @@ def relink_headings(notebook: NotebookNode, prefix: str) -> None:
 
 
 def stub(solution: str) -> str:
-    """Empty a solution, down to its signatures and docstrings.
-
-    Args:
-        solution: The source of one function or class, with docstrings.
-
-    Returns:
-        The same, where each function raises `NotImplementedError` that says what to write.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Empty a function or a class, down to signatures, docstrings, and what is still to do."""
     body = ast.parse(solution).body
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")

@@ -9,15 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Make a file or a folder anew, with all that is in it.
+    """Yield a path where a file or a folder is made anew, to replace `path` after the block.
 
-    Args:
-        path: What shall be replaced, if it is there; the folder that holds it is made if need be.
-
-    Yields:
-        A path where nothing is yet, to be written. It takes the place of `path` at the end of the
-        `with` block. If that is left by an error, or a signal that ends the process, it goes, and
-        what was there stays.
+    If that is left by an error, or a signal that ends the process, what was there stays.
     """
     place = path.resolve()  # a link stays one
     place.parent.mkdir(parents=True, exist_ok=True)

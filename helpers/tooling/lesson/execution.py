@@ -39,35 +39,18 @@ if torch and torch.cuda.is_initialized():
 
 @dataclass
 class Execution:
-    """How the execution of a lesson went.
-
-    Attributes:
-        lesson: The notebook's file.
-        notebook: The executed notebook, as far as it came.
-        failure: Which cell of the lesson failed, and how, in a sentence; None if none did.
-        seconds: The run time, with the start of the kernel.
-        peak_memory: The most bytes that the kernel has held at once: under `"host"` of resident
-            memory, under `"cuda"` of what PyTorch reserved on GPUs; what is not known is absent.
-    """
+    """How the execution of a lesson went."""
 
     lesson: Path
-    notebook: NotebookNode
-    failure: str | None = None
-    seconds: float = 0.0
+    notebook: NotebookNode  # as far as it came
+    failure: str | None = None  # which cell failed, and how, in a sentence
+    seconds: float = 0.0  # with the start of the kernel
     peak_memory: dict[str, int] = field(default_factory=dict)
+    """The most bytes at once, as far as known: `"host"` resident, `"cuda"` reserved by PyTorch."""
 
 
 def execute(lesson: Path, values: Mapping[str, int | str] | None = None) -> Execution:
-    """Execute a lesson in its own folder; its file stays as it is.
-
-    Args:
-        lesson: The notebook.
-        values: Its parameters, where others than its own: papermill puts a cell with them behind
-            the parameters cell.
-
-    Returns:
-        How it went; a failure in the lesson does not raise.
-    """
+    """Execute a lesson in its own folder, with its own parameters or others; its file stays."""
     notebook = load_notebook_node(str(lesson))
     if values:
         notebook = parameterize_notebook(notebook, dict(values))

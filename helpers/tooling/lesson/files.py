@@ -15,11 +15,7 @@ FOLDER = Path("notebooks")
 
 
 def find(folder: Path = FOLDER) -> list[Path]:
-    """List the lessons of a folder in reading order.
-
-    Raises:
-        ValueError: The folder holds none, for example because it is looked for in a wrong place.
-    """
+    """List the lessons of a folder in reading order; raise ValueError if there are none."""
     found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
     if not found:
         raise ValueError(f"no lesson {folder}/NN_name.ipynb from {Path.cwd()}")
@@ -27,11 +23,7 @@ def find(folder: Path = FOLDER) -> list[Path]:
 
 
 def choose(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
-    """Find lessons by number (`"3"` or `"03"`), name or file name, in reading order.
-
-    Args:
-        names: Which lessons; none means all of them.
-        folder: Where they are.
+    """Find lessons by number (`"3"` or `"03"`), name or file name; without names, all of them.
 
     Raises:
         ValueError: A name fits no lesson.

@@ -20,12 +20,7 @@ HERE = Path(__file__).parent
 
 
 def build(folder: Path = FOLDER) -> None:
-    """Write all pages; the folder is there in full or as it was before.
-
-    Raises:
-        ValueError: There are no lessons, the folder cannot be written, or Sphinx warned of
-            something, which it has printed.
-    """
+    """Write all pages; the folder is there in full or, after a warning of Sphinx, as before."""
     lessons = files.find()
     with drafts.replaced(folder) as draft, tempfile.TemporaryDirectory() as desk:
         source = Path(desk, "source")
