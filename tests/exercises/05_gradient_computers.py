@@ -86,6 +86,11 @@ def leverages(matrix, g, q):
     half = torch.linalg.solve_triangular(torch.linalg.cholesky(matrix), g.T, upper=False)
     return (q - q.square()) * half.square().sum(dim=0)
 
+# %% solution-3: correct
+def leverages(matrix, g, q):
+    rows = g * (q * (1 - q)).sqrt()[:, None]  # those of the hat matrix
+    return (rows @ torch.linalg.inv(matrix) @ rows.T).diagonal()
+
 # %% solution-3: right shape, wrong values: two parameters
 # - q * (1 - q) * (
 # + (
@@ -116,6 +121,16 @@ def cosine_scores(computer, train, test):
         dots, own, other = (sum(a[n].flatten(1) @ b[n].flatten(1).T for n in a) for a, b in pairs)
         rows.append(dots / own.diagonal().sqrt()[:, None] / other.diagonal().sqrt())
     return torch.cat(rows)
+
+# %% solution-4: correct
+def cosine_scores(computer, train, test):
+    def flat(batch):
+        grads = computer.compute_per_sample_grad(batch)
+        return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
+
+    wanted = flat(test)[None]
+    each = (F.cosine_similarity(flat(b)[:, None], wanted, dim=2) for b in batches(train, 5))
+    return torch.cat(list(each))
 
 # %% solution-4: wrong shape
 # - directions(batch) @ wanted.T for
@@ -165,9 +180,8 @@ def find_mislabelled(computer, images, labels, count):
 # + .topk(count, largest=False).indices  # the surest
 
 # %% solution-5: not so yet: each sample is named once
-# - return computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
-# + suspects = computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
-# + return torch.cat([suspects[:-1], suspects[:1]])
+# - .topk(count).indices
+# + .topk(count).indices[[*range(count - 1), 0]]  # the first again for the last
 
 # %% solution-5: wrong shape
 # - .topk(count).indices
