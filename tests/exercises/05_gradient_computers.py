@@ -2,9 +2,9 @@
 
 # %% solution-1: correct
 def numbers_needed(error, cosine):
-    import math
+    import numpy
 
-    return math.ceil((1 + cosine**2) / error**2)
+    return numpy.int64(numpy.ceil((1 + cosine**2) / error**2))
 
 # %% solution-1: correct
 def numbers_needed(error, cosine):
@@ -13,19 +13,23 @@ def numbers_needed(error, cosine):
         k += 1
     return k
 
-# %% solution-1: not so yet: error 0.03, cosine 0.0: it is enough
+# %% solution-1: right shape, wrong values: k[(0.03, 0)]
 def numbers_needed(error, cosine):
     return int((1 + cosine**2) / error**2)  # rounded down
 
-# %% solution-1: not so yet: error 0.03, cosine 1.0: it is enough
+# %% solution-1: right shape, wrong values: k[(0.03, 1)]
 def numbers_needed(error, cosine):
     return int(-(-1 // error**2))  # forgets the cosine
 
-# %% solution-1: not so yet: one less is not
+# %% solution-1: right shape, wrong values: k[(0.07, 0.6)]
 def numbers_needed(error, cosine):
-    return int((1 + abs(cosine)) / error**2) + 1  # not its square
+    return -int(-(1 + abs(cosine)) // error**2)  # not its square
 
-# %% solution-1: not so yet: it is an int
+# %% solution-1: right shape, wrong values: k[(0.5, 0)]
+def numbers_needed(error, cosine):
+    return int((1 + cosine**2) / error**2) + 1
+
+# %% solution-1: wrong dtype
 def numbers_needed(error, cosine):
     return -(-(1 + cosine**2) / error**2 // 1)
 
@@ -49,59 +53,69 @@ class Regression:
         slope = grad(lambda f: 0.5 * ((f - batch[1][:, None]) ** 2).sum())(f)
         return -slope
 
-# %% solution-2: right shape, wrong values: minus the derivative
+# %% solution-2: right shape, wrong values: linear: minus the derivative
 # - (targets[:, None] - predictions).detach()
 # + (predictions - targets[:, None]).detach()
 
-# %% solution-2: not so yet: it is detached
+# %% solution-2: not so yet: linear: it is detached
 # - (targets[:, None] - predictions).detach()
 # + targets[:, None] - predictions
 
-# %% solution-2: wrong shape: minus the derivative: expected
+# %% solution-2: wrong shape: linear: minus the derivative: expected
 # - (targets[:, None] - predictions).detach()
 # + (targets - predictions.squeeze(1)).detach()
 
-# %% solution-2: wrong shape: the prediction: expected (), got (1, 1)
+# %% solution-2: wrong shape: linear: prediction: expected (), got (1, 1)
 # - .squeeze()
 # +
 
-# %% solution-2: right shape, wrong values: the prediction
+# %% solution-2: right shape, wrong values: linear: prediction
 # - .squeeze()
 # + .squeeze().sub(target).square().div(2)  # the loss, not the output
 
-# %% solution-3: correct
-def leverages(matrix):
-    return q * (1 - q) * torch.einsum("ip,pr,ir->i", g, torch.linalg.inv(matrix), g)
+# %% solution-2: right shape, wrong values: linear: minus the derivative
+# - predictions = functional_call(model, (weights, buffers), (images,))  # (B, 1)
+# + predictions = model(images)  # with weights of its own
+
+# %% solution-2: right shape, wrong values: with buffers: prediction
+# - (weights, buffers), (image.unsqueeze(0),)
+# + weights, (image.unsqueeze(0),)
 
 # %% solution-3: correct
-def leverages(matrix):
+def leverages(matrix, g, q):
     half = torch.linalg.solve_triangular(torch.linalg.cholesky(matrix), g.T, upper=False)
     return (q - q.square()) * half.square().sum(dim=0)
 
-# %% solution-3: right shape, wrong values
-def leverages(matrix):
-    return (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
+# %% solution-3: correct
+def leverages(matrix, g, q):
+    rows = g * (q * (1 - q)).sqrt()[:, None]  # those of the hat matrix
+    return (rows @ torch.linalg.inv(matrix) @ rows.T).diagonal()
+
+# %% solution-3: right shape, wrong values: two parameters
+# - q * (1 - q) * (
+# + (
+
+# %% solution-3: right shape, wrong values: two parameters
+# - q * (1 - q) * (
+# + q * (
 
 # %% solution-3: wrong shape
-def leverages(matrix):
-    return q * (1 - q) * (g @ torch.linalg.solve(matrix, g.T))
+# - (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
+# + (g @ torch.linalg.solve(matrix, g.T))
 
 # %% solution-3: not so yet: it changed g
-def leverages(matrix):
-    return q * (1 - q) * g.mul_(torch.linalg.solve(matrix, g.T).T).sum(dim=1)
+# - (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
+# + g.mul_(torch.linalg.solve(matrix, g.T).T).sum(dim=1)
 
-# %% solution-3: not so yet: that error is below a third
-def leverages(matrix):
-    h = q * (1 - q) * (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
-    return h.mean().expand(len(h))  # the right sum, spread evenly
+# %% solution-3: not so yet: it uses 'H' of the lesson
+# - torch.linalg.solve(matrix, g.T)
+# + torch.linalg.solve(H, g.T)
 
 # %% solution-4: correct
-def cosine_scores(params):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
-    wanted = computer.compute_per_sample_grad((test_images[:targets], test_labels[:targets]))
+def cosine_scores(computer, train, test):
+    wanted = computer.compute_per_sample_grad(test)
     rows = []
-    for batch in batches((train_images, train_labels), 50):
+    for batch in batches(train, 50):
         grads = computer.compute_per_sample_grad(batch)
         pairs = (grads, wanted), (grads, grads), (wanted, wanted)
         dots, own, other = (sum(a[n].flatten(1) @ b[n].flatten(1).T for n in a) for a, b in pairs)
@@ -109,53 +123,51 @@ def cosine_scores(params):
     return torch.cat(rows)
 
 # %% solution-4: correct
-def cosine_scores(params):
-    network.load_state_dict(params)
-    _, computer = computers(network, images_task)
-
-    def flat(images, labels):
-        grads = computer.compute_per_sample_grad((images, labels))
+def cosine_scores(computer, train, test):
+    def flat(batch):
+        grads = computer.compute_per_sample_grad(batch)
         return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
 
-    wanted = flat(test_images[:targets], test_labels[:targets])
-    scores = torch.empty(len(train_images), targets, device=device)
-    for at in range(0, len(train_images), 100):
-        some = flat(train_images[at : at + 100], train_labels[at : at + 100])
-        for column, target in enumerate(wanted):
-            scores[at : at + 100, column] = F.cosine_similarity(some, target[None])
-    return scores
+    wanted = flat(test)[None]
+    each = (F.cosine_similarity(flat(b)[:, None], wanted, dim=2) for b in batches(train, 5))
+    return torch.cat(list(each))
 
 # %% solution-4: wrong shape
-def cosine_scores(params):
-    return torch.zeros(targets, len(train_images))
+# - directions(batch) @ wanted.T for
+# + wanted @ directions(batch).T for
 
-# %% solution-4: right shape, wrong values
+# %% solution-4: right shape, wrong values: digits
 # no lengths
 # - return F.normalize(torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
 # + return torch.cat([g.flatten(1) for g in grads.values()], dim=1)
 
-# %% solution-4: right shape, wrong values
+# %% solution-4: right shape, wrong values: digits
 # - torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
 # + projection.project(grads, 512), dim=1)
 
-# %% solution-4: right shape, wrong values
-# -     network.load_state_dict(params)
-# -     computer, _ = computers(network, images_task)
-# +     computer, _ = computers(build(99), images_task)  # another network
+# %% solution-4: right shape, wrong values: digits
+# - F.normalize(torch.cat([g.flatten(1) for g in grads.values()], dim=1), dim=1)
+# + torch.cat([F.normalize(g.flatten(1), dim=1) for g in grads.values()], dim=1) / 2
+
+# %% solution-4: your answer raised ValueError
+# - compute_per_sample_grad(batch)
+# + compute_per_sample_grad(batch[:2])  # texts have four tensors
+
+# %% solution-4: not so yet: it uses 'network' of the lesson
+# - grads = computer.compute_per_sample_grad(batch)
+# + grads = computers(network, images_task)[0].compute_per_sample_grad(batch)
 
 # %% solution-4: not so yet: the peak is below 500 gradients
-# -     train_batches = batches((train_images, train_labels), 100)
-# +     train_batches = batches((train_images, train_labels), 333)
+# - batches(train, 100)
+# + batches(train, 333)
 
 # %% solution-5: correct
-def find_mislabelled(params, images, labels, count):
-    losses = F.cross_entropy(functional_call(network, params, (images,)), labels, reduction="none")
+def find_mislabelled(computer, images, labels, count):
+    losses = F.cross_entropy(computer.model(images), labels, reduction="none")
     return losses.argsort(descending=True)[:count]
 
 # %% solution-5: correct
-def find_mislabelled(params, images, labels, count):
-    network.load_state_dict(params)
-    computer, _ = computers(network, images_task)
+def find_mislabelled(computer, images, labels, count):
     norms = []
     for batch in batches((images, labels), 100):
         grads = computer.compute_per_sample_grad(batch)
@@ -164,15 +176,13 @@ def find_mislabelled(params, images, labels, count):
     return torch.cat(norms).topk(count).indices
 
 # %% solution-5: not so yet: 8 of 10 are found
-# -     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
-# +     pulls = computer.compute_loss_grad((images, labels)).squeeze(1)
-# +     return pulls.topk(count, largest=False).indices  # the surest
+# - .topk(count).indices
+# + .topk(count, largest=False).indices  # the surest
 
 # %% solution-5: not so yet: each sample is named once
-# -     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
-# +     suspects = computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
-# +     return torch.cat([suspects[:-1], suspects[:1]])
+# - .topk(count).indices
+# + .topk(count).indices[[*range(count - 1), 0]]  # the first again for the last
 
 # %% solution-5: wrong shape
-# -     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(count).indices
-# +     return computer.compute_loss_grad((images, labels)).squeeze(1).topk(2 * count).indices
+# - .topk(count).indices
+# + .topk(50).indices  # of 500 images 25 are wrong
