@@ -5,7 +5,6 @@ def weighted_grads(params, images, labels, weights):  # the gradient is linear i
     grads = compute_sample_grads(params, images, labels)
     return {n: g * weights.view(-1, *[1] * (g.dim() - 1)) for n, g in grads.items()}
 
-
 # %% solution-1: correct
 def weighted_grads(params, images, labels, weights):
     def loss(params, sample, target, weight):
@@ -14,7 +13,6 @@ def weighted_grads(params, images, labels, weights):
 
     mapped = vmap(grad(loss), (None, 0, 0, 0), chunk_size=max(1, len(images) // 2))
     return mapped(params, images, labels, weights)
-
 
 # %% solution-1: right shape, wrong values
 # all weights for each sample
@@ -31,12 +29,10 @@ def weighted_grads(params, images, labels, weights):
 # - return compute(params, images, labels, weights)
 # + return {n: g.mean(dim=0) for n, g in compute(params, images, labels, weights).items()}
 
-
 # %% solution-2: correct
 def grads_and_losses(params, images, labels):  # a list
     compute = vmap(torch.func.grad_and_value(compute_loss), in_dims=(None, 0, 0))
     return list(compute(params, images, labels))
-
 
 # %% solution-2: correct
 def grads_and_losses(params, images, labels):  # the value as an auxiliary result
@@ -46,39 +42,32 @@ def grads_and_losses(params, images, labels):  # the value as an auxiliary resul
 
     return vmap(grad(loss_twice, has_aux=True), in_dims=(None, 0, 0))(params, images, labels)
 
-
 # %% solution-2: not so yet: one forward pass: measured 2
 def grads_and_losses(params, images, labels):
     losses = vmap(compute_loss, in_dims=(None, 0, 0))(params, images, labels)
     return compute_sample_grads(params, images, labels), losses
 
-
 # %% solution-2: wrong shape
 def grads_and_losses(params, images, labels):
     return compute_sample_grads(params, images, labels), compute_loss(params, images[0], labels[0])
 
-
 # %% solution-2: right shape, wrong values
 def grads_and_losses(params, images, labels):
     return compute_sample_grads(params, images, labels), torch.zeros(len(images), device=device)
-
 
 # %% solution-2: wrong type: gradients and losses[0]: expected a dict, got Tensor
 def grads_and_losses(params, images, labels):  # in the other order
     compute = vmap(torch.func.grad_and_value(compute_loss), in_dims=(None, 0, 0))
     return compute(params, images, labels)[::-1]
 
-
 # %% solution-3: correct
 def ensemble_grads(stacked, images, labels):
     return vmap(lambda params: compute_sample_grads(params, images, labels))(stacked)
-
 
 # %% solution-3: correct
 def ensemble_grads(stacked, images, labels):  # the maps the other way round
     of_models = vmap(grad(compute_loss), in_dims=(0, None, None))
     return vmap(of_models, in_dims=(None, 0, 0), out_dims=1)(stacked, images, labels)
-
 
 # %% solution-3: not so yet: one forward pass: measured 3
 def ensemble_grads(stacked, images, labels):
@@ -86,23 +75,19 @@ def ensemble_grads(stacked, images, labels):
     rows = [compute_sample_grads(params, images, labels) for params in models]
     return {name: torch.stack([row[name] for row in rows]) for name in stacked}
 
-
 # %% solution-3: wrong shape
 def ensemble_grads(stacked, images, labels):
     grads = vmap(compute_sample_grads, in_dims=(0, None, None))(stacked, images, labels)
     return {name: g.transpose(0, 1) for name, g in grads.items()}
-
 
 # %% solution-3: right shape, wrong values
 def ensemble_grads(stacked, images, labels):  # one model for all
     first = {name: p[0].expand_as(p) for name, p in stacked.items()}
     return vmap(compute_sample_grads, in_dims=(0, None, None))(first, images, labels)
 
-
 # %% solution-3: your answer raised
 def ensemble_grads(stacked, images, labels):
     return vmap(compute_sample_grads)(stacked, images, labels)
-
 
 # %% solution-4: correct
 def clipped_sum(params, images, labels, limit, chunk_size):
@@ -116,7 +101,6 @@ def clipped_sum(params, images, labels, limit, chunk_size):
             total[name] = total[name] + torch.tensordot(scale, grads.pop(name), dims=1)
     return total
 
-
 # %% solution-4: correct
 def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: never more
     total = {name: torch.zeros_like(p) for name, p in params.items()}
@@ -126,7 +110,6 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: ne
         for name, g in grads.items():
             total[name].add_(g, alpha=min(1.0, limit / norm))
     return total
-
 
 # %% solution-4: right shape, wrong values
 # the last chunk is lost
@@ -138,7 +121,6 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # one at a time: ne
 # - g * scale for
 # + g * (limit / g.norm()).clamp(max=1.0) for
 
-
 # %% solution-4: not so yet: chunks of 5: the peak is below
 def clipped_sum(params, images, labels, limit, chunk_size):  # all clipped gradients at a time
     def clipped_grad(params, sample, target):
@@ -149,12 +131,10 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # all clipped gradi
     compute = vmap(clipped_grad, (None, 0, 0), chunk_size=chunk_size)
     return {n: g.sum(0) for n, g in compute(params, images, labels).items()}
 
-
 # %% solution-4: not so yet: chunks of 2: 9 forward passes or more: measured 6
 # small chunks, whatever the size asked for
 # - images.split(chunk_size), labels.split(chunk_size)
 # + images.split(3), labels.split(3)
-
 
 # %% solution-4: not so yet: it changed cases
 def clipped_sum(params, images, labels, limit, chunk_size):
@@ -162,11 +142,9 @@ def clipped_sum(params, images, labels, limit, chunk_size):
         p.zero_()
     return params
 
-
 # %% solution-5: correct
 def sample_grads_of(model, images, labels):
     return gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="different")
-
 
 # %% solution-5: correct
 def sample_grads_of(model, images, labels):
@@ -180,11 +158,9 @@ def sample_grads_of(model, images, labels):
 
     return vmap(grad(loss_of), (None, 0, 0), randomness="different")(wanted, images, labels)
 
-
 # %% solution-5: not so yet: 32 times one image: several masks
 def sample_grads_of(model, images, labels):
     return gradients.func_gradients(model, F.cross_entropy, images, labels, randomness="same")
-
 
 # %% solution-5: not expected: gradients in eval mode: 0.weight, 0.bias
 # the frozen ones, too
@@ -198,7 +174,6 @@ def sample_grads_of(model, images, labels):
 # %% solution-5: not so yet: it stays in its mode
 # - return compute(trainable, images, labels)
 # + return (compute(trainable, images, labels), model.eval())[0]
-
 
 # %% solution-5: wrong shape
 def sample_grads_of(model, images, labels):  # the gradient of the batch
