@@ -45,6 +45,8 @@ def normalise(notebook: NotebookNode) -> None:
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         kept = {name: cell.metadata[name] for name in CELL_METADATA if name in cell.metadata}
+        if "solution" in files.tags(cell):
+            kept["jupyter"] = {"source_hidden": True}
         cell.metadata = nbformat.from_dict(kept)
     for count, cell in enumerate(files.code_cells(notebook), 1):
         cell.execution_count = count
