@@ -2,8 +2,12 @@
 
 # %% solution-1: correct
 def label_saliency(model, X, labels):
-    X.requires_grad_()
+    X = X.clone().requires_grad_()
     return torch.autograd.grad(model(X).gather(1, labels[:, None]).sum(), X)[0]
+
+# %% solution-1: not so yet: it changed cases[0][1]
+# - X = X.clone().requires_grad_()
+# + X.requires_grad_()
 
 # %% solution-1: correct
 def label_saliency(model, X, labels):
@@ -63,7 +67,7 @@ def last_layer_jacobians(model, X):
 def last_layer_jacobians(model, X):
     return torch.zeros(len(X), 210)
 
-# %% solution-2: not so yet: it changed model
+# %% solution-2: not so yet: it changed cases[0][0]
 # - params = {
 # + model.fc1.requires_grad_(False)
 # +     params = {
@@ -97,7 +101,7 @@ def gauss_newton_product(flat, probabilities, v):
     hessians = torch.diag_embed(probabilities) - outer
     return torch.einsum("byp,byz,bzq->pq", flat, hessians, flat) @ v / len(flat)
 
-# %% solution-3: not so yet: it changed v
+# %% solution-3: not so yet: it changed cases[0][0][2]
 # - torch.einsum("byp,by->p", flat, weighted) / len(flat)
 # + v.copy_(torch.einsum("byp,by->p", flat, weighted) / len(flat))
 
@@ -135,7 +139,7 @@ def fit(curve, readings, theta):
 # - variance * torch.linalg.inv(J.T @ J).diagonal()
 # + variance / (J * J).sum(dim=0)
 
-# %% solution-4: not so yet: it changed theta
+# %% solution-4: not so yet: it changed cases[0][2]
 # - theta = theta +
 # + theta +=
 
