@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 from tqdm import tqdm
 
-from helpers.transforms.batches import tensors_in
-
 # A CUDA build of torch on a machine without a GPU warns on import that it cannot build extensions.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 from torch.utils.benchmark import Measurement, Timer  # noqa: E402
@@ -171,8 +169,8 @@ def memory(run: Callable[[], Any]) -> Memory:
 
     def count(func: Any, args: Any, kwargs: Any, result: Any) -> None:
         nonlocal now, peak
-        before = {id(tensor.untyped_storage()) for tensor in tensors_in((args, kwargs))}
-        for storage in map(Tensor.untyped_storage, tensors_in(result)):
+        before = {*map(id, _storages((args, kwargs)))}
+        for storage in _storages(result):
             key = id(storage)
             # A view of an argument is no new memory, and a storage counts once.
             if key not in before and key not in sizes:
@@ -186,6 +184,16 @@ def memory(run: Callable[[], Any]) -> Memory:
         kept = now
     del result
     return Memory(peak, kept)
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    """List the memory of the tensors in arguments or results."""
+    if isinstance(tree, Tensor):
+        return [tree.untyped_storage()]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    if not isinstance(tree, dict | list | tuple):
+        return []
+    return [storage for part in parts for storage in _storages(part)]
 
 
 def _each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
