@@ -109,15 +109,15 @@ class Branching(nn.Linear):
     ],
 )
 def test_means_in_half_precision_are_rounded_once(layer, chunk_size, dtype):
-    """Every sample gives 128: a sum in bfloat16 stops to grow, and one in float16 overflows."""
+    """Every sample gives 512: a sum in bfloat16 stops to grow, and one in float16 overflows."""
     model = layer(1, 1, bias=False).to(dtype)
-    data, targets = torch.full((600, 1), 8, dtype=dtype), torch.zeros(600, 1, dtype=dtype)
+    data, targets = torch.full((270, 1), 16, dtype=dtype), torch.zeros(270, 1, dtype=dtype)
     vector = {"weight": torch.ones(1, 1, dtype=dtype)}
     args, options = (model, F.mse_loss, data, targets), {"chunk_size": chunk_size}
     product = functools.partial(gauss_newton_product, *args, **options)
     for got in (product(vector)["weight"], matrix(product, vector)):
         assert got.dtype == dtype
-        assert got.item() == 128
+        assert got.item() == 512
 
 
 @pytest.mark.parametrize("kind", PRODUCTS)

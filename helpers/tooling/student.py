@@ -22,9 +22,8 @@ from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/student")
 EXERCISES = (
-    "Each exercise has three parts: the task, a cell to complete, and a check. Write your answer "
-    "in place of the line that raises, and run both cells. The check says what is still to do, "
-    "whether the shape is wrong or only the values, and when the answer is correct."
+    "Write your answer in place of the line that raises, and run it and the check, which says what "
+    "is still to do, whether the shape is wrong or only the values, and when the answer is correct."
 )
 """How the student's edition explains the exercises."""
 EMPTY = "Saved outputs are gone: where the text speaks of results, run the cells above it first."

@@ -32,6 +32,8 @@ print(*(
     if name.partition(".")[0] in ("helpers", "tests") and getattr(module, "__file__", None)
 ), sep="\\n")"""
 """What the kernel is asked, to know which modules of the collection the lesson has imported."""
+KEEP_FREED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+"""Settings of glibc for kernels: page faults are a third of the time of some lessons (lesson 7)."""
 
 
 class Kernel(RunningKernel):
@@ -119,7 +121,10 @@ class Lesson(IPyNbFile):
         """Start the kernel, and remember what lies in the folder."""
         os.environ.setdefault("TQDM_DISABLE", "1")  # progress is not saved
         self.there = _listed(self.path.parent)
-        self.kernel = Kernel(CURRENT_ENV_KERNEL_NAME, cwd=str(self.path.parent))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in KEEP_FREED.items():
+                patch.setenv(name, value)
+            self.kernel = Kernel(CURRENT_ENV_KERNEL_NAME, cwd=str(self.path.parent))
 
     def collect(self) -> Iterator[IPyNbCell]:
         """List the cells as nbval does, in the sizes stated, then what is asked of the lesson."""

@@ -4,11 +4,13 @@ The processes find each other by a file, so that no port is taken.
 """
 
 import importlib
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +21,9 @@ def run(case: str, world: int, folder: Path) -> list[Any]:
     What it returned in each, which can be saved, comes back in the order of ranks.
     """
     work = case, world, folder
-    group = torch.multiprocessing.spawn(_work, work, world, join=False, daemon=True)
+    # A server imports what takes seconds, once, and each process is a copy of it.
+    multiprocessing.set_forkserver_preload(["tests.support.workers", case.partition(":")[0]])
+    group = start_processes(_work, work, world, join=False, daemon=True, start_method="forkserver")
     ended = [group.join(timeout=240) for _ in range(world)]  # each time, some of them
     assert ended[-1], "the processes do not end"
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]

@@ -79,7 +79,7 @@ DAMAGE = {
     "two solutions": (update("answer-1", source="x = 1\ny = 2"), "a solution is one function or"),
     "solution without check": (update("check-1", source="1"), "cell 8 (answer-1): no check tagged"),
     "check not tagged": (marked("check-1", tags=[]), "cell 8 (answer-1): no check tagged"),
-    "exercises not explained": (replaces("exercise-1", "three parts", "parts"), "does not explain"),
+    "exercises not explained": (replaces("exercise-1", "folded ", ""), "does not explain"),
     "no level": (replaces("exercise-2", "(standard, ", "("), TASK),
     "wrong number": (replaces("exercise-2", "Exercise 2", "Exercise 3"), TASK),
     "one hint": (replaces("exercise-2", "Hint 2", "Answer"), TASK),

@@ -12,9 +12,8 @@ from helpers.exercises import STILL_TO_DO
 from helpers.tooling.lesson import files
 
 EXERCISES = (
-    "Each exercise has three parts: the task, a hidden cell with a solution, and a check. "
-    "Write your own in a new cell directly above the check, under the same name, and run both; "
-    "unfold the solution afterwards. As long as you write nothing, the check tests the solution."
+    "Write your answer in a new cell above the check, under the same name. "
+    "Until then the check tests the folded solution."
 )
 """How every lesson explains its exercises."""
 LOST = "download the whole collection"
