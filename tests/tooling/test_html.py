@@ -43,6 +43,7 @@ def book(written) -> dict[str, BeautifulSoup]:
     return {name: BeautifulSoup(text, "html.parser") for name, text in texts.items()}
 
 
+@pytest.mark.whole
 def test_links_and_anchors_lead_somewhere(book, written):
     for name, soup in book.items():
         for link in soup.select(".bd-article a[href], .bd-sidebar a[href]"):
@@ -53,6 +54,7 @@ def test_links_and_anchors_lead_somewhere(book, written):
                 assert not anchor or there.find(id=anchor), link
 
 
+@pytest.mark.whole
 def test_nothing_is_fetched_from_outside(book, written):
     for soup in book.values():
         for each in soup.select("img, script, link, iframe, source"):
@@ -63,6 +65,7 @@ def test_nothing_is_fetched_from_outside(book, written):
         assert not re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", style.read_text()), style
 
 
+@pytest.mark.whole
 def test_pages_say_what_they_are(book):
     for name, soup in book.items():
         assert soup.html["lang"] == "en"
@@ -72,6 +75,7 @@ def test_pages_say_what_they_are(book):
         assert (edition.NOTE in soup.article.text) == (name != "index")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_pictures_have_the_texts_of_their_cells(lesson, book):
     texts = {cell.metadata.get("alt") for cell in files.read(lesson).cells}
@@ -79,6 +83,7 @@ def test_pictures_have_the_texts_of_their_cells(lesson, book):
     assert book[lesson.stem].select(".cell_output a > img.drawing, .cell_output a > img.shades")
 
 
+@pytest.mark.whole
 def test_index_has_each_lesson_with_a_picture_and_lessons_their_copies_for_colab(book):
     entries = book["index"].select("article section section")
     assert [each.h2.a["href"] for each in entries] == [
@@ -91,6 +96,7 @@ def test_index_has_each_lesson_with_a_picture_and_lessons_their_copies_for_colab
         assert book[lesson.stem].find("a", href=copy)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_formulas_and_folds_are_those_of_the_source(lesson, book):
     notebook, article = files.read(lesson), book[lesson.stem].article
@@ -121,6 +127,7 @@ def test_formulas_and_folds_are_those_of_the_source(lesson, book):
         assert not re.search(r"[`$]|\*\*", "".join(prose))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_answers_wait_behind_their_predictions(lesson, book):
     cells, article = files.read(lesson).cells, book[lesson.stem].article
