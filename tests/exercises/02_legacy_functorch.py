@@ -29,6 +29,11 @@ def named_gradients(fmodel, model, grads):  # as if only first layers were froze
 def named_gradients(fmodel, model, grads):  # the frozen ones, too
     return {name: gradient.detach() for name, gradient in zip(fmodel.param_names, grads)}
 
+# %% solution-1: missing: gradients: 1.bias
+def named_gradients(fmodel, model, grads):  # names that the first two models freeze
+    frozen = ("conv1.weight", "conv1.bias", "1.bias")
+    return {n: g.detach() for n, g in zip(fmodel.param_names, grads) if n not in frozen}
+
 # %% solution-1: not so yet: they are detached
 def named_gradients(fmodel, model, grads):
     named = zip(fmodel.param_names, grads, strict=True)

@@ -69,6 +69,11 @@ def write_gradients(buffers, compute, params, images, labels, chunk_size):
 # + chunk_size = len(images)
 # +     for start
 
+# %% solution-2: wrong shape
+# and the buffers stay as they were for the answers after it
+# - buffer[part] = grads[name]
+# + buffers[name] = grads[name]
+
 # %% solution-2: not so yet: they are in the memory of the buffers
 # - buffer[part] = grads[name]
 # + buffers[name] = torch.cat([buffers[name][:start], grads[name]])
