@@ -9,7 +9,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from helpers.exercises import STILL_TO_DO
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import files, form
 
 EXERCISES = (
     "Each exercise has three parts: the task, a hidden cell with a solution, and a check. "
@@ -32,6 +32,8 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
     notebook.cells[0].source += f"\n\n{COPY}"
     for cell in files.code_cells(notebook):
         cell.source = cell.source.replace(LOST, beside)
+        for name in form.HASHES:
+            cell.metadata.pop(name, None)
     return notebook
 
 
