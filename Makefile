@@ -99,8 +99,10 @@ html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an i
 report: $(made)  ## set runs side by side in build/report.html: how they went, which outputs differ
 	@exec $(python) -m helpers.tooling.report
 
-lab: $(made)  ## open the lessons in JupyterLab
-	$(python) -m jupyter lab notebooks
+# The collection is the root, so that what `make run` left in build/ lies beside the lessons.
+lab: $(made)  ## open lesson 0 in JupyterLab, the others and build/ beside it
+	$(python) -m jupyter lab --allow-root --LabApp.news_url=None --ServerApp.root_dir=. \
+		notebooks/00_in_ten_minutes.ipynb
 
 lint: $(made)  ## check style and format of code and lessons
 	$(python) -m ruff check
