@@ -6,15 +6,16 @@ LESSON ?=
 PARAMS ?=
 LAX ?=
 TIMINGS ?=
+LOOKED ?=
 REPO ?=
 TORCH ?=
 
-variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS REPO TORCH
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS LOOKED REPO TORCH
 read_by_run := DEVICE LESSON PARAMS TORCH
 read_by_test := TORCH
 read_by_test-all := TORCH
 read_by_nbval := LESSON LAX TORCH
-read_by_outputs := LESSON TIMINGS
+read_by_outputs := LESSON TIMINGS LOOKED
 read_by_bench := DEVICE
 read_by_colab := LESSON REPO
 read_by_html := REPO
@@ -29,8 +30,8 @@ unread := $(filter-out PYTHON $(foreach goal,$(goals),$(read_by_$(goal))),$(give
 ifneq ($(unread),)
 $(error make $(goals) does not read $(unread))
 endif
-ifneq ($(filter-out 1,$(LAX) $(TIMINGS)),)
-$(error LAX and TIMINGS are 1 or not given)
+ifneq ($(filter-out 1,$(LAX) $(TIMINGS) $(LOOKED)),)
+$(error LAX, TIMINGS and LOOKED are 1 or not given)
 endif
 
 # Another torch has an environment of its own. Saved outputs are those of the pinned one.
@@ -83,7 +84,7 @@ nbval: $(made)  ## execute lessons and compare their saved outputs
 		&& exec $(python) -m pytest $(lax) $(if $(LESSON),,$(if $(TORCH),--tried="make nbval")) $$lessons
 
 outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README
-	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
+	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(if $(LOOKED),--looked) $(LESSON)
 	@$(python) -m helpers.tooling.picture
 
 colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab
@@ -98,8 +99,10 @@ html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an i
 report: $(made)  ## set runs side by side in build/report.html: how they went, which outputs differ
 	@exec $(python) -m helpers.tooling.report
 
-lab: $(made)  ## open the lessons in JupyterLab
-	$(python) -m jupyter lab notebooks
+# The collection is the root, so that what `make run` left in build/ lies beside the lessons.
+lab: $(made)  ## open lesson 0 in JupyterLab, the others and build/ beside it
+	$(python) -m jupyter lab --allow-root --LabApp.news_url=None --ServerApp.root_dir=. \
+		notebooks/00_in_ten_minutes.ipynb
 
 lint: $(made)  ## check style and format of code and lessons
 	$(python) -m ruff check
@@ -132,6 +135,7 @@ help:  ## list this
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU)"
 	@echo "  TORCH=2.15.0     run, test, test-all, nbval: with that torch, installed in build/torch-2.15.0/"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
+	@echo "  LOOKED=1         outputs: run nothing; somebody read each figure's alternative text beside it"
 	@echo "  REPO=owner/name  colab, html: the repository on GitHub that links lead to"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes the environment"
 

@@ -87,7 +87,6 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
             setup = notebook.cells.index(cell) + 1
         if "solution" in files.tags(cell):
             cell.source, cell.metadata["cellView"] = f"# @title Solution\n{cell.source}", "form"
-        cell.metadata.pop("output_of", None)
     if repo:
         source = f"https://github.com/{repo}/blob/main/notebooks/{lesson.name}"
         badge = f"[![Open in Colab]({BADGE})]({OPEN.format(repo=repo)}{lesson.name})"

@@ -3,18 +3,22 @@
 Run from the folder that holds `notebooks/`: `python -m helpers.tooling.run --help`.
 """
 
+from __future__ import annotations
+
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
+from helpers.tooling.lesson import files, parameters
 
-from helpers import devices
-from helpers.study import records
-from helpers.tooling.lesson import drafts, files, parameters
-from helpers.tooling.lesson.execution import Execution, end_cleanly_on_signals, execute
+if TYPE_CHECKING:
+    from helpers.tooling.lesson.execution import Execution
+
+# What imports torch or Jupyter's packages takes seconds, and comes after the look at what is asked.
 
 BUILD = Path("build")
 METADATA = "per_sample_gradients"
@@ -23,6 +27,13 @@ METADATA = "per_sample_gradients"
 
 def run(lesson: Path, values: Mapping[str, int | str], folder: Path) -> Execution:
     """Execute a lesson into `NN_name.ipynb`, or `NN_name.failed.ipynb` as far as it came."""
+    import nbformat
+
+    from helpers import devices
+    from helpers.study import records
+    from helpers.tooling.lesson import drafts
+    from helpers.tooling.lesson.execution import execute
+
     done = execute(lesson, values)
     record = asdict(records.make(devices.resolve(values["device"]), []))
     about = {
@@ -61,16 +72,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--params", nargs="*", default=[], metavar="NAME=VALUE")
     asked = parser.parse_args(arguments)
     try:
-        device = devices.resolve(asked.device)
         chosen = files.choose(asked.lessons)
+        for lesson in chosen:
+            parameters.check_names(lesson, asked.params)
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", asked.device.strip().lower()):
+            raise ValueError(f"device is auto, cpu, cuda, cuda:1 or mps, got {asked.device!r}")
+        from helpers import devices
+        from helpers.tooling.lesson.execution import end_cleanly_on_signals
+
+        device = devices.resolve(asked.device)
         plan = {lesson: parameters.check(lesson, asked.params, device) for lesson in chosen}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     folder = BUILD / str(device).replace(":", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    done = [run(lesson, values, folder) for lesson, values in plan.items()]
-    print(f"\n{table(done)}\n\nThe executed lessons are in {folder}/.", flush=True)
+    if __name__ == "__main__":
+        end_cleanly_on_signals()
+    done = []
+    try:
+        for lesson, values in plan.items():
+            done.append(run(lesson, values, folder))
+    finally:  # after Ctrl-C, too
+        ended = f"{len(done)} of {len(plan)} lessons came to their end"
+        print(f"\n{table(done)}\n\n{ended}; executed, they are in {folder}/.", flush=True)
     for each in done:
         if each.failure:
             trace = folder / f"{each.lesson.stem}.failed.ipynb"
@@ -79,5 +104,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_cleanly_on_signals()
     sys.exit(main())

@@ -40,7 +40,6 @@ def student(lesson: Path) -> NotebookNode:
         if "solution" in files.tags(cell):
             cell.source = copies.stub(cell.source)
             cell.metadata = nbformat.from_dict({})
-        cell.metadata.pop("output_of", None)
         cell.outputs, cell.execution_count = [], None
     return notebook
 

@@ -28,6 +28,7 @@ VARYING = {
     "a progress bar": r"\d+%\|",
 }
 """What differs from one machine or run to the next."""
+LOOK = "look at it, mend its alternative text, then `make outputs LOOKED=1` with this LESSON"
 
 Finding = tuple[NotebookNode | None, str]
 """The cell that is concerned, if it is one, and what is wrong with it."""
@@ -87,9 +88,11 @@ def _cells(notebook: NotebookNode) -> Iterator[Finding]:
     for cell in files.code_cells(notebook):
         if any(output.output_type == "error" for output in cell.outputs):
             yield cell, "its saved output is an error"
-        data = [output.get("data", {}) for output in cell.outputs]
-        if any("image/png" in each for each in data) != bool(cell.metadata.get("alt")):
+        shown = form.figure_hash(cell)
+        if bool(shown) != bool(cell.metadata.get("alt")):
             yield cell, "a figure has an alternative text, in cell metadata `alt`, and only that"
+        elif shown != cell.metadata.get("alt_of"):
+            yield cell, f"its figure is another one: {LOOK}"
         if files.is_compared(cell):
             yield from _compared(cell)
 

@@ -3,6 +3,7 @@
 import pytest
 from nbformat.v4 import new_code_cell, new_output
 
+from helpers.tooling.lesson import form
 from tests.support import anatomy
 from tests.tooling.samples import DOOR, LESSONS, cell, good_lesson, save
 
@@ -33,6 +34,13 @@ def prints(text, name="stdout"):
 def shows(**data):
     output = new_output("display_data", {key.replace("_", "/"): data[key] for key in data})
     return lambda notebook: cell(notebook, "shape").outputs.append(output)
+
+
+def redrawn(notebook):
+    marked("shape", alt="A digit.")(notebook)
+    shows(image_png="AA")(notebook)
+    form.accept_figures(notebook)
+    cell(notebook, "shape").outputs[-1].data["image/png"] = "AB"
 
 
 def replaces(identity, old, new):
@@ -88,6 +96,7 @@ DAMAGE = {
     "three exercises": (lambda notebook: notebook.cells.__delitem__(slice(-3, None)), "not four"),
     "no warm-up": (replaces("exercise-1", "warm-up", "standard"), "from warm-up to real problem"),
     "figure without words": (shows(image_png="AA"), "(shape): a figure has an alternative text"),
+    "figure redrawn": (redrawn, "(shape): its figure is another one: look at it, mend"),
     "words without figure": (marked("shape", alt="A digit."), "a figure has an alternative text"),
     "large": (update("exercise-2", source="word " * 400_000), "more than 1,500,000"),
 }

@@ -208,7 +208,18 @@ def test_formula_that_cannot_be_converted_is_named_and_leaves_the_old_pages(desk
 # Each list names what is wrong, also in what was folded. The theme needs some time for its tables.
 PROBE = """<script>addEventListener("load", () => setTimeout(() => {
   const all = (selector) => [...document.querySelectorAll(`.bd-article ${selector}`)];
-  for (const fold of all("details")) fold.open = true;
+  const opened = () => all("details").filter((fold) => fold.open).length;
+  const before = opened();
+  dispatchEvent(new Event("beforeprint"));
+  const printed = opened();
+  dispatchEvent(new Event("afterprint"));
+  const after = opened();
+  for (const button of all(".unfold button")) button.click();
+  const kept = (box) => {
+    const marks = localStorage.length;
+    box.click();
+    return localStorage.length == marks + 1;
+  };
   const box = (each) => each.getBoundingClientRect();
   const pieces = (node, start, end) => {
     const range = document.createRange();
@@ -295,6 +306,8 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     cut: texts(all("table").filter(cut)),
     lost: texts(all(".filter + ul > li").filter(lost)),
     fields: all(".filter").length,
+    folds: [before, printed, after, opened()],
+    done: all(".done input").filter(kept).length,
     pale: unread("light"),
     dim: unread("dark"),
   };
@@ -337,4 +350,8 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
         assert found.pop("fields") == (name == "06_limits")
         assert found.pop("fits"), name
         assert found.pop("copies"), name
+        folds = len(book[name].select(".bd-article details"))
+        assert found.pop("folds") == [0, folds, 0, folds], name
+        exercises = book[name].find_all("strong", string=re.compile(r"^Exercise \d+$"))
+        assert found.pop("done") == len(exercises), name
         assert not any(found.values()), (name, found)

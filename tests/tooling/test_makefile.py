@@ -76,7 +76,7 @@ def test_help_is_the_default_and_lists_every_target(checkout):
     ("target", "given", "sentence"),
     [
         ("run", "devcie=cuda", "there is no variable devcie: choose among PYTHON DEVICE LESSON"),
-        ("nbval", "LAX=yes", "LAX and TIMINGS are 1 or not given"),
+        ("nbval", "LAX=yes", "LAX, TIMINGS and LOOKED are 1 or not given"),
         ("test", "LESSON=02", "make test does not read LESSON"),
         ("bench", "LESSON=07", "make bench does not read LESSON"),
     ],
@@ -98,6 +98,7 @@ COMMANDS = {
         "-m helpers.tooling.lesson.files 1 2",
         f"-m pytest --nbval-lax {CHOSEN}",
     ],
+    "outputs LOOKED=1": ["-m helpers.tooling.outputs --looked", "-m helpers.tooling.picture"],
     "outputs TIMINGS=1": ["-m helpers.tooling.outputs --timings", "-m helpers.tooling.picture"],
     "colab LESSON=3 'REPO=-x y'": ["-m helpers.tooling.colab 3 --repo=-x y"],
     "nbval TORCH=2.15.0": [

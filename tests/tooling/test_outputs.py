@@ -56,6 +56,29 @@ def test_counts_follow_the_order_of_cells():
 
 
 @pytest.mark.usefixtures("desk")
+def test_another_figure_is_another_until_somebody_looked():
+    colour = "from IPython.display import SVG\nSVG(f'<svg><text>{batch_size}</text></svg>')"
+    source = lesson(code("figure", colour))
+    cell(source, "figure").metadata["alt"] = "The batch size."
+    path = save(source, "01_a")
+
+    def run(*asked):
+        assert outputs.main(list(asked)) == 0
+        shown = cell(files.read(path), "figure")
+        return form.figure_hash(shown), shown.metadata.get("alt_of")
+
+    first, read = run()
+    assert (first is None, read) == (False, None)
+    assert run("--looked") == run() == (first, first)
+    wider = files.read(path)
+    cell(wider, "sizes").source = cell(wider, "sizes").source.replace("= 64", "= 65")
+    save(wider, "01_a")
+    second, read = run()
+    assert second != first == read
+    assert run("--looked") == (second, second)
+
+
+@pytest.mark.usefixtures("desk")
 def test_failed_lesson_stays_as_it_was(capsys):
     broken = {
         "01_raises": code("divide", "1 / 0", printed="saved\n"),

@@ -76,6 +76,7 @@ REFUSED = {
     "dataset": (["--params", "dataset=cats"], "dataset must be 'digits' or 'random', got 'cats'"),
     "no value": (["--params", "hidden"], "a parameter is given as name=value, got 'hidden'"),
     "device as parameter": (["--params", "device=cpu"], "the device is not set in PARAMS: say"),
+    "no device": (["--device", "cdua"], "device is auto, cpu, cuda, cuda:1 or mps, got 'cdua'"),
     "device": (["--device", "cuda:99"], "device 'cuda:99' is not on this machine, which has "),
     "lesson": (["1", "7"], "there is no lesson '7', there are 01_good"),
 }
@@ -124,13 +125,14 @@ def test_signal_amid_a_task_is_not_told_as_a_fault(desk):
 )
 def test_killed_half_way(number, status, desk):
     waits = "import time\nopen('started', 'w').close()\ntime.sleep(1000)"
+    save(lesson(code("sum", "1 + 1")), "00_first")
     save(lesson(code("wait", waits)), "01_a")
     build = desk / "build" / "cpu"
     build.mkdir(parents=True)
     (build / "01_a.ipynb").write_text("of an earlier run")
     command = [sys.executable, "-m", "helpers.tooling.run", "--device", "cpu"]
-    with open("errors", "w") as errors:
-        process = subprocess.Popen(command, stderr=errors)
+    with open("errors", "w") as errors, open("said", "w") as said:
+        process = subprocess.Popen(command, stderr=errors, stdout=said)
     deadline = time.monotonic() + 60
     while not (desk / "notebooks" / "started").exists():
         assert process.poll() is None
@@ -142,7 +144,9 @@ def test_killed_half_way(number, status, desk):
     process.send_signal(number)
 
     assert process.wait(timeout=20) == status
-    assert [path.name for path in build.iterdir()] == ["01_a.ipynb"]
+    told = "1 of 2 lessons came to their end" in (desk / "said").read_text()
+    assert told == (number != signal.SIGKILL)
+    assert sorted(path.name for path in build.iterdir()) == ["00_first.ipynb", "01_a.ipynb"]
     assert (build / "01_a.ipynb").read_text() == "of an earlier run"
     _, alive = psutil.wait_procs(kernels, timeout=20)
     assert not alive

@@ -9,7 +9,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from helpers.exercises import STILL_TO_DO
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import files, form
 
 EXERCISES = (
     "Write your answer in a new cell above the check, under the same name. "
@@ -31,6 +31,8 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
     notebook.cells[0].source += f"\n\n{COPY}"
     for cell in files.code_cells(notebook):
         cell.source = cell.source.replace(LOST, beside)
+        for name in form.HASHES:
+            cell.metadata.pop(name, None)
     return notebook
 
 

@@ -4,12 +4,15 @@ Run from the folder that holds `notebooks/`, `python -m helpers.tooling.lesson.f
 the paths of these lessons, and of all if none is named.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
-from nbformat import NotebookNode
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 FOLDER = Path("notebooks")
 
@@ -39,6 +42,8 @@ def choose(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
 
 def read(lesson: Path) -> NotebookNode:
     """Read a lesson."""
+    import nbformat  # takes seconds, which a mistyped name of a lesson need not wait for
+
     return nbformat.read(lesson, nbformat.NO_CONVERT)
 
 

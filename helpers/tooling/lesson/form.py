@@ -28,16 +28,19 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 """All metadata that a saved lesson has."""
-CELL_METADATA = ("tags", "jupyter", "cellView", "alt")
-"""All metadata that a cell of a saved lesson may have; `alt` says what its figure shows.
+CELL_METADATA = ("tags", "jupyter", "cellView", "alt", "alt_of")
+"""Metadata of a cell that `make outputs` leaves alone; `alt` says what its figure shows.
 
-Beside them `output_of`, a short hash of the source of which an output is that is not compared.
+`alt_of` is a short hash of the figure for which somebody has read that text. Beside them comes
+`output_of`, one of the source of which an output is that is not compared.
 """
+HASHES = ("alt_of", "output_of")
+"""What copies of a lesson do without."""
 
 
 def keeps_output(cell: NotebookNode) -> bool:
     """Return whether a code cell's saved output stays: not compared, and of its present source."""
-    return not files.is_compared(cell) and cell.metadata.get("output_of") == _hash(cell)
+    return not files.is_compared(cell) and cell.metadata.get("output_of") == _hash(cell.source)
 
 
 def normalise(notebook: NotebookNode) -> None:
@@ -51,11 +54,26 @@ def normalise(notebook: NotebookNode) -> None:
     for count, cell in enumerate(files.code_cells(notebook), 1):
         cell.execution_count = count
         if not files.is_compared(cell):
-            cell.metadata["output_of"] = _hash(cell)
+            cell.metadata["output_of"] = _hash(cell.source)
         for output in cell.outputs:
             if output.output_type == "execute_result":
                 output.execution_count = count
 
 
-def _hash(cell: NotebookNode) -> str:
-    return hashlib.sha256(cell.source.encode()).hexdigest()[:12]
+def figure_hash(cell: NotebookNode) -> str | None:
+    """Return a short hash of the figures that a code cell has saved, byte by byte, if any."""
+    data = [output.get("data", {}) for output in cell.outputs]
+    kinds = ("image/png", "image/svg+xml")
+    figures = [each[kind] for each in data for kind in kinds if kind in each]
+    return _hash("".join(figures)) if figures else None
+
+
+def accept_figures(notebook: NotebookNode) -> None:
+    """Tie each alternative text to the figure that is saved beside it, as somebody read both."""
+    for cell in files.code_cells(notebook):
+        if cell.metadata.get("alt") and (shown := figure_hash(cell)):
+            cell.metadata["alt_of"] = shown
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

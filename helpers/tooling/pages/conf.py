@@ -34,8 +34,8 @@ if repo := os.environ.get("REPO"):
         "repository_branch": "colab",  # `.ci/colab` publishes copies that stand alone
         "launch_buttons": {"colab_url": "https://colab.research.google.com"},
     }
-html_static_path = ["style.css", "filter.js"]
-html_css_files, html_js_files = ["style.css"], ["filter.js"]
+html_css_files, html_js_files = ["style.css"], ["filter.js", "folds.js"]
+html_static_path = [*html_css_files, *html_js_files]
 html_math_renderer = "mathml"
 html_use_index = False
 copybutton_selector = "div:not(.highlight-myst-ansi) > .highlight > pre"
