@@ -1,7 +1,6 @@
 """Networks trained together are what each would be alone; what cannot be stacked is refused."""
 
 import re
-import weakref
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers import benchmark, compare, ensembles, optimizers
-from tests.support import zoo
+from tests.support import wild, zoo
 
 STEPS = {
     "sgd": (optimizers.sgd_step, torch.optim.SGD, {}),
@@ -277,51 +276,20 @@ def test_what_is_the_same_is_stacked():
         assert len(ensembles.stack(pair)) == 2
 
 
-class Keeping(nn.Linear):
-    """A layer that keeps a tensor in a graph, which has no deep copy."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.last = super().forward(x)
-        return self.last
-
-
-def wrapped() -> nn.Module:
-    """Wrap a forward: the wrapper closes over a layer of this very network."""
-    layer = nn.Linear(4, 3)
-    layer.forward = lambda x: F.linear(x, layer.weight, layer.bias)
-    return zoo.Apply(lambda m, x: m.layer(x), layer=layer)
-
-
-def listed() -> nn.Module:
-    """Make a network that reads its parameters from a plain list."""
-    weight = nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
-    return zoo.Apply(lambda m, x: x @ m.parts[0].T, weight=weight, parts=[weight])
-
-
 def hooked() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[0].register_forward_hook(lambda module, inputs, outputs: outputs * module.weight[0, 0])
     model[1].other = model[0].forward  # a bound method, which is copied with its module
     return model
 
 
-class Leaving(nn.Module):
-    """A network whose part leaves its result with it, by a weak reference."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part, self.last = nn.Linear(4, 3).double(), None
-        self.part.whole = weakref.ref(self)
-        self.part.register_forward_hook(lambda part, _, out: setattr(part.whole(), "last", out))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.part(x)
-        return self.last
+OF_ITSELF = zoo.ROWS["stash"], wild.LINKED["weak reference to the parent"], hooked
+OF_ITSELF += wild.ROWS["wrapped inside"], wild.ROWS["parameters in a list"]
 
 
-@pytest.mark.parametrize("make", [lambda: Keeping(4, 3), wrapped, listed, hooked, Leaving])
+@pytest.mark.parametrize("make", OF_ITSELF)
 def test_what_a_network_holds_of_itself_is_its_own(make):
-    models, data = [make().double() for _ in SEEDS], samples()
+    models, data = [make().double() for _ in SEEDS], samples((3,))
     expected = torch.stack([model(data).detach() for model in models])
     torch.testing.assert_close(ensembles.predict(ensembles.stack(models), data), expected)
 

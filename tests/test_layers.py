@@ -89,7 +89,6 @@ USES: dict[str, Callable[[], nn.Module]] = {
     ),
     "weight times weight": product((4, 4), lambda m, x: x @ (m.weight @ m.weight)),
     "matmul of a stack": product((3, 4, 2), lambda m, x: x.transpose(0, 1) @ m.weight),
-    "sum": product((3, 1), lambda m, x: x + m.weight),
     "product": product((4,), lambda m, x: x * m.weight),
     "into": product((1, 4), lambda m, x: x.add_(m.weight)),
     "token": product((1, 1, 4), lambda m, x: torch.cat([m.weight.expand(len(x), -1, -1), x], 1)),

@@ -85,7 +85,6 @@ spectral norm hook | aliased-buffers at weight_u, weight_v; stashed-activation a
 spectral norm | aliased-buffers at parametrizations.weight.0._u, parametrizations.weight.0._v
 embedding bag * | operator-fallback at the model (_embedding_bag)
 instance norm tracking | instancenorm-with-statistics at 1
-wild: kept in a dictionary | stashed-activation at cache
 wild: kept deep inside | state-on-self at cache
 wild: kept in an object | state-on-self at cache
 wild: kept in a tensor | captured-buffer at the model; state-on-self at cache
@@ -126,8 +125,7 @@ buffer in place | sample-into-buffer at the model; samples-that-meet at fc
 buffer not persistent | sample-into-buffer at the model; samples-that-meet at fc
 encoder train * | fused-attention at self_attn
 encoder eval * | fused-attention at self_attn
-wild: stem batch norm * | normalisation-transposed at norm
-wild: stem instance norm * | normalisation-transposed at norm"""
+wild: stem batch norm * | normalisation-transposed at norm"""
 RECURRENT = [name for name in zoo.SEQUENCES if name.split()[0] in ("lstm", "gru", "rnn")]
 FOUND = {
     name: [f"recurrent-layer at {'cell' if name.endswith('cell') else 'layer'}"]
@@ -303,10 +301,6 @@ def of_the_first(predictions: Tensor, targets: Tensor) -> Tensor:
     return -predictions.log_softmax(1)[0].dot(targets[0])
 
 
-def of_one(predictions: Tensor, targets: Tensor) -> Tensor:
-    return (predictions.squeeze(0) * targets.squeeze(0)[:, None].T[0]).sum().sin()
-
-
 def slope(self: zoo.Apply, inputs: Tensor) -> Tensor:
     return torch.func.vmap(torch.func.grad(lambda x: self.fc(x).tanh().sum()))(inputs)
 
@@ -335,7 +329,6 @@ def of_complex() -> nn.Module:
 STRANGE = {
     "complex": (of_complex, []),
     "a loss of the first": (lambda: (linear(), of_the_first), []),
-    "a loss of one": (lambda: (linear(), of_one), []),
     "a derivative": (
         lambda: (zoo.Apply(slope, fc=linear()), lambda z, _: z.square().sum()),
         [],

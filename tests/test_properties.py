@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from helpers import norms
-from tests.support.architectures import architectures, convolutions
+from tests.support.architectures import architectures
 from tests.support.oracle import METHODS, TOLERANCE, Truth, assert_equal, oracle
 from tests.support.ways import LEGACY, WAYS
 
@@ -25,7 +25,7 @@ CLOSE = 100 * TOLERANCE  # recurrences, products of many layers: hundreds of rou
 
 @examples(max_examples=100)
 @given(
-    st.one_of(architectures(), convolutions()),
+    architectures(),
     st.sampled_from(sorted(METHODS)),
     st.sampled_from([None, 1, 2]),
     st.data(),

@@ -87,8 +87,6 @@ def theirs(tmp_path_factory) -> Tensor:
 @pytest.mark.parametrize(
     ("computer", "task"),
     [
-        (FunctionalGradientComputer, ImageClassificationModelOutput),
-        (IterativeGradientComputer, ImageClassificationModelOutput),
         (FunctionalGradientComputer, TheirTask),
         (IterativeGradientComputer, TheirTask),
         (TheirComputer, ImageClassificationModelOutput),

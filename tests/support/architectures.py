@@ -1,4 +1,4 @@
-"""Models drawn at will: convolutions, and what real models are composed of."""
+"""Models drawn at will, of what real models are composed of."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,22 +19,6 @@ def case_of(model: nn.Module, shape: tuple[int, ...], batch_size: int, dtype: to
         outputs = model.to(dtype)(torch.zeros(1, *shape, dtype=dtype))
     targets = torch.randn(batch_size, *outputs.shape[1:], dtype=dtype)
     return Case(model, data, targets, squared)
-
-
-@st.composite
-def convolutions(draw: st.DrawFn) -> Case:
-    """One or two dimensions; groups, strides, dilation and padding."""
-    torch.manual_seed(draw(seeds))
-    dimensions, groups = draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    channels, outputs = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
-    kernel, stride, dilation = (draw(st.integers(1, n)) for n in (3, 2, 2))
-    convolution = (nn.Conv1d if dimensions == 1 else nn.Conv2d)(
-        channels, outputs, kernel, stride, draw(st.integers(0, 2)), dilation, groups
-    )
-    smallest = dilation * (kernel - 1) + 3  # leaves two outputs, since GroupNorm refuses one
-    shape = (channels, *(draw(st.integers(smallest, smallest + 1)) for _ in range(dimensions)))
-    model = nn.Sequential(convolution, nn.GroupNorm(groups, outputs), nn.Tanh())
-    return case_of(model, shape, draw(st.integers(1, 5)), torch.float64)
 
 
 # Blocks map (B, T, D) to (B, T, D), T tokens of D numbers, so that any follows any.

@@ -52,17 +52,12 @@ def _stem(self: Apply, inputs: Tensor) -> Tensor:
     return (self.norm(self.conv(inputs)).flatten(2).transpose(1, 2) * self.scale).sin().flatten(1)
 
 
-def _normalised(run: Callable[..., Tensor], kind: type[nn.Module] = nn.BatchNorm2d) -> nn.Module:
-    own = {"norm": with_statistics(kind(4, affine=True)), "scale": nn.Parameter(torch.randn(4))}
+def _normalised(run: Callable[..., Tensor]) -> nn.Module:
+    own = {"norm": with_statistics(nn.BatchNorm2d(4)), "scale": nn.Parameter(torch.randn(4))}
     return Apply(run, conv=nn.Conv2d(2, 4, 3), **own)
 
 
 # State that a forward keeps on `self`, in place.
-
-
-def _dictionary_cache(self: Apply, inputs: Tensor) -> Tensor:
-    self.cache.setdefault("product", self.fc.weight @ self.fc.weight.T)
-    return self.fc(inputs) @ self.cache["product"]
 
 
 def _nested(self: Apply, inputs: Tensor) -> Tensor:
@@ -250,12 +245,6 @@ def _auxiliary() -> tuple[nn.Module, Loss]:
     return model, lambda p, t: squared(p, t) + model.aux
 
 
-def _list_of_losses() -> tuple[nn.Module, Loss]:
-    """Keep parts of the loss, as variational networks do."""
-    model = _two(lambda m, x: m.losses.append(m.fc(x).square().sum()) or m.head(m.fc(x)), losses=[])
-    return model, lambda p, t: squared(p, t) + sum(model.losses)
-
-
 class Collector:
     """What keeps the output of a layer for a loss, outside of the model."""
 
@@ -438,7 +427,6 @@ def _gradient_clamped(self: Apply, inputs: Tensor) -> Tensor:
 
 Build = Callable[[], nn.Module | tuple[nn.Module, Loss]]
 ROWS: dict[str, Build] = {
-    "kept in a dictionary": lambda: Apply(_dictionary_cache, fc=nn.Linear(3, 3), cache={}),
     "kept deep inside": lambda: _one(_nested, cache={"inner": {"calls": []}, "more": ()}),
     "kept in an object": lambda: _one(_object, cache=Memory()),
     "kept in a tensor": lambda: _one(lambda m, x: m.fc(x * m.cache.mul_(1.5)), cache=torch.rand(3)),
@@ -502,7 +490,6 @@ ROWS: dict[str, Build] = {
 # What holds together in plain PyTorch: another module, a loss or a hook looks at what ran.
 LINKED: dict[str, Build] = {
     "loss of what the forward kept": _auxiliary,
-    "loss of a list that the forward filled": _list_of_losses,
     "loss of what a method kept": _collected,
     "weak reference to the parent": _weakly_linked,
     "a class of parameters": typed,
@@ -528,7 +515,6 @@ WORDS: dict[str, Build] = {
 }
 IMAGES: dict[str, Build] = {
     "stem batch norm": lambda: _normalised(_stem),
-    "stem instance norm": lambda: _normalised(_stem, nn.InstanceNorm2d),
     "norm, then writes": lambda: _normalised(_norm_then_added),
     "channels last": lambda: _normalised(_channels_last),
     "tokens as images": lambda: _normalised(_tokens_as_images),
