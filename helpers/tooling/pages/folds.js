@@ -1,5 +1,5 @@
 // A button unfolds all of a page, which is printed unfolded; each exercise has a box "done", which
-// this browser remembers.
+// this browser remembers; the contents follow the section that is read, which the theme marks in them.
 addEventListener("DOMContentLoaded", () => {
   const article = document.querySelector(".bd-article");
   const folds = [...article.querySelectorAll("details")];
@@ -19,6 +19,11 @@ addEventListener("DOMContentLoaded", () => {
     for (const fold of closed) fold.open = true;
   });
   addEventListener("afterprint", () => { for (const fold of closed) fold.open = false; });
+  const contents = document.querySelector(".bd-sidebar-secondary");
+  if (contents) new MutationObserver(() => {
+    const { top, bottom } = [...contents.querySelectorAll(".nav-link.active")].at(-1)?.getBoundingClientRect() ?? {};
+    if (top < 0 || bottom > innerHeight) contents.scrollTop += (top + bottom - innerHeight) / 2;
+  }).observe(contents, { subtree: true, attributeFilter: ["class"] });
   for (const name of article.querySelectorAll("p > strong:first-child")) {
     if (!/^Exercise \d+$/.test(name.textContent)) continue;
     const key = `${title.firstChild.data}: ${name.textContent}`;
