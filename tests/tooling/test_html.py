@@ -217,9 +217,12 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
   const all = (selector) => [...document.querySelectorAll(`.bd-article ${selector}`)];
   const opened = () => all("details").filter((fold) => fold.open).length;
   const before = opened();
+  const root = document.documentElement;
+  root.dataset.theme = "dark";
   dispatchEvent(new Event("beforeprint"));
-  const printed = opened();
+  const [printed, ink] = [opened(), root.dataset.theme];
   dispatchEvent(new Event("afterprint"));
+  const unlike = [ink, root.dataset.theme].join() != "light,dark";
   const after = opened();
   for (const button of all(".unfold button")) button.click();
   const kept = (box) => {
@@ -314,6 +317,7 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     lost: texts(all(".filter + ul > li").filter(lost)),
     fields: all(".filter").length,
     folds: [before, printed, after, opened()],
+    unlike: unlike,
     done: all(".done input").filter(kept).length,
     pale: unread("light"),
     dim: unread("dark"),
