@@ -79,7 +79,11 @@ def weight_jacobian(jacobian: Tensor) -> Figure:
 
 
 def attributions(
-    targets: Tensor, raising: Tensor, lowering: Tensor, titles: Sequence[str]
+    targets: Tensor,
+    raising: Tensor,
+    lowering: Tensor,
+    titles: Sequence[str],
+    labels: Tensor | None = None,
 ) -> Figure:
     """Draw digits beside the training digits that most raise and most lower their margins.
 
@@ -88,9 +92,13 @@ def attributions(
         raising: `(T, N, 1, 28, 28)`, the most raising one first.
         lowering: `(T, N, 1, 28, 28)`, the most lowering one first.
         titles: T titles of the targets.
+        labels: `(T, 2 N)`, of the raising and then of the lowering digits, written above each.
     """
     count = raising.shape[1]
-    figure = plt.figure(figsize=(0.85 * (2 * count + 1) + 0.6, 1.15 * len(targets)))
+    size = (0.85 * (2 * count + 1) + 0.6, 1.15 * len(targets))
+    if labels is not None:  # as wide as a phone shows with readable labels
+        size = (5.5, 0.85 * len(targets) + 0.4)
+    figure = plt.figure(figsize=size, layout=None if labels is None else "constrained")
     widths = [1, 0.4, *[1] * count, 0.4, *[1] * count]  # two empty columns between the groups
     axes = figure.subplots(len(targets), len(widths), squeeze=False, width_ratios=widths)
     for axis in axes.flat:
@@ -101,7 +109,16 @@ def attributions(
         for axis, image in zip(places, [target, *helping, *hurting], strict=True):
             axis.axis("on")
             draw_image(axis, image[0])
-        row[0].set_title(title, fontsize=8)
-    axes[0, 2 + count // 2].set_title("raise the margin most", fontsize=9)
-    axes[0, -1 - count // 2].set_title("lower the margin most", fontsize=9)
+        row[0].set_title(title, fontsize=8 if labels is None else 9)
+    heads = ["raise the margin most", "lower the margin most"]
+    middles = [axes[0, 2 + count // 2], axes[0, -1 - count // 2]]
+    if labels is None:
+        for axis, head in zip(middles, heads, strict=True):
+            axis.set_title(head, fontsize=9)
+        return finish(figure)
+    for row, own in zip(axes, labels.tolist(), strict=True):
+        for axis, label in zip([*row[2 : 2 + count], *row[-count:]], own, strict=True):
+            axis.set_title(str(label), fontsize=9, pad=2)
+    for axis, head in zip(middles, heads, strict=True):
+        axis.set_title(f"{head}\n{axis.get_title()}", fontsize=9, pad=2)
     return finish(figure)
