@@ -29,7 +29,7 @@ def releases(
     bound = allowed * without
     axis.plot(values, bound, color="gray", linestyle=":", label=f"{allowed:.2f} times the first")
     above = with_one > bound
-    axis.fill_between(values, bound, with_one, where=above, color="C4", label="delta")
+    axis.fill_between(values, bound, with_one, where=above, color="black", label="delta")
     axis.set(xlabel="what is released", ylabel="density", ylim=(0, 1.25 * with_one.max()))
     axis.grid(alpha=0.3)
     return finish(figure, title, legend=2)
@@ -107,8 +107,8 @@ def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], *, xlabel: str, title:
     every = torch.cat([each for pair in scores.values() for each in pair]).cpu()
     bins = torch.linspace(every.min(), every.max(), 81).tolist()  # the same in all
     for axis, (name, (inside, outside)) in zip(axes.flat, scores.items(), strict=True):
-        axis.hist(outside.cpu(), bins, color="C0", label="out")
-        axis.hist(inside.cpu(), bins, color="C1", alpha=0.8, label="in")
+        axis.hist(outside.cpu(), bins, color="C5", label="out")
+        axis.hist(inside.cpu(), bins, histtype="step", color="black", linewidth=1.5, label="in")
         axis.set_title(name, fontsize=10)
         axis.set_ylabel("canaries")
     axes.flat[-1].set_xlabel(xlabel)

@@ -79,7 +79,8 @@ def matrices(
                 axis.axhline(end - 0.5, color="black", linewidth=0.3)
                 axis.axvline(end - 0.5, color="black", linewidth=0.3)
             axis.set(xticks=[], yticks=[])
-        figure.colorbar(mappable, ax=column, location="bottom", shrink=0.9, aspect=30)
+        options = {"location": "bottom", "shrink": 0.9, "aspect": 30, "label": "entry"}
+        figure.colorbar(mappable, ax=column, **options)
     for axis in axes[0]:
         axis.set_yticks(middles, list(blocks), fontsize=9)
     return finish(figure, title)
