@@ -1,4 +1,4 @@
-"""The networks of the lessons: from digits `(B, 1, 28, 28)` to logits `(B, 10)`, and one for text."""
+"""The networks of the lessons: from digits `(B, 1, 28, 28)` to logits `(B, 10)`; one for text."""
 
 import torch
 import torch.nn.functional as F

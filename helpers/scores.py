@@ -1,7 +1,7 @@
 """Scores of training samples for queries, from per-sample gradients or their projections.
 
-Each takes gradients `(N, P)` of training samples and `(Q, P)` of queries, and gives `(N, Q)`: a high
-score says that a step on the training sample lowers the loss of the query.
+Each takes gradients `(N, P)` of training samples and `(Q, P)` of queries, and gives `(N, Q)`: a
+high score says that a step on the training sample lowers the loss of the query.
 """
 
 import torch

@@ -1,25 +1,40 @@
 """English that every Python brings, cut into tokens: the data of a small language model."""
 
+import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from string import ascii_lowercase
 
 import torch
 from torch import Tensor
 
+DATASETS = ("topics", "random")
 
-def load_documents(shortest: int = 400) -> list[str]:
+
+def load_documents(dataset: str = "topics", shortest: int = 400) -> list[str]:
     """Load the sections of Python's own reference manual, from `pydoc_data.topics`.
 
     The topics repeat each other, so that a paragraph is kept where it comes first. What is there
     differs by the version of Python: about 150 documents, 365,000 characters and more.
 
     Args:
+        dataset: `"topics"`, or `"random"` for 150 documents of words that mean nothing.
         shortest: How many characters a document has at least.
 
     Returns:
         Documents, in the order of their topics' names; no paragraph is in two of them.
+
+    Raises:
+        ValueError: The dataset is unknown.
     """
+    if dataset not in DATASETS:
+        raise ValueError(f"dataset must be 'topics' or 'random', got {dataset!r}")
+    if dataset == "random":
+        stream = random.Random(0)
+        words = ["".join(stream.choices(ascii_lowercase, k=5)) for _ in range(2000)]
+        return [" ".join(stream.choices(words, k=400)) for _ in range(150)]
     from pydoc_data.topics import topics
 
     seen: set[str] = set()
@@ -60,7 +75,7 @@ class BytePairs:
         pairs: Counter[tuple[int, int]] = Counter()
         places = defaultdict(set)  # the words in which a pair may be
         for index, word in enumerate(words):
-            for pair in zip(word, word[1:], strict=False):
+            for pair in pairwise(word):
                 pairs[pair] += weights[index]
                 places[pair].add(index)
         while len(self.tokens) < size:
@@ -70,10 +85,10 @@ class BytePairs:
             token = self._ranks[pair] = len(self.tokens)
             self.tokens.append(self.tokens[pair[0]] + self.tokens[pair[1]])
             for index in places.pop(pair):
-                for old in zip(words[index], words[index][1:], strict=False):
+                for old in pairwise(words[index]):
                     pairs[old] -= weights[index]
                 words[index] = _merged(words[index], pair, token)
-                for new in zip(words[index], words[index][1:], strict=False):
+                for new in pairwise(words[index]):
                     pairs[new] += weights[index]
                     places[new].add(index)
             del pairs[pair]
@@ -90,7 +105,7 @@ class BytePairs:
         if piece not in self._known:
             word = [*piece.encode()]
             while len(word) > 1:
-                pair = min(zip(word, word[1:], strict=False), key=self._rank)
+                pair = min(pairwise(word), key=self._rank)
                 if pair not in self._ranks:
                     break
                 word = _merged(word, pair, self._ranks[pair])

@@ -85,12 +85,13 @@ def agreement(predicted: Tensor, exact: Tensor, *, xlabel: str, ylabel: str) -> 
     return finish(figure)
 
 
-def effects(groups: dict[str, Tensor], *, xlabel: str) -> Figure:
+def effects(groups: dict[str, Tensor], *, xlabel: str, digits: int = 1) -> Figure:
     """Draw groups of numbers as rows of points, sorted by their means, each mean as a bar.
 
     Args:
         groups: `{name: (T,)}`.
         xlabel: What the numbers are, with their unit.
+        digits: Of each mean, behind the point.
     """
     ordered = sorted(groups.items(), key=lambda item: item[1].mean().item(), reverse=True)
     figure, axis = plt.subplots(figsize=(5.5, 0.6 * len(groups) + 0.9), layout="constrained")
@@ -101,7 +102,7 @@ def effects(groups: dict[str, Tensor], *, xlabel: str) -> Figure:
         axis.scatter(values, lanes, color="gray", s=14, alpha=0.6, linewidths=0)
         axis.vlines(mean, row - 0.18, row + 0.36, color="tab:blue", linewidth=3)
         axis.annotate(
-            f"{round(mean, 1) + 0:.1f}",  # no "-0.0"
+            f"{round(mean, digits) + 0:.{digits}f}",  # no "-0.0"
             (mean, row - 0.24),
             ha="center",
             va="bottom",
