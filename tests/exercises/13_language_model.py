@@ -45,8 +45,7 @@ def token_scores(losses, params, direction):
     return torch.stack(scores).detach()
 
 # %% solution-2: right shape, wrong values: 64 tokens
-# cosines, not inner products
-def token_scores(losses, params, direction):
+def token_scores(losses, params, direction):  # cosines, not inner products
     each = torch.func.jacrev(losses)(params)
     flat = torch.cat([g.flatten(1) for g in each.values()], dim=1)
     along = torch.cat([direction[name].flatten() for name in each])
@@ -78,8 +77,7 @@ def private_adapter_sum(model, loss_fn, inputs, targets, limit, noise):
     return total
 
 # %% solution-3: right shape, wrong values: adapters
-# each adapter is clipped by itself
-def private_adapter_sum(model, loss_fn, inputs, targets, limit, noise):
+def private_adapter_sum(model, loss_fn, inputs, targets, limit, noise):  # each adapter by itself
     grads = gradients.func_gradients(model, loss_fn, inputs, targets)
     result = {}
     for name, g in grads.items():
@@ -98,8 +96,7 @@ def private_adapter_sum(model, loss_fn, inputs, targets, limit, noise):
 # + + len(inputs) * noise[n] for
 
 # %% solution-3: right shape, wrong values: adapters
-# the sum is clipped, not each gradient
-def private_adapter_sum(model, loss_fn, inputs, targets, limit, noise):
+def private_adapter_sum(model, loss_fn, inputs, targets, limit, noise):  # the sum is clipped
     grads = gradients.func_gradients(model, loss_fn, inputs, targets)
     sums = {name: g.sum(dim=0) for name, g in grads.items()}
     norm = torch.cat([each.flatten() for each in sums.values()]).norm()
