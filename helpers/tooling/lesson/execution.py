@@ -64,8 +64,9 @@ def execute(lesson: Path, values: Mapping[str, int | str] | None = None) -> Exec
         shutdown_kernel="immediate",  # a busy kernel would not listen to a polite request
         coalesce_streams=True,
         record_timing=False,
-        # Errors only: a kernel warns, each time, that its local sockets are not encrypted.
-        extra_arguments=["--IPKernelApp.log_level=40"],
+        # Errors only: a kernel warns, each time, that its local sockets are not encrypted. And
+        # figures of twice the resolution, at the size that they have on a screen.
+        extra_arguments=["--IPKernelApp.log_level=40", "--InlineBackend.figure_formats={'retina'}"],
     )
     start = time.perf_counter()
     with client.setup_kernel(cwd=str(lesson.parent.absolute())):

@@ -47,10 +47,14 @@ def kind(png: str) -> str:
 
     The dark theme inverts drawings. Shades have a meaning, and the text speaks of dark and pale.
     """
-    picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+    picture = _picture(png)
     pixels = picture.width * picture.height
     counts = sorted(count for count, _ in picture.getcolors(pixels))
     return "drawing" if sum(counts[-2:]) > FLAT * pixels else "shades"
+
+
+def _picture(png: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
 
 
 def _png(cell: NotebookNode) -> str:
@@ -59,13 +63,21 @@ def _png(cell: NotebookNode) -> str:
     return next(filter(None, reversed(saved)), "")
 
 
+def _width(cell: NotebookNode) -> int:
+    """Return how wide the last picture of a cell is shown, in CSS pixels: half of those it has."""
+    shown = [each for each in cell.outputs if "image/png" in each.get("data", {})][-1]
+    if "image/png" in shown.metadata:
+        return shown.metadata["image/png"]["width"]
+    return _picture(shown.data["image/png"]).width  # not drawn again since they have twice as many
+
+
 def _parts(cell: NotebookNode) -> list[NotebookNode]:
     """Return the cells that show one cell, with what MyST-NB needs to know of each."""
     if cell.cell_type != "code":
         return [cell]
-    image = {"alt": cell.metadata.get("alt", "A figure."), "scale": 100}  # scaled ones are links
+    image = {"alt": cell.metadata.get("alt", "A figure.")}
     if _png(cell):
-        image["classes"] = kind(_png(cell))
+        image |= {"classes": kind(_png(cell)), "width": f"{_width(cell)}px"}  # resized: a link
     shown, tags = {"image": image}, files.tags(cell)
     name = "Solution" if "solution" in tags else "Set-up" if cell.source == form.SETUP else ""
     if name or cell.metadata.get("jupyter", {}).get("source_hidden"):
