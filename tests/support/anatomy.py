@@ -9,7 +9,7 @@ from nbformat import NotebookNode
 
 from helpers.tooling.lesson import copies, files, form
 
-TAGS = {"parameters", "solution", "nbval-ignore-output", "nbval-check-output"}
+TAGS = {"parameters", "solution", "needs-opacus", "nbval-ignore-output", "nbval-check-output"}
 LARGEST = 1_500_000
 """Bytes that a lesson may have, so that it opens in seconds."""
 LEVELS = ("warm-up", "standard", "challenge", "real problem")
