@@ -92,13 +92,14 @@ def agreement(predicted: Tensor, exact: Tensor, *, xlabel: str, ylabel: str, tit
     return finish(figure, title)
 
 
-def effects(groups: dict[str, Tensor], *, xlabel: str, title: str) -> Figure:
+def effects(groups: dict[str, Tensor], *, xlabel: str, title: str, digits: int = 1) -> Figure:
     """Draw groups of numbers as rows of points, sorted by their means, each mean as a bar.
 
     Args:
         groups: `{name: (T,)}`.
         xlabel: What the numbers are, with their unit.
         title: What there is to see.
+        digits: Of each mean, behind the point.
     """
     ordered = sorted(groups.items(), key=lambda item: item[1].mean().item(), reverse=True)
     figure, axis = plt.subplots(figsize=(WIDTH, 0.6 * len(groups) + 1.2), layout="constrained")
@@ -109,7 +110,7 @@ def effects(groups: dict[str, Tensor], *, xlabel: str, title: str) -> Figure:
         axis.scatter(values, lanes, color="gray", s=14, alpha=0.6, linewidths=0)
         axis.vlines(mean, row - 0.18, row + 0.36, color="C0", linewidth=3)
         axis.annotate(
-            f"{round(mean, 1) + 0:.1f}",  # no "-0.0"
+            f"{round(mean, digits) + 0:.{digits}f}",  # no "-0.0"
             (mean, row - 0.24),
             ha="center",
             va="bottom",
