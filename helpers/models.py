@@ -61,16 +61,9 @@ class SmallTransformer(nn.Module):
         rows = images.squeeze(1)  # (B, 28 rows, 28 pixels)
         places = torch.arange(28, device=images.device).expand(len(images), 28)
         x = self.embed(rows) + self.positions(places)
-        x = x + self.project(self._attend(self.norm1(x)))
+        x = x + self.project(_attend(self.qkv(self.norm1(x)), self.heads))
         x = x + self.contract(F.gelu(self.expand(self.norm2(x))))
         return self.head(x.mean(dim=1))
-
-    def _attend(self, x: Tensor) -> Tensor:
-        # Written out: the fused attention kernels have no batching rule and would run in a loop.
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, 28, 3, heads, width/heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(dim=-1)
-        return (weights @ v).transpose(1, 2).flatten(2)
 
 
 class GPT(nn.Module):
@@ -124,12 +117,22 @@ class _Block(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, T, width/heads) each
         later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
-        x = x + self.project((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+        x = x + self.project(_attend(self.qkv(self.norm1(x)), self.heads, hidden=later))
         return x + self.contract(F.gelu(self.expand(self.norm2(x))))
+
+
+def _attend(qkv: Tensor, heads: int, hidden: Tensor | None = None) -> Tensor:
+    """Map queries, keys and values `(B, T, 3 * width)` to `(B, T, width)`.
+
+    A place does not see those where its row of `hidden`, `(T, T)`, is true.
+    """
+    # Written out: the fused attention kernels have no batching rule and would run in a loop.
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, ...) each
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
 
 
 MODELS: dict[str, type[nn.Module]] = {
