@@ -27,8 +27,9 @@ def loss_changes(model, x, y, rate):
 # + flat @ flat.T / len(x)
 
 # %% solution-1: right shape, wrong values: 64 samples
+# of a step of rate 1
 # - -rate * flat
-# + -flat  # of a step of rate 1
+# + -flat
 
 # %% solution-1: right shape, wrong values: 64 samples
 # of the logits of the labels

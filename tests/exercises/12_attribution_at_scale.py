@@ -38,8 +38,9 @@ def step_effects(computer, batch, test, rate):
 # + gradients(computer, test).T / len(batch[1])
 
 # %% solution-1: right shape, wrong values: 60 samples
-# - -rate
-# + -1.0  # of a step of rate 1
+# of a step of rate 1
+# - -rate * down
+# + -down
 
 # %% solution-1: wrong shape: 60 samples, real steps: expected (60, 20), got (20, 60)
 # - return -rate * down @ gradients(computer, test).T
