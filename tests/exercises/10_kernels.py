@@ -1,23 +1,50 @@
 # Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
-def break_even(samples, outputs):
-    return 1 + outputs * samples
+def loss_changes(model, x, y, rate):
+    rows = []
+    for sample, label in zip(x, y, strict=True):
+        loss = F.cross_entropy(model(sample[None]), label[None])
+        slopes = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([slope.flatten() for slope in slopes]))
+    moves = [-rate * row for row in rows]
+    return torch.stack([torch.stack([row @ move for move in moves]) for row in rows])
 
 # %% solution-1: correct
-def break_even(samples, outputs):
-    p = 1
-    while samples * outputs * p <= (samples * outputs) ** 2:
-        p += 1
-    return p
+def loss_changes(model, x, y, rate):
+    logits = model(x).detach()
+    slopes = logits.softmax(dim=1) - F.one_hot(y, logits.shape[1])
+    return -rate * torch.einsum("ia,ijab,jb->ij", slopes, kernels.ntk(model, x), slopes)
 
-# %% solution-1: right shape, wrong values: N = 64, Y = 10
-def break_even(samples, outputs):
-    return samples * outputs  # as many
+# %% solution-1: right shape, wrong values: 64 samples
+# uphill
+# - -rate * flat
+# + rate * flat
 
-# %% solution-1: right shape, wrong values: N = 64, Y = 10
-def break_even(samples, outputs):
-    return samples * outputs**2 + 1
+# %% solution-1: right shape, wrong values: 64 samples
+# steps on the mean loss
+# - flat @ flat.T
+# + flat @ flat.T / len(x)
+
+# %% solution-1: right shape, wrong values: 64 samples
+# of a step of rate 1
+# - -rate * flat
+# + -flat
+
+# %% solution-1: right shape, wrong values: 64 samples
+# of the logits of the labels
+# - return F.cross_entropy(functional_call(model, params, (sample[None],)), label[None])
+# + logits = functional_call(model, params, (sample[None],))
+# +         return -logits.gather(1, label[None, None]).squeeze()
+
+# %% solution-1: wrong shape: 64 samples, against real steps: expected (64, 64), got (64,)
+# each sample on itself alone
+# - flat @ flat.T
+# + flat.square().sum(dim=1)
+
+# %% solution-1: not so yet: it uses 'classes' of the lesson
+# - (params_of(model), x, y)
+# + (params_of(model), x, classes[: len(x)])
 
 # %% solution-2: correct
 def step_effect(theta, slopes, rate):
@@ -124,29 +151,62 @@ def variance(model, x, train, ridge):
 # + (torch.cat(parts) - explained)[:, None] / ridge
 
 # %% solution-5: correct
-def suspects(theta, signs, count):
-    errors_without = []
-    for i in range(len(signs)):
-        rest = [j for j in range(len(signs)) if j != i]
-        inside = theta[rest][:, rest] + torch.eye(len(rest)).to(theta)
-        errors_without.append(signs[i] - theta[i, rest] @ torch.linalg.solve(inside, signs[rest]))
-    return torch.stack(errors_without).abs().argsort(descending=True)[:count]
+def gauss_newton_step(model, x, y, ridge):
+    theta = matrix_of(kernels.ntk(model, x, method="structured"))
+    residual = (y - model(x)).detach()
+    alpha = torch.linalg.solve(theta + ridge * torch.eye(len(theta)).to(theta), residual.flatten())
+    pulled = torch.autograd.grad(model(x), list(model.parameters()), alpha.view_as(residual))
+    return dict(zip(params_of(model), pulled, strict=True))
 
 # %% solution-5: correct
-def suspects(theta, signs, count):
-    inverse = torch.linalg.inv(theta + 2 * torch.eye(len(theta)).to(theta))
-    says = signs - inverse @ signs / inverse.diagonal()
-    return (says * signs).topk(count, largest=False).indices
+def gauss_newton_step(model, x, y, ridge):
+    alpha = kernels.solve(kernels.ntk(model, x), y - model(x).detach(), ridge=ridge)
 
-# %% solution-5: not so yet: 70 of 100 are found
-def suspects(theta, signs, count):
-    return theta.diagonal().topk(count).indices
+    def weighted(params):
+        return (alpha * functional_call(model, params, (x,))).sum()
 
-# %% solution-5: not so yet: each is named once
-def suspects(theta, signs, count):
-    inverse = torch.linalg.inv(theta + torch.eye(len(theta)).to(theta))
-    return (inverse @ signs / inverse.diagonal()).abs().topk(1).indices.repeat(count)
+    return grad(weighted)(params_of(model))
 
-# %% solution-5: wrong shape
-# -     return (inverse @ signs / inverse.diagonal()).abs().topk(1).indices.repeat(count)
-# +     return (inverse @ signs / inverse.diagonal()).abs().topk(count // 2).indices
+# %% solution-5: not so yet: the peak is below half of the Jacobian: measured
+def gauss_newton_step(model, x, y, ridge):
+    J = flat_jacobian(model, x).flatten(0, 1)
+    residual = (y - model(x)).detach().flatten()
+    alpha = torch.linalg.solve(J @ J.T + ridge * torch.eye(len(J)).to(J), residual)
+    params = params_of(model)
+    parts = (alpha @ J).split([p.numel() for p in params.values()])
+    return {name: part.view_as(params[name]) for name, part in zip(params, parts, strict=True)}
+
+# %% solution-5: not so yet: the peak is below half of the Jacobian: measured
+# by the matrix of P x P
+# -     alpha = torch.linalg.solve(J @ J.T + ridge * torch.eye(len(J)).to(J), residual)
+# +     square = J.T @ J + ridge * torch.eye(J.shape[1]).to(J)
+# - (alpha @ J).split
+# + torch.linalg.solve(square, J.T @ residual).split
+
+# %% solution-5: right shape, wrong values: 60 samples
+# - (y - values).detach()
+# + (values - y).detach()
+
+# %% solution-5: right shape, wrong values: 60 samples
+# a step of gradient descent
+# - kernels.solve(kernels.ntk(model, x), (y - values).detach(), ridge=ridge)
+# + (y - values).detach() / ridge
+
+# %% solution-5: right shape, wrong values: 60 samples
+# the ridge of a mean
+# - ridge=ridge)
+# + ridge=ridge / len(x))
+
+# %% solution-5: wrong type: 60 samples, against the matrix of P x P: expected a dict, got Tensor
+# -     return step
+# +     return torch.cat([part.flatten() for part in step.values()])
+
+# %% solution-5: not so yet: it changed cases
+# it takes the step
+# -     return step
+# +     model.load_state_dict({name: p + step[name] for name, p in params_of(model).items()})
+# +     return step
+
+# %% solution-5: not so yet: it uses 'ridge_used' of the lesson
+# - ridge=ridge)
+# + ridge=ridge_used)

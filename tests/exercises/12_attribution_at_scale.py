@@ -1,39 +1,54 @@
 # Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
 
 # %% solution-1: correct
-def pieces(count, size):
-    rows = [min(size, count - start) for start in range(0, count, size)]
-    if len(rows) > 1 and rows[-1] == 1:
-        rows.pop()
-        rows[-1] += 1
-    return rows
+def step_effects(computer, batch, test, rate):
+    own, others = (computer.compute_per_sample_grad(each) for each in (batch, test))
+    products = sum(own[name].flatten(1) @ others[name].flatten(1).T for name in own)
+    return rate * products * computer.compute_loss_grad(batch)
 
 # %% solution-1: correct
-def pieces(count, size):
-    if count <= size + 1:
-        return [count]
-    return [size, *pieces(count - size, size)]
+def step_effects(computer, batch, test, rate):
+    def by_parameters(value):
+        slopes = torch.autograd.grad(value, list(computer.model.parameters()), retain_graph=True)
+        return torch.cat([slope.flatten() for slope in slopes])
 
-# %% solution-1: not so yet: 128 samples in shards of 64: measured [64, 64, 0]
-def pieces(count, size):
-    full, left = divmod(count, size)
-    return [size] * full + [left]
+    (x, y), (x_test, y_test) = batch, test
+    losses = F.cross_entropy(computer.model(x), y, reduction="none")
+    moves = -rate * torch.stack([by_parameters(loss) for loss in losses])
+    return moves @ torch.stack([by_parameters(m) for m in margin(computer.model(x_test), y_test)]).T
 
-# %% solution-1: not so yet: 129 samples in shards of 64: measured [64, 64, 1]
-# -     return [size] * full + [left]
-# +     return [size] * full + [left] * (left > 0)
+# %% solution-1: right shape, wrong values: 60 samples
+# uphill
+# - -rate
+# + rate
 
-# %% solution-1: not so yet: 130 samples in shards of 64: measured [64, 66]
-# - left == 1 and rows:
-# + full:
-# - += 1
-# + += left
+# %% solution-1: right shape, wrong values: 60 samples
+# steps on margins
+# - -computer.compute_loss_grad(batch) * gradients
+# + -gradients
 
-# %% solution-1: your answer raised IndexError
-# -     if left == 1 and rows:
-# -         rows[-1] += 1
-# +     if left == 1:
-# +         rows[-1] += 1  # one sample alone has no shard before it
+# %% solution-1: right shape, wrong values: 60 samples
+# effects on losses
+# - @ gradients(computer, test).T
+# + @ (computer.compute_loss_grad(test) * gradients(computer, test)).T
+
+# %% solution-1: right shape, wrong values: 60 samples
+# a step on the mean loss
+# - gradients(computer, test).T
+# + gradients(computer, test).T / len(batch[1])
+
+# %% solution-1: right shape, wrong values: 60 samples
+# of a step of rate 1
+# - -rate * down
+# + -down
+
+# %% solution-1: wrong shape: 60 samples, real steps: expected (60, 20), got (20, 60)
+# - return -rate * down @ gradients(computer, test).T
+# + return -rate * gradients(computer, test) @ down.T
+
+# %% solution-1: not so yet: it uses 'attributed' of the lesson
+# - gradients(computer, batch)
+# + gradients(attributed, batch)
 
 # %% solution-2: correct
 def lds(predicted, truth):
