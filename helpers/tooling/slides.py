@@ -70,8 +70,9 @@ def _pieces(source: str) -> list[str]:
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     """Make a folder anew with the slides of some lessons."""
-    reveal = resources.files("sphinx_revealjs") / "_static" / "revealjs" / "dist"
-    parts = {kind: (reveal / f"reveal.{kind}").read_text("utf-8") for kind in ("css", "js")}
+    reveal = resources.files("sphinx_revealjs") / "_static" / "revealjs"
+    names = {"css": "dist/reveal.css", "js": "dist/reveal.js", "license": "LICENSE"}
+    parts = {part: (reveal / name).read_text("utf-8") for part, name in names.items()}
     renderer = IPythonRenderer(escape=False, exclude_anchor_links=True)
     renderer.inline_math = partial(formulas.mathml, block=False)
     renderer.block_math = partial(formulas.mathml, block=True)
