@@ -73,7 +73,7 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     reveal = resources.files("sphinx_revealjs") / "_static" / "revealjs"
     names = {"css": "dist/reveal.css", "js": "dist/reveal.js", "license": "LICENSE"}
     parts = {part: (reveal / name).read_text("utf-8") for part, name in names.items()}
-    renderer = IPythonRenderer(escape=False, exclude_anchor_links=True)
+    renderer = IPythonRenderer(escape=False, anchor_link_text="")
     renderer.inline_math = partial(formulas.mathml, block=False)
     renderer.block_math = partial(formulas.mathml, block=True)
     here = [str(Path(__file__).parent)]
