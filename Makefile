@@ -20,6 +20,7 @@ read_by_bench := DEVICE
 read_by_colab := LESSON REPO
 read_by_html := REPO
 read_by_student := LESSON
+read_by_slides := LESSON
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
 ifneq ($(unknown),)
@@ -44,7 +45,7 @@ lists := requirements.txt tests/requirements.txt
 lock := .ci/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: run bench test test-all nbval outputs colab student html report lab lint lock clean help
+.PHONY: run bench test test-all nbval outputs colab student slides html report lab lint lock clean help
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
 	@exec $(python) -m helpers.tooling.run $(LESSON) --device "$(DEVICE)" --params $(PARAMS)
@@ -93,6 +94,9 @@ colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab
 student: $(made)  ## make build/student/ anew: lessons with stubs in place of solutions
 	@exec $(python) -m helpers.tooling.student $(LESSON)
 
+slides: $(made)  ## make build/slides/ anew: lessons as slides, each in one file
+	@exec $(python) -m helpers.tooling.slides $(LESSON)
+
 html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an index
 	@exec $(python) -m helpers.tooling.pages
 
@@ -130,7 +134,7 @@ help:  ## list this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
-	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student: only these lessons"
+	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student, slides: only these lessons"
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU)"
 	@echo "  TORCH=2.15.0     run, test, test-all, nbval: with that torch, installed in build/torch-2.15.0/"

@@ -13,7 +13,8 @@ from helpers.models import SimpleCNN
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
-PAGES = ("README.md", "helpers/README.md", "notebooks/README.md", ".github/CONTRIBUTING.md")
+CLASS = "notebooks/teaching.md"
+PAGES = ("README.md", "helpers/README.md", "notebooks/README.md", CLASS, ".github/CONTRIBUTING.md")
 HISTORY = ".github/CHANGELOG.md"  # it names what is gone, too
 TEXTS = {name: (ROOT / name).read_text() for name in (*PAGES, HISTORY)}
 
@@ -94,6 +95,16 @@ def test_every_lesson_has_its_row_with_its_title_and_minutes():
         lesson = (ROOT / "notebooks" / name).read_text()
         assert f'"# {title}\\n"' in lesson
         assert f'"*Reading: {minutes} minutes' in lesson
+
+
+def test_plans_for_a_class_add_up_and_name_what_is_there():
+    (last,) = (ROOT / "notebooks").glob("12_*.ipynb")
+    for title in re.findall(r"\*([A-Z][^*]+)\* \(\d+\)", TEXTS[CLASS]):
+        assert re.search(rf'"## \d+\. {re.escape(title)}\\n"', last.read_text()), title
+    plans = re.findall(r"^\*\*(\d+) minutes\.\*\* (.+)$", TEXTS[CLASS], re.MULTILINE)
+    assert [each for each, _ in plans] == ["50", "90"] * len([*last.parent.glob("*.ipynb")])
+    for minutes, plan in plans:
+        assert sum(map(int, re.findall(r"\((\d+)\)", plan))) == int(minutes), plan
 
 
 def test_every_helper_is_listed():

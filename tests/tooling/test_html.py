@@ -16,9 +16,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from PIL import Image
 
 from helpers.tooling import colab
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import files, predictions
 from helpers.tooling.pages import __main__ as pages
-from helpers.tooling.pages import edition, predictions
+from helpers.tooling.pages import edition
 from tests.tooling.samples import DOOR, LESSONS, ROOT, good_lesson, save
 
 # Of the theme and of MyST, both pinned, which call what Sphinx 11 will not have.

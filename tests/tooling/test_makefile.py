@@ -100,6 +100,7 @@ COMMANDS = {
     ],
     "outputs LOOKED=1": ["-m helpers.tooling.outputs --looked", "-m helpers.tooling.picture"],
     "outputs TIMINGS=1": ["-m helpers.tooling.outputs --timings", "-m helpers.tooling.picture"],
+    "slides LESSON=3": ["-m helpers.tooling.slides 3"],
     "colab LESSON=3 'REPO=-x y'": ["-m helpers.tooling.colab 3 --repo=-x y"],
     "nbval TORCH=2.15.0": [
         ".ci/environment.py build/torch-2.15.0/made-by-.-fake 2.15.0",

@@ -5,10 +5,9 @@ import re
 
 from docutils import nodes
 from docutils.utils.math import MathError
-from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import files, formulas
 from helpers.tooling.pages import edition
 
 logger = logging.getLogger(__name__)
@@ -42,18 +41,15 @@ html_use_index = False
 copybutton_selector = "div:not(.highlight-myst-ansi) > .highlight > pre"
 
 LONG = r'(?<=<span class="pre">)[^<\s]{30,}'
-NAME = r"<mo>&ApplyFunction;</mo>(?!\s*<mo[^>]*>[(\[])"
 
 
 def formula(self, node):
-    """Write MathML; docutils marks what log is applied to, but leaves no space before it."""
+    """Write a formula of a page."""
     latex, block = node.astext().strip(), isinstance(node, nodes.math_block)
     try:
-        mathml = tex2mathml(latex, as_block=block)
+        self.body.append(formulas.mathml(latex, block))
     except MathError as error:
         logger.warning("the formula %s cannot be converted: %s", latex, error, location=node)
-    else:
-        self.body.append(re.sub(NAME, '<mspace width="0.167em"/>', mathml))
     raise nodes.SkipNode
 
 

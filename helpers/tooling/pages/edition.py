@@ -11,8 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from PIL import Image
 
 from helpers.tooling import colab
-from helpers.tooling.lesson import files, form
-from helpers.tooling.pages import predictions
+from helpers.tooling.lesson import files, form, predictions
 
 FLAT = 0.8
 """The share of its two commonest colours: 0.87 or more of a drawing, below 0.74 of an image."""

@@ -1,0 +1,96 @@
+"""Lessons as slides, each in one file that needs no network.
+
+Run from the folder that holds `notebooks/`, `python -m helpers.tooling.slides 3` makes
+build/slides/ anew with lesson 3, and with all lessons if none is named. A section is a slide, and
+below it is one for each prediction and exercise; what answers a prediction waits for the next step.
+slides.html.j2 has the frame, the looks, and the script that makes slides of what does not fit.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+
+from nbconvert import SlidesExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from helpers.tooling.lesson import copies, drafts, files, form, formulas, predictions
+from helpers.tooling.lesson.execution import end_cleanly_on_signals
+
+FOLDER = Path("build/slides")
+LINES = 24  # of code that stand on a slide
+OPENS = {"slide": "##? ", "subslide": rf"\*\*Exercise|[\s\S]*{re.escape(predictions.PREDICT)}"}
+"""What a text begins with, or holds, that begins a slide beside the others or below them."""
+
+
+def deck(lesson: Path) -> NotebookNode:
+    """Derive a notebook of slides from a lesson: without set-up, solutions, hints and checks."""
+    notebook = files.read(lesson)
+    copies.relink(notebook, None)
+    predictions.fold(notebook)
+    notebook.cells = [part for cell in notebook.cells for part in _parts(cell)]
+    return notebook
+
+
+def _parts(cell: NotebookNode) -> list[NotebookNode]:
+    """Return the cells that show one cell, with the type of slide that each begins."""
+    if cell.cell_type == "markdown":
+        text = re.sub(r"(?s)<details>.*?</details>", "", cell.source)
+        sections = re.split(r"(?m)^(?=## )", text.replace(copies.EXERCISES, ""))
+        parts = [new_markdown_cell(each.strip()) for each in sections if each.strip()]
+        for part in parts:
+            kinds = (kind for kind, text in OPENS.items() if re.match(text, part.source))
+            part.metadata.slideshow = {"slide_type": next(kinds, "-")}
+        return parts
+    left_out = {"parameters", "solution"} & {*files.tags(cell)} or cell.source == form.SETUP
+    if left_out or "exercises.check(" in cell.source:
+        return []
+    hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
+    shown = [] if hidden else [new_code_cell(piece) for piece in _pieces(cell.source)]
+    output = new_code_cell("", outputs=cell.outputs, metadata=cell.metadata)
+    output.metadata.transient = {"remove_source": True}
+    if "answer" not in cell.metadata:
+        return [*shown, output]
+    output.metadata.slideshow = {"slide_type": "fragment"}
+    return [*shown, output, new_markdown_cell(cell.metadata.answer)]
+
+
+def _pieces(source: str) -> list[str]:
+    """Cut code that is longer than a slide, at empty lines between its statements."""
+    pieces = [""]
+    for part in re.split(r"(?<=\n\n)(?=\S)", source):
+        fits = (pieces[-1] + part).count("\n") < LINES
+        pieces[-1:] = [pieces[-1] + part] if fits else [pieces[-1], part]
+    return [piece.strip("\n") for piece in pieces if piece]
+
+
+def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
+    """Make a folder anew with the slides of some lessons."""
+    reveal = resources.files("sphinx_revealjs") / "_static" / "revealjs"
+    names = {"css": "dist/reveal.css", "js": "dist/reveal.js", "license": "LICENSE"}
+    parts = {part: (reveal / name).read_text("utf-8") for part, name in names.items()}
+    renderer = IPythonRenderer(escape=False, anchor_link_text="")
+    renderer.inline_math = partial(formulas.mathml, block=False)
+    renderer.block_math = partial(formulas.mathml, block=True)
+    here = [str(Path(__file__).parent)]
+    exporter = SlidesExporter(template_file="slides.html.j2", extra_template_paths=here)
+    exporter.register_filter("markdown2html", MarkdownWithMath(renderer=renderer).render)
+    with drafts.replaced(folder) as draft:
+        draft.mkdir()
+        for lesson in chosen:
+            page, _ = exporter.from_notebook_node(deck(lesson), {"reveal_js": parts})
+            (draft / f"{lesson.stem}.slides.html").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    end_cleanly_on_signals()
+    try:
+        chosen = files.choose(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
+    build(chosen)
+    print(f"slides, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
