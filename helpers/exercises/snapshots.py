@@ -59,7 +59,7 @@ class Snapshot:
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
-    """Compare two tensors exactly; a NaN equals itself."""
+    """Compare two tensors exactly; a NaN equals itself, and what has no values (meta), too."""
     if (first.dtype, first.shape, first.device) != (second.dtype, second.shape, second.device):
         return False
-    return torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)
+    return first.is_meta or torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)
