@@ -66,8 +66,11 @@ class Session:
 
     def close(self) -> None:
         """End it, and all that it started."""
-        self._process.terminate()
-        self._process.wait()
+        self._orders.close()
+        while self._process.poll() is None:  # one that comes during a fork is lost
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
 
 
 def _serve(orders: Connection, folder: Path, secret: list[Path], jobs: int) -> None:
@@ -91,6 +94,7 @@ def _serve(orders: Connection, folder: Path, secret: list[Path], jobs: int) -> N
     except (EOFError, BrokenPipeError):
         pass
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         confinement.end_descendants()
 
 
