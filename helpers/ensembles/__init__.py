@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Step, Tensors
-from helpers.transforms import checks, samples
+from helpers.transforms import checks
 from helpers.transforms.batches import Batch, Tree, call
 from helpers.transforms.call import (
     RECURRENT,
@@ -28,6 +28,7 @@ from helpers.transforms.call import (
     graph,
     on_meta,
 )
+from helpers.transforms.eager import eager
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ def train(
             model = on_meta(ensemble.model)
             for indices in order[part].to(batch.leaves[0].device).unbind(dim=1):  # (m, B)
                 leaves = batch[indices].leaves
-                with _explained(), batchable_recurrence(model), samples.eager():
+                with _explained(), batchable_recurrence(model), eager():
                     params, buffers, state = advance_all(params, buffers, state, leaves, *own_rates)
                 progress.update()
             done.append((params, buffers))
@@ -299,7 +300,7 @@ def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) 
                 return vjp(lambda p: _call(ensemble, model, p | own, *batch.whole()), params)[0]
             return _call(ensemble, model, params | own, *batch.whole())
 
-    with _explained(), samples.eager():
+    with _explained(), eager():
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 

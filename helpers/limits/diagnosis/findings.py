@@ -14,8 +14,9 @@ from helpers.limits.diagnosis import habits, inspection, observation, trial
 from helpers.limits.diagnosis.signs import describe, one_line
 from helpers.limits.diagnosis.watch import Case
 from helpers.limits.lookup import entries, markdown
-from helpers.transforms import batches, checks, samples
+from helpers.transforms import batches, checks
 from helpers.transforms.batches import Tree
+from helpers.transforms.eager import eager
 from helpers.transforms.randomness import streams_kept
 from helpers.transforms.restore import preserved
 
@@ -128,7 +129,7 @@ def diagnose(
         inner, wrapped = inspection.unwrap(model)
         checks.check_one_process(inner)
         case = Case(inner, loss_fn, few)
-        with preserved(inner, trial.trainable(inner)), samples.eager():
+        with preserved(inner, trial.trainable(inner)), eager():
             seen = list(observation.observe(case))
             own = list(habits.observe(case))
             loud, bare = trial.transforms(case)
