@@ -251,7 +251,7 @@ def test_family_of_an_answer_ends_with_it(rest, most, verdict, tmp_path):
 
 @pytest.mark.whole
 @pytest.mark.parametrize("stem", ["02_legacy_functorch", "08_private_training"])
-def test_class_of_fifty_gets_its_marks(stem, tmp_path):
+def test_large_class_gets_its_marks(stem, tmp_path):
     path = next(each for each in LESSONS if each.stem == stem)
     given = {name: f"def {{name}}(*args):\n    {line}" for name, line in LINES.items()} | CELLS
     marks = hand_in(path, tmp_path / "class", given)
