@@ -16,6 +16,8 @@ PRINTED = 10_000
 """Characters of what an answer and its checks print that are kept."""
 FOREIGN = ("torch", "torch.func", "torch.autograd", "torch.nn.functional", "torch.linalg", "math")
 """Modules besides the helpers in which nothing may be changed."""
+WRAPPED = "torch.manual_seed"
+"""Seen changed by right answers of lesson 1."""
 INNER = {
     *("__globals__", "__closure__", "__code__", "__builtins__", "__subclasses__", "cell_contents"),
     *("f_back", "f_globals", "f_locals", "tb_frame", "gi_frame", "cr_frame", "_getframe"),
@@ -139,7 +141,7 @@ def _attributes() -> Iterator[tuple[str, Any, str, Any, Any]]:
     for name, holder in holders.items():
         for each, value in list(vars(holder).items()):
             content = dict(value) if isinstance(value, dict) else None
-            if callable(value) or each.isupper():
+            if (callable(value) or each.isupper()) and f"{name}.{each}" != WRAPPED:
                 yield name, holder, each, value, content
 
 
