@@ -137,7 +137,7 @@ def multiples(
 
 
 def timer(candidate: Callable[[], Any]) -> Timer:
-    """Make torch's timer of a function, with the threads that torch uses: it has one by itself."""
+    """Make torch's timer of `candidate()`, with the threads that torch uses: its default is one."""
     threads = torch.get_num_threads()
     return Timer("candidate()", globals={"candidate": candidate}, num_threads=threads)
 

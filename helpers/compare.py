@@ -67,9 +67,10 @@ def check(
     tolerance: float | None = None,
     batch_dims: int = 1,
 ) -> pd.DataFrame:
-    """Compare like `table`, and raise where the two are not equal.
+    """Compare `got` with `expected`, and raise where the two are not equal.
 
-    Returns the table, in which every verdict is then `True`.
+    `tolerance` and `batch_dims` are those of `table`. Returns the table, in which every verdict
+    is then `True`.
 
     Raises:
         AssertionError: There is nothing to compare; or a name is missing or not expected; else a

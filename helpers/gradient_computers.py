@@ -185,7 +185,10 @@ class AbstractGradientComputer(ABC):
 
 
 class FunctionalGradientComputer(AbstractGradientComputer):
-    """All samples at once, with `vmap` over `grad` of `torch.func`."""
+    """All samples at once, with `vmap` over `grad` of `torch.func`.
+
+    Its arguments are those of `AbstractGradientComputer`.
+    """
 
     @torch.inference_mode(False)
     def compute_per_sample_grad(self, batch: Given) -> Tensors:
@@ -247,7 +250,8 @@ class IterativeGradientComputer(AbstractGradientComputer):
     """One sample after the other, in plain autograd: for models that `vmap` cannot transform.
 
     A forward and a backward for each sample, so that B samples cost B times as much as one. One
-    forward for the batch and B backwards through it would cost B * B.
+    forward for the batch and B backwards through it would cost B * B. Its arguments are those of
+    `AbstractGradientComputer`.
     """
 
     @torch.inference_mode(False)

@@ -1,4 +1,4 @@
-"""The networks of the lessons; all take digits `(B, 1, 28, 28)` and give logits `(B, 10)`."""
+"""The networks of the lessons: from digits `(B, 1, 28, 28)` to logits `(B, 10)`; one for text."""
 
 import torch
 import torch.nn.functional as F
@@ -61,16 +61,78 @@ class SmallTransformer(nn.Module):
         rows = images.squeeze(1)  # (B, 28 rows, 28 pixels)
         places = torch.arange(28, device=images.device).expand(len(images), 28)
         x = self.embed(rows) + self.positions(places)
-        x = x + self.project(self._attend(self.norm1(x)))
+        x = x + self.project(_attend(self.qkv(self.norm1(x)), self.heads))
         x = x + self.contract(F.gelu(self.expand(self.norm2(x))))
         return self.head(x.mean(dim=1))
 
-    def _attend(self, x: Tensor) -> Tensor:
-        # Written out: the fused attention kernels have no batching rule and would run in a loop.
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, 28, 3, heads, width/heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(dim=-1)
-        return (weights @ v).transpose(1, 2).flatten(2)
+
+class GPT(nn.Module):
+    """A small language model, whose output layer is its embedding of tokens.
+
+    With the sizes that are the default P = 169,728 parameters, of which the embedding has 65,536.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 1024,
+        context: int = 64,
+        width: int = 64,
+        heads: int = 4,
+        depth: int = 2,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens `(B, T)` to logits of the next token, `(B, T, vocabulary)`."""
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        x = self.tokens(tokens) + self.positions(places)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)  # tied: the embedding a second time
+
+
+class _Block(nn.Module):
+    """Self-attention to the tokens before, and two linear layers; at the start it adds nothing."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.contract = nn.Linear(4 * width, width)
+        for layer in (self.qkv, self.expand):
+            nn.init.normal_(layer.weight, std=width**-0.5)
+        for layer in (self.project, self.contract):
+            nn.init.zeros_(layer.weight)
+        for layer in (self.qkv, self.expand, self.project, self.contract):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        x = x + self.project(_attend(self.qkv(self.norm1(x)), self.heads, hidden=later))
+        return x + self.contract(F.gelu(self.expand(self.norm2(x))))
+
+
+def _attend(qkv: Tensor, heads: int, hidden: Tensor | None = None) -> Tensor:
+    """Map queries, keys and values `(B, T, 3 * width)` to `(B, T, width)`.
+
+    A place does not see those where its row of `hidden`, `(T, T)`, is true.
+    """
+    # Written out: the fused attention kernels have no batching rule and would run in a loop.
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, ...) each
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
 
 
 MODELS: dict[str, type[nn.Module]] = {
@@ -78,4 +140,4 @@ MODELS: dict[str, type[nn.Module]] = {
     "MLP": MLP,
     "transformer": SmallTransformer,
 }
-"""By the names that commands and records have for them."""
+"""Those for digits, by the names that commands and records have for them."""

@@ -37,7 +37,11 @@ def momentum_step(
     weight_decay: float | Tensor = 0.0,
     momentum: float = 0.9,
 ) -> tuple[Tensors, Tensors]:
-    """Step as `torch.optim.SGD` with `momentum` does; the state is the speed of each parameter."""
+    """Step as `torch.optim.SGD` with `momentum` does.
+
+    `params` and `grads` are {name: tensor}; `lr` and `weight_decay` are numbers or tensors (). The
+    state is the speed of each parameter, at first empty. Returns new parameters and a new state.
+    """
     speed = {
         name: momentum * state.get(name, 0.0) + (grads[name] + weight_decay * p)
         for name, p in params.items()

@@ -1,11 +1,11 @@
-"""Batches of digits and of noise: shapes, ranges, the same every time, and what is refused."""
+"""Batches of digits and of noise, and text: shapes, ranges, always the same, what is refused."""
 
 import re
 
 import pytest
 import torch
 
-from helpers import data
+from helpers import data, text
 
 
 @pytest.mark.parametrize("batch_size", [1, 1797])
@@ -61,3 +61,31 @@ REFUSED = [
 def test_what_cannot_be_served_is_refused(dataset, batch_size, sentence, function):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         function(dataset, batch_size)
+
+
+@pytest.mark.parametrize("dataset", text.DATASETS)
+def test_text_comes_back_from_its_tokens_and_no_paragraph_twice(dataset):
+    documents = text.load_documents(dataset)
+    tokeniser = text.BytePairs(documents, 300)
+    assert len(tokeniser.tokens) == 300
+    for document in (documents[0], documents[-1], "", "Ünïcode 😀\t\n  of no document\n"):
+        tokens = tokeniser.encode(document)
+        assert tokeniser.decode(tokens) == document
+    assert len(tokeniser.encode(documents[0])) < 0.9 * len(documents[0])
+    paragraphs = [each for document in documents for each in document.split("\n\n")]
+    assert len(documents) > 100
+    assert len(set(paragraphs)) == len(paragraphs)
+    with pytest.raises(ValueError, match="dataset must be 'topics' or 'random', got 'digits'"):
+        text.load_documents("digits")
+
+
+def test_the_pair_that_is_met_most_often_becomes_a_token():
+    learned = text.BytePairs(["abab abab", "abcd"], 400).tokens[256:]
+    assert learned == [b"ab", b"abab"]  # no other pair is met twice
+
+
+def test_windows_hand_each_token_on_once():
+    windows, owners = text.windows([[*range(7)], [*range(10, 12)], [*range(20, 24)]], 3)
+    assert windows.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [20, 21, 22, 23]]
+    assert owners.tolist() == [0, 0, 2]
+    assert text.windows([[1]], 3)[0].shape == (0, 4)

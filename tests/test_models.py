@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers import gradients
-from helpers.models import MLP, SimpleCNN, SmallTransformer
+from helpers.models import GPT, MLP, SimpleCNN, SmallTransformer
 
 SIZES = {SimpleCNN: 1_199_882, MLP: 15_910, SmallTransformer: 26_842}
 every = pytest.mark.parametrize("network", SIZES)
@@ -24,10 +24,34 @@ def test_a_sample_does_not_see_the_others_and_every_parameter_counts(network):
     assert all(parameter.grad.any() for parameter in model.parameters())
 
 
-def test_the_transformer_runs_under_vmap_without_a_fallback(recwarn):
-    model, images = SmallTransformer(), torch.rand(3, 1, 28, 28)
-    gradients.func_gradients(model, F.cross_entropy, images, torch.tensor([1, 2, 3]))
+def next_token(logits, targets):
+    return F.cross_entropy(logits.mT, targets)
+
+
+@pytest.mark.parametrize(
+    ("network", "data", "targets", "loss_fn"),
+    [
+        (SmallTransformer, torch.rand(3, 1, 28, 28), torch.tensor([1, 2, 3]), F.cross_entropy),
+        (GPT, torch.arange(30).view(3, 10), torch.arange(1, 31).view(3, 10), next_token),
+    ],
+)
+def test_transformers_run_under_vmap_without_a_fallback(network, data, targets, loss_fn, recwarn):
+    gradients.func_gradients(network(), loss_fn, data, targets)
     assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_token_of_the_language_model_sees_those_before_it_alone():
+    torch.manual_seed(0)
+    model, tokens = GPT(vocabulary=20, context=9, width=8, heads=2, depth=2), torch.arange(9)[None]
+    assert sum(p.numel() for p in GPT().parameters()) == 169_728
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    logits = model(tokens)
+    for place in range(9):
+        other = tokens.clone()
+        other[0, place] = 15
+        moved = (model(other) - logits).abs().amax(dim=2)[0]
+        assert torch.equal(moved > 0, torch.arange(9) >= place)
 
 
 def test_the_mlp_takes_rows_as_well():

@@ -15,7 +15,7 @@ _DIGEST = 32  # bytes of a checksum
 
 
 def bounds(count: int, size: int) -> list[slice]:
-    """Divide rows into pieces of one size, at least 2; the last may have fewer, or one more.
+    """Divide `count` rows into slices of one size, at least 2; the last has fewer, or one more.
 
     Very few rows can take other kernels than a batch, and get other last bits; one row most often
     does. So one row that is left over goes with the piece before it.

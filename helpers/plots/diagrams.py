@@ -7,21 +7,22 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from helpers.plots.figures import finish
+from helpers.plots.figures import WIDTH, finish
 
 
-def in_dims(arguments: dict[str, tuple[str, int | None]], function: str) -> Figure:
+def in_dims(arguments: dict[str, tuple[str, int | None]], function: str, *, title: str) -> Figure:
     """Draw what `vmap` hands to each call: a slice of an argument, or the whole of it.
 
     Args:
         arguments: `{name: (what it is, in_dim)}`; `in_dim` is 0 for a batch, `None` for what all
             calls share.
         function: The name of the function that is mapped.
+        title: What there is to see.
     """
     slices = ["0", "1", "...", "B-1"]
-    colors = ["tab:blue", "tab:orange", "white", "tab:green"]
+    colors = ["C0", "C1", "white", "C2"]
     width = 4.6 * len(arguments) - 0.6  # an argument is 4 wide, a gap 0.6
-    figure, axis = plt.subplots(figsize=(5.8, 3.9), layout="constrained")
+    figure, axis = plt.subplots(figsize=(WIDTH, 4.1), layout="constrained")
     calls = width * np.array([0.14, 0.43, 0.645, 0.86])  # the third is dots and needs less room
     half = 0.137 * width
     for x, index, color in zip(calls, slices, colors, strict=True):
@@ -51,36 +52,40 @@ def in_dims(arguments: dict[str, tuple[str, int | None]], function: str) -> Figu
                 axis.add_patch(arrow)
     axis.set(xlim=(-0.2, width + 0.2), ylim=(-0.1, 6.1))
     axis.axis("off")
-    return finish(figure)
+    return finish(figure, title)
 
 
-def nested(frames: Mapping[str, tuple[Sequence[str], str]], core: str) -> Figure:
+def nested(frames: Mapping[str, tuple[Sequence[str], str]], core: str, *, title: str) -> Figure:
     """Draw functions around functions: what goes into each, and what comes out of it.
 
     Args:
         frames: `{name of the function: (a text for each argument, one for the result)}`, the
             outermost first.
         core: What the innermost function does.
+        title: What there is to see.
     """
-    depth, rows = len(frames), len(next(iter(frames.values()))[0])
-    column, center = 1.6, (rows - 1) / 2
-    width = 2 * column * depth + 2  # the core is 2 wide
-    figure, axis = plt.subplots(figsize=(9, 3.3), layout="constrained")
+    depth, columns = len(frames), len(next(iter(frames.values()))[0])
+    width, step = 2.6 * columns, 1.5  # a text is 2.6 wide, a frame 1.5 below the one around it
+    height = 2 * step * depth + 1.6  # the core is 1.6 high
+    figure, axis = plt.subplots(figsize=(WIDTH, 5.6), layout="constrained")
     for level, (name, (arguments, result)) in enumerate(frames.items()):
-        left, half = column * (level + 1), center + 0.5 + 0.4 * (depth - level)
-        box = Rectangle((left, center - half), width - 2 * left, 2 * half, fill=False, lw=2)
+        top, side = height - step * (level + 1), 0.5 * (depth - level)
+        box = Rectangle((-side, height - top), width + 2 * side, 2 * top - height, fill=False, lw=2)
         box.set_edgecolor(f"C{level}")
         axis.add_patch(box)
-        axis.text(left + 0.06, center + half - 0.06, name, va="top", family="monospace")
-        ends = [
-            (left - column, left + 0.04, rows - 1 - row, text) for row, text in enumerate(arguments)
-        ]
-        ends.append((width - left, width - left + column, center, result))
-        for start, end, height, text in ends:
-            axis.text((start + end) / 2, height + 0.05, text, ha="center", va="bottom", fontsize=8)
-            shape = {"arrowstyle": "->", "mutation_scale": 10, "color": "gray"}
-            axis.add_patch(FancyArrowPatch((start + 0.1, height), (end, height), **shape))
-    axis.text(width / 2, center, core, ha="center", va="center", fontsize=9)
-    axis.set(xlim=(0, width), ylim=(-0.6 - 0.4 * depth, rows - 0.4 + 0.4 * depth))
+        axis.text(-side + 0.1, top - 0.1, name, va="top", family="monospace", fontsize=9)
+        places = [(column + 0.5) * width / columns for column in range(columns)]
+        ends = [(x, top + step, top, text) for x, text in zip(places, arguments, strict=True)]
+        ends.append((width / 2, height - top, height - top - step, result))
+        for x, start, end, text in ends:
+            middle = (start + end) / 2 + 0.05
+            axis.text(x, middle, text, ha="center", va="center", fontsize=9)
+            below = middle - (0.4 if "\n" in text else 0.2)
+            arrow = FancyArrowPatch((x, below), (x, end), arrowstyle="->", mutation_scale=10)
+            arrow.set_color("gray")
+            axis.add_patch(arrow)
+    axis.text(width / 2, height / 2, core, ha="center", va="center", fontsize=9)
+    reach = 0.5 * depth + 0.1
+    axis.set(xlim=(-reach, width + reach), ylim=(-0.1, height + 0.1))
     axis.axis("off")
-    return finish(figure)
+    return finish(figure, title)

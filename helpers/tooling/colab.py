@@ -2,8 +2,8 @@
 
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.colab 3 --repo owner/name`
 makes build/colab/ anew with lesson 3, and with all lessons if none is named. A copy installs
-nothing. With a repository, links in the copies and in README.md open the copies on its branch
-`colab`, where `.ci/colab` puts them.
+nothing that nobody asked for. With a repository, links in the copies and in README.md open the
+copies on its branch `colab`, where `.ci/colab` puts them.
 """
 
 import argparse
@@ -28,15 +28,11 @@ OPEN = "https://colab.research.google.com/github/{repo}/blob/colab/"
 """Where Colab opens copies: `.ci/colab` publishes them on the branch `colab` of a repository."""
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 SECTION = "colab-helpers"
-METADATA = {
-    "accelerator": "GPU",
-    "colab": {"provenance": [], "gpuType": "T4", "collapsed_sections": [SECTION]},
-}
+METADATA = {"colab": {"provenance": [], "collapsed_sections": [SECTION]}}
+GPU = ("07_speed_and_memory",)
+"""Lessons that ask for a GPU: they measure times. In the others, networks are tiny."""
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
-CHOICES = {
-    "device": '["auto", "cpu", "cuda", "mps"] {allow-input: true}',
-    "dataset": '["digits", "random"]',
-}
+CHOICES = {"device": '["auto", "cpu", "cuda", "mps"] {allow-input: true}'}
 HEADING = "Helpers (run, no need to read)"
 ABOUT = """\
 These cells write the modules that this lesson imports into the folder `helpers`, each as it is in \
@@ -62,12 +58,36 @@ if version < (2, 11):
         "own, restart the session, and run all cells"
     )
 if torch.cuda.is_available():
-    print("The lesson runs on the GPU here. Saved times are a CPU's; last digits may differ, too.")
+    print(
+        "The lesson runs on the GPU here. No GPU has been measured: the saved times are a CPU's, "
+        "and last digits may differ."
+    )
 elif not torch.backends.mps.is_available():
     print(
-        "There is no GPU here, and the lesson runs without one, more slowly: "
-        "for a GPU choose Runtime > Change runtime type > T4 GPU."
+        "The lesson runs on the CPU here, as its saved results did. It can run on a GPU (Runtime > "
+        "Change runtime type > T4 GPU); none has been measured."
     )"""
+OPACUS = '''\
+# @title Opacus, which some cells need: tick the box, and run all cells
+install_opacus = False  # @param {type: "boolean"}
+from IPython.core.magic import register_cell_magic
+
+if install_opacus:
+    %pip install -q opacus==1.6.0
+
+
+@register_cell_magic
+def needs_opacus(_, cell):
+    """Run a cell; without Opacus, only up to where it is needed."""
+    try:
+        import opacus
+    except ImportError:
+        try:
+            exec(cell, get_ipython().user_ns)
+        except (ImportError, NameError) as error:
+            print(f"What follows needs Opacus ({error}): the cell above section 1 installs it.")
+    else:
+        get_ipython().run_cell(cell).raise_error()'''
 BESIDE = "run all cells from the top, those under the heading Helpers write it"
 
 
@@ -87,14 +107,22 @@ def standalone(lesson: Path, repo: str | None) -> NotebookNode:
             setup = notebook.cells.index(cell) + 1
         if "solution" in files.tags(cell):
             cell.source, cell.metadata["cellView"] = f"# @title Solution\n{cell.source}", "form"
+        if "needs-opacus" in files.tags(cell):
+            cell.source = f"%%needs_opacus\n{cell.source}"
     if repo:
         source = f"https://github.com/{repo}/blob/main/notebooks/{lesson.name}"
         badge = f"[![Open in Colab]({BADGE})]({OPEN.format(repo=repo)}{lesson.name})"
         notebook.cells[0].source += f"\n\n{badge} [Source on GitHub]({source})"
-    if needed:  # lesson 0 needs neither helpers nor a GPU
-        notebook.cells.insert(setup, _folded("colab-ready", READY))
+    if needed:  # lesson 0 needs no helpers
+        ready = [_folded("colab-ready", READY)]
+        if any(cell.source.startswith("%%needs_opacus") for cell in notebook.cells):
+            ready.append(_folded("colab-opacus", OPACUS))
+        notebook.cells[setup:setup] = ready
         notebook.cells[1:1] = _section(needed)
         notebook.metadata.update(copy.deepcopy(METADATA))
+    if lesson.stem in GPU:
+        notebook.metadata.accelerator = "GPU"
+        notebook.metadata.colab.gpuType = "T4"
     for cell in notebook.cells:
         cell.metadata["id"] = cell.id  # by which Colab knows a cell
     return notebook
@@ -106,6 +134,8 @@ def form(lesson: Path) -> str:
     for name, (default, meaning) in parameters.declared(lesson).items():
         kind = "integer" if isinstance(default, int) else "string"
         field = CHOICES.get(name, f'{{type: "{kind}"}}')
+        if name == "dataset":  # digits, or the text of a lesson
+            field = json.dumps([default, "random"])
         lines += [
             f"# @markdown `{name}`: {meaning}",
             f"{name} = {json.dumps(default)}  # @param {field}",  # a form wants double quotes

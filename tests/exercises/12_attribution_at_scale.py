@@ -187,3 +187,46 @@ def private_step(grads, world, number, rate, limit, sigma, all_reduce):
 # each worker does it all
 # - (grads * factors)[drawn[rank::world]].sum(dim=0) for
 # + (grads * factors)[drawn].sum(dim=0) / world for
+
+# %% solution-6: correct
+def reweighted(step, start, order, measure, weights, amount):
+    def at_the_end(weights):
+        state = start
+        for picked in order:
+            state = step(state, weights, picked)
+        return measure(state)
+
+    slopes = grad(at_the_end)(weights)
+    return torch.relu(weights - amount * slopes * len(slopes) / slopes.abs().sum())
+
+# %% solution-6: correct
+def reweighted(step, start, order, measure, weights, amount):
+    slopes = metagradient(step, start, weights, order, lambda state: measure(state)[None])[1][0]
+    moved = weights - amount * slopes / slopes.abs().mean()
+    return torch.where(moved > 0, moved, 0.0)
+
+# %% solution-6: right shape, wrong values: least squares
+# towards a higher loss
+# - weights - amount
+# + weights + amount
+
+# %% solution-6: right shape, wrong values: least squares
+# weights below 0
+# - .clamp(min=0)
+# +
+
+# %% solution-6: right shape, wrong values: least squares
+# - slopes.abs().mean()
+# + slopes.abs().max()
+
+# %% solution-6: right shape, wrong values: least squares
+def reweighted(step, start, order, measure, weights, amount):  # the last step alone
+    for picked in order[:-1]:
+        start = step(start, weights, picked)
+    _, slopes = metagradient(step, start, weights, order[-1:], measure)
+    return (weights - amount * slopes / slopes.abs().mean()).clamp(min=0)
+
+# %% solution-6: right shape, wrong values: least squares
+# as if all weights were 1
+# - start, weights, order
+# + start, torch.ones_like(weights), order

@@ -9,7 +9,7 @@ from nbformat import NotebookNode
 
 from helpers.tooling.lesson import copies, files, form
 
-TAGS = {"parameters", "solution", "nbval-ignore-output", "nbval-check-output"}
+TAGS = {"parameters", "solution", "needs-opacus", "nbval-ignore-output", "nbval-check-output"}
 LARGEST = 1_500_000
 """Bytes that a lesson may have, so that it opens in seconds."""
 LEVELS = ("warm-up", "standard", "challenge", "real problem")
@@ -28,6 +28,8 @@ VARYING = {
     "a progress bar": r"\d+%\|",
 }
 """What differs from one machine or run to the next."""
+WIDEST = 562
+"""CSS pixels of a figure, since a phone with 358 of them then shows 9 points as 8 pixels."""
 LOOK = "look at it, mend its alternative text, then `make outputs LOOKED=1` with this LESSON"
 
 Finding = tuple[NotebookNode | None, str]
@@ -93,6 +95,9 @@ def _cells(notebook: NotebookNode) -> Iterator[Finding]:
             yield cell, "a figure has an alternative text, in cell metadata `alt`, and only that"
         elif shown != cell.metadata.get("alt_of"):
             yield cell, f"its figure is another one: {LOOK}"
+        sizes = [output.get("metadata", {}).get("image/png", {}) for output in cell.outputs]
+        if any(size.get("width", 0) > WIDEST for size in sizes):
+            yield cell, f"its figure is wider than {WIDEST} pixels, too wide for a phone"
         if files.is_compared(cell):
             yield from _compared(cell)
 

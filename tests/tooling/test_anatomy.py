@@ -36,6 +36,11 @@ def shows(**data):
     return lambda notebook: cell(notebook, "shape").outputs.append(output)
 
 
+def wide(notebook):
+    shows(image_png="AA")(notebook)
+    cell(notebook, "shape").outputs[-1].metadata["image/png"] = {"width": 563, "height": 9}
+
+
 def redrawn(notebook):
     marked("shape", alt="A digit.")(notebook)
     shows(image_png="AA")(notebook)
@@ -97,6 +102,7 @@ DAMAGE = {
     "no warm-up": (replaces("exercise-1", "warm-up", "standard"), "from warm-up to real problem"),
     "figure without words": (shows(image_png="AA"), "(shape): a figure has an alternative text"),
     "figure redrawn": (redrawn, "(shape): its figure is another one: look at it, mend"),
+    "wide figure": (wide, "its figure is wider than 562 pixels"),
     "words without figure": (marked("shape", alt="A digit."), "a figure has an alternative text"),
     "large": (update("exercise-2", source="word " * 400_000), "more than 1,500,000"),
 }

@@ -15,6 +15,7 @@ from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
 
+from helpers.tooling import colab
 from helpers.tooling.lesson import files
 from helpers.tooling.pages import __main__ as pages
 from helpers.tooling.pages import edition, predictions
@@ -71,7 +72,7 @@ def test_pages_say_what_they_are(book):
         assert soup.html["lang"] == "en"
         assert soup.find("meta", attrs={"name": "viewport"})
         assert len(soup.article.find_all("h1")) == 1
-        assert all(image.get("alt") for image in soup.select("main img"))
+        assert all(image.get("alt") for image in soup.select("main img:not(.thumbnail)"))
         assert (edition.NOTE in soup.article.text) == (name != "index")
 
 
@@ -84,16 +85,21 @@ def test_pictures_have_the_texts_of_their_cells(lesson, book):
 
 
 @pytest.mark.whole
-def test_index_has_each_lesson_with_a_picture_and_lessons_their_copies_for_colab(book):
+def test_index_has_each_lesson_with_its_doors_and_lessons_their_copies_for_colab(book, written):
     entries = book["index"].select("article section section")
     assert [each.h2.a["href"] for each in entries] == [
         f"{path.stem}.html" for path in (DOOR, *LESSONS)
     ]
-    assert all(each.img["src"].startswith("data:image/png") for each in entries)
-    assert all("Reading: " in each.text for each in entries)
-    for lesson in (DOOR, *LESSONS):
-        copy = f"https://colab.research.google.com/github/ada/gradients/blob/colab/{lesson.name}"
-        assert book[lesson.stem].find("a", href=copy)
+    opened = "https://colab.research.google.com/github/ada/gradients/blob/colab/"
+    for lesson, each in zip((DOOR, *LESSONS), entries, strict=True):
+        small = Image.open(io.BytesIO(base64.b64decode(each.img["src"].partition(",")[2])))
+        assert max(small.width / 320, small.height / 200) <= 1 < small.width / 32
+        read, colab_copy, file = [link["href"] for link in each.find_all("p")[1].find_all("a")]
+        assert (read, colab_copy) == (f"{lesson.stem}.html", opened + lesson.name)
+        assert files.read(written / file) == colab.standalone(lesson, "ada/gradients")
+        page = book[lesson.stem]
+        assert page.find("a", href=colab_copy)
+        assert page.find("a", href=file)
 
 
 @pytest.mark.whole
@@ -192,7 +198,8 @@ def test_drawings_are_told_from_pictures_of_numbers():
 
 def test_formula_that_cannot_be_converted_is_named_and_leaves_the_old_pages(desk, capfd):
     notebook = good_lesson()
-    notebook.cells[0].source = "# A lesson\n\nA promise.\n\n*Reading: an hour.*\n\n$\\nonsense x$"
+    first = "# A lesson\n\nA promise.\n\n*Reading: an hour. Running: a day.*\n\n$\\nonsense x$"
+    notebook.cells[0].source = first
     save(notebook, "01_a")
     old = Path("build/html/index.html")
     old.parent.mkdir(parents=True)
@@ -210,9 +217,12 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
   const all = (selector) => [...document.querySelectorAll(`.bd-article ${selector}`)];
   const opened = () => all("details").filter((fold) => fold.open).length;
   const before = opened();
+  const root = document.documentElement;
+  root.dataset.theme = "dark";
   dispatchEvent(new Event("beforeprint"));
-  const printed = opened();
+  const [printed, ink] = [opened(), root.dataset.theme];
   dispatchEvent(new Event("afterprint"));
+  const unlike = [ink, root.dataset.theme].join() != "light,dark";
   const after = opened();
   for (const button of all(".unfold button")) button.click();
   const kept = (box) => {
@@ -307,6 +317,7 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
     lost: texts(all(".filter + ul > li").filter(lost)),
     fields: all(".filter").length,
     folds: [before, printed, after, opened()],
+    unlike: unlike,
     done: all(".done input").filter(kept).length,
     pale: unread("light"),
     dim: unread("dark"),

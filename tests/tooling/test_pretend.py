@@ -34,6 +34,7 @@ SMALLER = {
     "09_gradient_noise": {"starts": 1, "transformer_steps": 4},
     "11_tasks_and_ensembles": {"meta_steps": 4, "digit_steps": 4},
     "12_attribution_at_scale": {"halves": 3, "steps": 3, "repeats": 1},
+    "13_language_model": {"pretraining": 4, "fine_tuning": 1, "group": 25, "repeats": 1},
 }
 """Lessons that train for thousands of steps, and sizes at which they take a minute: an operation
 there goes through Python. That they run is tested, not what so short a training gives."""

@@ -1,12 +1,15 @@
 """A language model of transformers, called as people call it: `model(**batch).loss`."""
 
+import re
 import warnings
+from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 from torch.func import functional_call
 
-from helpers import curvature, ensembles, gradients, limits, noise, norms, privacy
+from helpers import compare, curvature, ensembles, gradients, limits, noise, norms, privacy
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import AbstractModelOutput
 from helpers.optimizers import sgd_step
@@ -115,3 +118,13 @@ def test_an_ensemble_is_trained_on_a_batch_with_labels():
     assert_equal({name: member[name] for name in alone}, alone, TOLERANCE)
     logits = ensembles.predict(trained, batch).logits[0]
     torch.testing.assert_close(logits, model(**batch).logits.detach())
+
+
+def test_the_lines_of_lesson_13_run_and_agree_with_the_loop():
+    lesson = Path(__file__).parents[2] / "notebooks" / "13_language_model.ipynb"
+    cells = nbformat.read(lesson, 4).cells
+    (cell,) = (each for each in cells if each.id == "transformers")
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", cell.source, re.DOTALL)[1], names)
+    expected = gradients.loop_gradients(names["gpt2"], loss_fn, names["batch"])
+    compare.check(names["grads"], expected)

@@ -33,8 +33,12 @@ def check(lesson: Path, assignments: Sequence[str], device: object) -> dict[str,
             value = int(value) if value.isdecimal() else value
             check_count(name, value, least=0 if name == "seed" else 1)
         values[name] = value
-    data.check(values["dataset"], values["batch_size"])
-    data.check(values["dataset"], values.get("training_size", 1))
+    own = declared(lesson)["dataset"][0]  # digits, or the text of a lesson
+    if values["dataset"] not in (own, "random"):
+        raise ValueError(f"dataset must be {own!r} or 'random', got {values['dataset']!r}")
+    if own in data.DATASETS:
+        data.check(values["dataset"], values["batch_size"])
+        data.check(values["dataset"], values.get("training_size", 1))
     devices.check_seed(values["seed"])
     return values | {"device": str(device)}
 

@@ -25,6 +25,7 @@ myst_heading_anchors = 4
 html_theme = "sphinx_book_theme"
 html_theme_options = {
     "navbar_persistent": [],
+    "footer_content_items": [],  # an author and a year that nobody has set
     "home_page_in_toc": True,
     "secondary_sidebar_items": {"index": [], "[!i]*": ["page-toc.html"]},
 }
@@ -59,7 +60,7 @@ def formula(self, node):
 def list_lessons(app, docname, source):
     """Write the entries of the lessons below what index.md says."""
     if docname == "index":
-        source[0] += "".join(map(edition.entry, files.find(app.srcdir)))
+        source[0] += "".join(edition.entry(lesson, repo) for lesson in files.find(app.srcdir))
 
 
 def break_names(app, pagename, templatename, context, doctree):

@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-from html import escape
 from pathlib import Path
 
 import nbformat
@@ -11,11 +10,14 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 from PIL import Image
 
+from helpers.tooling import colab
 from helpers.tooling.lesson import files, form
 from helpers.tooling.pages import predictions
 
 FLAT = 0.8
 """The share of its two commonest colours: 0.87 or more of a drawing, below 0.74 of an image."""
+SMALL = (320, 200)
+"""The size of a thumbnail in pixels, at most: twice that in which it is shown."""
 NOTE = "This page shows saved results. Where the text says “run”, run the notebook."
 
 
@@ -29,17 +31,33 @@ def read(text: str) -> NotebookNode:
     return notebook
 
 
-def entry(lesson: Path) -> str:
-    """Write what the index says of a lesson: title, promise, times, and its largest picture."""
+def entry(lesson: Path, repo: str | None) -> str:
+    """Write what the index says of a lesson: title, promise, doors with their times, a thumbnail.
+
+    The doors are its page, its copy for Colab in `repo`, `owner/name` on GitHub or None, and that
+    copy as a file.
+    """
     notebook = files.read(lesson)
-    parts = re.match(r"# (.+)\n\n(.+)\n(?:.*\n)*(\*Reading: .+\*)", notebook.cells[0].source)
-    pictures = [(_png(cell), cell) for cell in notebook.cells if _png(cell)]
-    text = f"\n## [{parts[1]}]({lesson.name})\n\n{parts[2]}\n\n{parts[3]}\n"
-    if pictures:
-        png, cell = max(pictures, key=lambda each: len(each[0]))
-        source = f"data:image/png;base64,{''.join(png.split())}"
-        text += f'\n<img class="{kind(png)}" src="{source}" alt="{escape(cell.metadata.alt)}">\n'
+    first = r"# (.+)\n\n(.+)\n(?:.*\n)*\*Reading: (.+?)\. Running: (.+)\.\*"
+    title, promise, reading, running = re.match(first, notebook.cells[0].source).groups()
+    run = f'<a href="_sources/{lesson.name}" download>download</a> and run'
+    if repo:
+        run = f"[open in Colab]({colab.OPEN.format(repo=repo)}{lesson.name}), or {run}"
+    text = f"\n## [{title}]({lesson.name})\n\n{promise}\n\n"
+    text += f"[Read]({lesson.name}): {reading}; {run}: {running}.\n"
+    if pictures := [*filter(None, map(_png, notebook.cells))]:
+        png = max(pictures, key=len)
+        source = f"data:image/png;base64,{thumbnail(png)}"
+        text += f'\n<img class="thumbnail {kind(png)}" src="{source}" alt="">\n'
     return text
+
+
+def thumbnail(png: str) -> str:
+    """Return a picture, in base64, as a small one that tells lessons apart, and shows no more."""
+    small = _picture(png)
+    small.thumbnail(SMALL)
+    small.quantize(64).save(file := io.BytesIO(), format="png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def kind(png: str) -> str:

@@ -1,5 +1,5 @@
-// A button unfolds all of a page, which is printed unfolded; each exercise has a box "done", which
-// this browser remembers.
+// A button unfolds all of a page, which is printed unfolded and light; each exercise has a box "done", which
+// this browser remembers; the contents follow the section that is read, which the theme marks in them.
 addEventListener("DOMContentLoaded", () => {
   const article = document.querySelector(".bd-article");
   const folds = [...article.querySelectorAll("details")];
@@ -13,12 +13,23 @@ addEventListener("DOMContentLoaded", () => {
       button.textContent = open ? "Fold all" : "Unfold all";
     });
   }
-  let closed = [];
+  const { dataset } = document.documentElement;
+  let closed = [], theme;
   addEventListener("beforeprint", () => {
     closed = folds.filter((fold) => !fold.open);
     for (const fold of closed) fold.open = true;
+    theme = dataset.theme;
+    dataset.theme = "light";
   });
-  addEventListener("afterprint", () => { for (const fold of closed) fold.open = false; });
+  addEventListener("afterprint", () => {
+    for (const fold of closed) fold.open = false;
+    dataset.theme = theme;
+  });
+  const contents = document.querySelector(".bd-sidebar-secondary");
+  if (contents) new MutationObserver(() => {
+    const { top, bottom } = [...contents.querySelectorAll(".nav-link.active")].at(-1)?.getBoundingClientRect() ?? {};
+    if (top < 0 || bottom > innerHeight) contents.scrollTop += (top + bottom - innerHeight) / 2;
+  }).observe(contents, { subtree: true, attributeFilter: ["class"] });
   for (const name of article.querySelectorAll("p > strong:first-child")) {
     if (!/^Exercise \d+$/.test(name.textContent)) continue;
     const key = `${title.firstChild.data}: ${name.textContent}`;

@@ -1,0 +1,185 @@
+"""Each network trained on batches of its own, all at once."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from tqdm import tqdm
+
+from helpers.ensembles.predictions import call_member, check_stackable, explained
+from helpers.ensembles.stacks import Ensemble
+from helpers.optimizers import Step, Tensors
+from helpers.transforms import checks
+from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.call import batchable_recurrence, graph, on_meta
+from helpers.transforms.eager import eager
+
+
+def draw_orders(
+    seeds: Iterable[int], size: int, batch_size: int, steps: int, *, bootstrap: bool = False
+) -> Tensor:
+    """Draw which samples each network sees in each step, from a random stream for each seed.
+
+    Args:
+        seeds: M whole numbers, one for each network.
+        size: N, how many samples there are.
+        batch_size: B, how many a step takes, at most N.
+        steps: How many steps there are.
+        bootstrap: Whether a network has N samples drawn with replacement in the place of all.
+
+    Returns:
+        `(M, steps, B)`, int64, on the CPU. Each epoch goes through all samples of the network,
+        in a new order; what is left at its end and fills no batch is left out.
+
+    Raises:
+        ValueError: There is no whole batch.
+    """
+    if not 1 <= batch_size <= size:
+        raise ValueError(f"batch_size must be from 1 to the {size} samples, got {batch_size}")
+    per_epoch = size // batch_size
+    orders = []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        own = torch.arange(size)
+        if bootstrap:
+            own = torch.randint(size, (size,), generator=generator)
+        epochs = [
+            own[torch.randperm(size, generator=generator)][: per_epoch * batch_size]
+            for _ in range(-(-steps // per_epoch))
+        ]
+        batches = torch.cat([torch.empty(0, dtype=torch.int64), *epochs]).view(-1, batch_size)
+        orders.append(batches[:steps])
+    return torch.stack(orders)
+
+
+def train(
+    ensemble: Ensemble,
+    loss_fn: Callable[[Any, Any], Tensor],
+    data: Tree,
+    targets: Tree,
+    order: Tensor,
+    step: Step,
+    *,
+    lr: float | Tensor,
+    weight_decay: float | Tensor = 0.0,
+    chunk_size: int | None = None,
+    randomness: str = "error",
+) -> Ensemble:
+    """Train each network on batches of its own.
+
+    Args:
+        ensemble: M networks. It is not changed.
+        loss_fn: `loss_fn(predictions, targets)`, given a batch, returns a scalar.
+        data: `(N, ...)`, on the device of the networks, or a tree of such tensors.
+        targets: Likewise; `None` where the loss needs none.
+        order: `(M, steps, B)`, indices of samples: what `draw_orders` returns.
+        step: `sgd_step`, `momentum_step` or `adam_step` of `helpers.optimizers`, or another of
+            their form.
+        lr: The learning rate; of all, or `(M,)`, one for each network.
+        weight_decay: Likewise.
+        chunk_size: How many networks to train at a time, from the first step to the last; `None`
+            means all. It bounds the memory beside the parameters themselves.
+        randomness: What networks share when a forward draws random numbers: `"error"` refuses,
+            `"different"` draws for each, `"same"` once. Neither draws what a network would alone.
+
+    Returns:
+        The trained networks; buffers as the forwards left them (BatchNorm in training mode writes
+        its running statistics). What else a forward keeps on modules starts anew in each call.
+
+    Raises:
+        ValueError: `order` is not of this form, `lr` or `weight_decay` is neither one number nor
+            M, all parameters are frozen or one has hooks, the loss is no scalar, a batch size or
+            chunk is refused, or a forward draws random numbers and `randomness` is `"error"`.
+    """
+    batch = Batch(data=data, targets=targets)
+    checks.check_options(chunk_size, randomness)
+    size = len(ensemble)
+    _check_order(order, size, len(batch))
+    check_stackable(batch)
+    if not ensemble.params:
+        raise ValueError("the ensemble has no parameter to train: all are frozen")
+    for name, parameter in ensemble.first.named_parameters():
+        if parameter._backward_hooks:
+            raise ValueError(f"{name} has hooks on its gradient, which are those of one network")
+    like = next(iter(ensemble.params.values()))
+    given = {"lr": lr, "weight_decay": weight_decay}
+    rates = [_one_for_each(name, value, size, like) for name, value in given.items()]
+
+    def advance(
+        params: Tensors,
+        buffers: Tensors,
+        state: Tensors,
+        leaves: tuple[Tensor, ...],
+        *rates: Tensor,
+    ) -> tuple[Tensors, Tensors, Tensors]:
+        def compute_loss(params: Tensors) -> tuple[Tensor, Tensors]:
+            x, y = batch.trees([leaf.clone() for leaf in leaves])
+            # A forward may write into buffers, which under `grad` must be tensors made inside.
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+
+            def read_buffers(module: nn.Module, *_: object) -> None:  # it may bind them anew
+                own.update((name, b) for name, b in module.named_buffers() if name in own)
+
+            with model.register_forward_hook(read_buffers):
+                predictions = call_member(ensemble, model, params | own, x)
+            loss = checks.check_scalar(loss_fn(predictions, y), given="a batch")
+            met = {id(getattr(node, "variable", None)) for node in graph(loss)}
+            reached.extend(name for name, tensor in params.items() if id(tensor) in met)
+            return loss, own
+
+        # A parameter that the loss does not reach has no `.grad`, and `torch.optim` leaves it as it
+        # is, without weight decay. A transform gives zeros.
+        reached: list[str] = []
+        grads, buffers = grad(compute_loss, has_aux=True)(params)
+        used, grads = ({name: each[name] for name in reached} for each in (params, grads))
+        used, new_state = step(used, grads, state, lr=rates[0], weight_decay=rates[1])
+        return params | used, buffers, state | new_state
+
+    advance_all = vmap(advance, randomness=randomness)
+    parts = [slice(i, i + (chunk_size or size)) for i in range(0, size, chunk_size or size)]
+    done: list[tuple[Tensors, Tensors]] = []
+    total = len(parts) * order.shape[1]
+    with tqdm(total=total, desc=f"training {size} networks", delay=1, leave=False) as progress:
+        for part in parts:
+            params = {name: tensor[part] for name, tensor in ensemble.params.items()}
+            buffers = {name: tensor[part] for name, tensor in ensemble.buffers.items()}
+            state: Tensors = {}
+            own_rates = [rate[part] for rate in rates]
+            # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
+            model = on_meta(ensemble.model)
+            for indices in order[part].to(batch.leaves[0].device).unbind(dim=1):  # (m, B)
+                leaves = batch[indices].leaves
+                with explained(), batchable_recurrence(model), eager():
+                    params, buffers, state = advance_all(params, buffers, state, leaves, *own_rates)
+                progress.update()
+            done.append((params, buffers))
+    params, buffers = (
+        {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
+        for parts in zip(*done, strict=True)
+    )
+    return Ensemble(ensemble.model, params, buffers, ensemble.first)
+
+
+def _check_order(order: Tensor, size: int, samples: int) -> None:
+    """Raise ValueError unless `order` is `(M, steps, B)` and holds indices of samples."""
+    if order.dim() != 3 or len(order) != size:
+        got = tuple(order.shape)
+        raise ValueError(f"order must be (M, steps, B) for M = {size} networks, got {got}")
+    whole = order.dtype in (torch.int64, torch.int32)
+    if not whole or not bool(((order >= 0) & (order < samples)).all()):
+        got = f"{order.min().item()} to {order.max().item()}" if whole else order.dtype
+        raise ValueError(
+            f"order must hold indices of samples, whole numbers from 0 to {samples - 1}, got {got}"
+        )
+
+
+def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> Tensor:
+    """Return a number for each network, `(M,)`."""
+    values = torch.as_tensor(value, dtype=like.dtype.to_real(), device=like.device).detach()
+    if values.shape not in ((), (size,)):
+        raise ValueError(
+            f"{name} must be one number or {size}, one for each network, got {tuple(values.shape)}"
+        )
+    return values.expand(size)

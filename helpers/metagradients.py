@@ -1,0 +1,86 @@
+"""Gradients through a whole training, by the weights that its samples have in the loss.
+
+A training is a function: of the weights of the samples, by way of its steps, to numbers that are
+measured on the trained network. Its derivative says what a sample did in *this* run, with this
+start and this order (Maclaurin, Duvenaud and Adams 2015, arXiv:1502.03492; Engstrom et al. 2025,
+arXiv:2503.13751).
+
+Plain `vjp` would keep the graph of all steps. Here the states at about the square root of the steps
+are kept; from each, its part of the steps is run again, and its graph alone is held. That costs one
+forward more.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+from tqdm import tqdm
+
+State = Any
+"""A tree of tensors: parameters, and what an optimizer keeps."""
+
+
+@torch.inference_mode(False)
+@torch.no_grad()  # of the outside alone: `vjp` makes graphs of its own
+def metagradient(
+    step: Callable[[State, Tensor, Any], State],
+    start: State,
+    weights: Tensor,
+    batches: Sequence[Any] | Tensor,
+    measure: Callable[[State], Tensor],
+    *,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run a training, and differentiate what is measured at its end by the weights of its samples.
+
+    Args:
+        step: `step(state, weights, batch)` returns the next state: one step of the training, made
+            of `torch.func.grad` and of `helpers.optimizers`. It writes nothing in place.
+        start: The first state, a tree of tensors. It is not changed.
+        weights: `(N,)`, floating point: what each sample counts.
+        batches: What each step is given, in order: often indices `(steps, B)`.
+        measure: Maps the last state to numbers `(T,)`, or to one, `()`.
+        chunk_size: Of how many of the T numbers to go back at a time; `None` means all. It bounds
+            the memory.
+
+    Returns:
+        The numbers `(T,)` and their gradients `(T, N)`, or `()` and `(N,)`; detached.
+
+    Raises:
+        ValueError: There is no step.
+
+    Example:
+        >>> def step(w, weights, batch):  # gradient descent on weights * (w - 1)^2 / 2
+        ...     return w - 0.5 * weights[batch] * (w - 1)
+        >>> ones, batches = torch.ones(2), [0, 1]
+        >>> metagradient(step, torch.tensor(0.0), ones, batches, lambda w: w)  # 1 - (1 - w / 2)^2
+        (tensor(0.7500), tensor([0.2500, 0.2500]))
+    """
+    if not len(batches):
+        raise ValueError("batches must hold a step at least, got none")
+    size = math.isqrt(len(batches) - 1) + 1
+    parts = [batches[i : i + size] for i in range(0, len(batches), size)]
+
+    def run(state: State, weights: Tensor, part: Sequence[Any]) -> State:
+        for batch in part:
+            state = step(state, weights, batch)
+        return state
+
+    state, kept = start, []
+    for part in parts:
+        kept.append(state)
+        state = run(state, weights, part)
+    measured, pull = vjp(measure, state)
+    count = measured.numel()
+    basis = torch.eye(count, dtype=measured.dtype, device=measured.device)
+    (slopes,) = vmap(pull, chunk_size=chunk_size)(basis.view(count, *measured.shape))
+    total = weights.new_zeros(count, *weights.shape)
+    for part in tqdm(parts[::-1], desc="back through training", delay=1, leave=False):
+        _, pull = vjp(functools.partial(run, part=part), kept.pop(), weights)
+        slopes, own = vmap(pull, chunk_size=chunk_size)(slopes)
+        total += own
+    return measured, total.view(*measured.shape, *weights.shape)

@@ -1,0 +1,77 @@
+"""Gradients through a training, against finite differences and one plain `vjp` of all steps."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vjp, vmap
+
+from helpers import benchmark, ensembles, optimizers
+from helpers.metagradients import metagradient
+from tests.support.oracle import refused
+
+close = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
+
+
+def training(name: str, steps: int, hidden: int = 4):
+    """Return a step, a start, the weights, the batches and what is measured."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 2)).double()
+    x, y = torch.randn(12, 3, dtype=torch.float64), torch.arange(12) % 2
+    options = {"lr": 0.05, "weight_decay": 0.01}
+
+    def loss(params: dict[str, Tensor], weights: Tensor, batch: Tensor) -> Tensor:
+        each = F.cross_entropy(functional_call(model, params, x[batch]), y[batch], reduction="none")
+        return (weights[batch] * each).mean()
+
+    def step(state, weights, batch):
+        grads = grad(loss)(state[0], weights, batch)
+        return getattr(optimizers, name)(state[0], grads, state[1], **options)
+
+    def measure(state):
+        return functional_call(model, state[0], x[:5]).square().sum(dim=1)
+
+    start = dict(model.named_parameters()), {}  # they require a gradient, as a model's do
+    batches = ensembles.draw_orders([0], 12, 6, steps)[0]
+    return step, start, torch.rand(12, dtype=torch.float64) + 0.5, batches, measure
+
+
+def through(step, start, weights, batches, measure):
+    for batch in batches:
+        start = step(start, weights, batch)
+    return measure(start)
+
+
+# 7 steps are parts of 3, 3 and 1.
+@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize("name", ["sgd_step", "momentum_step", "adam_step"])
+def test_it_is_that_of_finite_differences_and_of_all_steps_at_once(name, steps):
+    step, start, weights, batches, measure = training(name, steps)
+    numbers, gradient = metagradient(step, start, weights, batches, measure, chunk_size=2)
+    assert not numbers.requires_grad
+    assert not gradient.requires_grad
+    run = functools.partial(through, step, start, batches=batches, measure=measure)
+    whole, pull = vjp(run, weights)
+    close(numbers, whole.detach())
+    close(gradient, vmap(pull)(torch.eye(5, dtype=torch.float64))[0].detach())
+    way = torch.randn_like(weights)
+    differences = (run(weights + 1e-5 * way) - run(weights - 1e-5 * way)) / 2e-5
+    close(gradient @ way, differences.detach())
+    one = metagradient(step, start, weights, batches, lambda state: measure(state).sum())
+    close(one[0], numbers.sum())
+    close(one[1], gradient.sum(dim=0))
+
+
+def test_it_holds_the_graph_of_about_the_root_of_the_steps():
+    given = training("sgd_step", 144, hidden=300)
+    peak = benchmark.memory(lambda: metagradient(*given)).peak
+    whole = benchmark.memory(lambda: vjp(lambda w: through(*given[:2], w, *given[3:]), given[2]))
+    assert peak < whole.peak / 3
+
+
+def test_a_training_without_steps_is_refused():
+    step, start, weights, batches, measure = training("sgd_step", 1)
+    with refused("batches must hold a step at least, got none"):
+        metagradient(step, start, weights, batches[:0], measure)
