@@ -88,12 +88,24 @@ class GPT(nn.Module):
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=0.1)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens `(B, T)` to logits of the next token, `(B, T, vocabulary)`."""
-        places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    def forward(self, tokens: Tensor, texts: Tensor | None = None) -> Tensor:
+        """Map tokens to logits of the next token, `(B, T, vocabulary)`.
+
+        Args:
+            tokens: `(B, T)`, int64.
+            texts: Where a row holds several texts, the number of each token's text, `(B, T)`: a
+                token sees those of its own text alone, and its place counts from that text's start.
+        """
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = places > places[:, None]  # (T, T)
+        places = places.expand(tokens.shape)
+        if texts is not None:
+            hidden = hidden | (texts[:, :, None] != texts[:, None])  # (B, T, T)
+            places = (~hidden).sum(dim=2) - 1
+            hidden = hidden[:, None]  # alike for all heads
         x = self.tokens(tokens) + self.positions(places)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, hidden)
         return F.linear(self.norm(x), self.tokens.weight)  # tied: the embedding a second time
 
 
@@ -116,16 +128,15 @@ class _Block(nn.Module):
         for layer in (self.qkv, self.expand, self.project, self.contract):
             nn.init.zeros_(layer.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        x = x + self.project(_attend(self.qkv(self.norm1(x)), self.heads, hidden=later))
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        x = x + self.project(_attend(self.qkv(self.norm1(x)), self.heads, hidden))
         return x + self.contract(F.gelu(self.expand(self.norm2(x))))
 
 
 def _attend(qkv: Tensor, heads: int, hidden: Tensor | None = None) -> Tensor:
     """Map queries, keys and values `(B, T, 3 * width)` to `(B, T, width)`.
 
-    A place does not see those where its row of `hidden`, `(T, T)`, is true.
+    A place does not see those where its row of `hidden`, `(T, T)` or `(B, 1, T, T)`, is true.
     """
     # Written out: the fused attention kernels have no batching rule and would run in a loop.
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, ...) each

@@ -40,7 +40,7 @@ def test_transformers_run_under_vmap_without_a_fallback(network, data, targets, 
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_a_token_of_the_language_model_sees_those_before_it_alone():
+def test_a_token_of_the_language_model_sees_those_of_its_text_before_it_alone():
     torch.manual_seed(0)
     model, tokens = GPT(vocabulary=20, context=9, width=8, heads=2, depth=2), torch.arange(9)[None]
     assert sum(p.numel() for p in GPT().parameters()) == 169_728
@@ -52,6 +52,9 @@ def test_a_token_of_the_language_model_sees_those_before_it_alone():
         other[0, place] = 15
         moved = (model(other) - logits).abs().amax(dim=2)[0]
         assert torch.equal(moved > 0, torch.arange(9) >= place)
+    apart = model(tokens, torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 0]]))  # the last is of the first
+    torch.testing.assert_close(apart[:, 5:8], model(tokens[:, 5:8]))
+    torch.testing.assert_close(apart[:, [0, 1, 2, 3, 4, 8]], model(tokens[:, [0, 1, 2, 3, 4, 8]]))
 
 
 def test_the_mlp_takes_rows_as_well():

@@ -135,3 +135,48 @@ def find_planted(model, rows, query, count):  # the windows that surprise most, 
 # %% solution-4: wrong shape: suspects: expected (10,), got (100,)
 # - .topk(count).indices
 # + .argsort(descending=True)
+
+# %% solution-5: correct
+def select(train, targets, tasks, count):
+    ids, inverse = tasks.unique(return_inverse=True)
+    sums = targets.new_zeros(len(ids), targets.shape[1]).index_add_(0, inverse, targets)
+    best = (F.normalize(train, dim=1) @ F.normalize(sums, dim=1).T).max(dim=1).values
+    return best.argsort(descending=True)[:count]
+
+# %% solution-5: correct
+def select(train, targets, tasks, count):
+    best = torch.full((len(train),), -1.0, dtype=train.dtype)
+    for task in sorted(set(tasks.tolist())):
+        mean = torch.stack([g for g, t in zip(targets, tasks.tolist()) if t == task]).mean(dim=0)
+        best = best.maximum(train @ mean / train.norm(dim=1) / mean.norm())
+    return best.sort(descending=True).indices[:count]
+
+# %% solution-5: right shape, wrong values
+# the mean over tasks, not the best
+# - .amax(dim=1)
+# + .mean(dim=1)
+
+# %% solution-5: right shape, wrong values
+def select(train, targets, tasks, count):  # the mean of cosines, not the cosine of a mean
+    each = scores.cosine(train, targets)
+    means = [each[:, tasks == task].mean(dim=1) for task in tasks.unique()]
+    return torch.stack(means).amax(dim=0).topk(count).indices
+
+# %% solution-5: right shape, wrong values: 50 windows
+# lengths count
+# - scores.cosine
+# + scores.dot
+
+# %% solution-5: right shape, wrong values: 50 windows
+# best last
+# - .indices
+# + .indices.flip(0)
+
+# %% solution-5: wrong shape: 50 windows: expected (8,), got (50,)
+# - .topk(count).indices
+# + .argsort(descending=True)
+
+# %% solution-5: right shape, wrong values: 40 samples, tasks in disorder
+def select(train, targets, tasks, count):  # tasks are 0, 1, 2, ...
+    means = torch.stack([targets[tasks == t].mean(dim=0) for t in range(len(tasks.unique()))])
+    return scores.cosine(train, means).amax(dim=1).topk(count).indices
