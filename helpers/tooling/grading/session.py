@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from IPython.display import display
+
 from helpers.tooling.grading import confinement, judge
 from helpers.tooling.grading.submissions import Exercise
 
@@ -83,6 +85,7 @@ def _serve(orders: Connection, folder: Path, secret: list[Path], jobs: int) -> N
     for file in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), file)
     lesson = sys.modules["__main__"] = type(sys)("__main__")
+    lesson.display = display
     try:
         while True:
             kind, *order = orders.recv()
