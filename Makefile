@@ -8,9 +8,11 @@ LAX ?=
 TIMINGS ?=
 LOOKED ?=
 REPO ?=
+SUBMISSIONS ?=
+HIDDEN ?=
 TORCH ?=
 
-variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS LOOKED REPO TORCH
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS LOOKED REPO SUBMISSIONS HIDDEN TORCH
 read_by_run := DEVICE LESSON PARAMS TORCH
 read_by_test := TORCH
 read_by_test-all := TORCH
@@ -21,6 +23,7 @@ read_by_colab := LESSON REPO
 read_by_html := REPO
 read_by_student := LESSON
 read_by_slides := LESSON
+read_by_grade := LESSON SUBMISSIONS HIDDEN
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
 unknown := $(filter-out $(variables),$(given))
 ifneq ($(unknown),)
@@ -45,7 +48,7 @@ lists := requirements.txt tests/requirements.txt
 lock := .ci/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: run bench test test-all nbval outputs colab student slides html report lab lint lock clean help
+.PHONY: run bench test test-all nbval outputs colab student slides grade html report lab lint lock clean help
 
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, and report
 	@exec $(python) -m helpers.tooling.run $(LESSON) --device "$(DEVICE)" --params $(PARAMS)
@@ -97,6 +100,10 @@ student: $(made)  ## make build/student/ anew: lessons with stubs in place of so
 slides: $(made)  ## make build/slides/ anew: lessons as slides, each in one file
 	@exec $(python) -m helpers.tooling.slides $(LESSON)
 
+grade: $(made)  ## grade what a class handed in for LESSON into build/grades/, and go on after a stop
+	@exec $(python) -m helpers.tooling.grade "$(LESSON)" "$(SUBMISSIONS)" \
+		$(if $(HIDDEN),--hidden "$(HIDDEN)")
+
 html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an index
 	@exec $(python) -m helpers.tooling.pages
 
@@ -134,13 +141,15 @@ help:  ## list this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps"
-	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student, slides: only these lessons"
+	@echo "  LESSON=\"01 03\"   run, outputs, nbval, colab, student, slides: only these; grade: one"
 	@echo "  PARAMS=\"...\"     run: parameters, for example PARAMS=\"batch_size=32 dataset=random\""
 	@echo "  LAX=1            nbval: compare only cells tagged nbval-check-output (GPU)"
 	@echo "  TORCH=2.15.0     run, test, test-all, nbval: with that torch, installed in build/torch-2.15.0/"
 	@echo "  TIMINGS=1        outputs: renew those that are not compared, too"
 	@echo "  LOOKED=1         outputs: run nothing; somebody read each figure's alternative text beside it"
 	@echo "  REPO=owner/name  colab, html: the repository on GitHub that links lead to"
+	@echo "  SUBMISSIONS=dir  grade: the folder with a notebook, or a folder, of each student"
+	@echo "  HIDDEN=dir       grade: the folder with hidden tests, NN_name.py"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes the environment"
 
 # Made anew for another interpreter, or if it was left half-made; else brought up to the lists.

@@ -1,11 +1,17 @@
 """Verdicts that no answer to a lesson gets: those in tests/exercises/ try the others."""
 
+import signal
+import sys
+import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from helpers import exercises
+from helpers.exercises import verdicts
 
 RIGHT = torch.arange(6.0).view(2, 3)
 VERDICTS = {
@@ -46,6 +52,54 @@ def test_error_without_kernel_is_not_still_to_do(capsys):
         raise NotImplementedError("no kernel\nfor this device")
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "Exercise 1: your answer raised NotImplementedError: no kernel"
+
+
+def leave(*_):
+    raise SystemExit(3)
+
+
+def loop(*_):
+    while True:
+        with suppress(Exception):
+            time.sleep(10)
+
+
+ENDS = {
+    "leaves": (leave, "your answer raised SystemExit: 3"),
+    "loops": (loop, "not so yet: it ends within 0.1 s"),
+}
+
+
+@pytest.mark.parametrize(("answer", "verdict"), ENDS.values(), ids=ENDS)
+def test_answer_that_does_not_return_gets_a_verdict(answer, verdict, capsys, monkeypatch):
+    monkeypatch.setattr(verdicts, "SECONDS", 0.1)
+    with exercises.check("Exercise 1", answer) as found:
+        found(RIGHT)
+    assert capsys.readouterr().out.splitlines()[-1] == f"Exercise 1: {verdict}"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+CELLS = {
+    "new": ["def twice(x): return 2 * x"],
+    "older": ["def twice(x): return 2 * x", "def twice(x) return 3 * x"],
+    "mended": ["def twice(x) return 3 * x", "def twice(x): return 2 * x"],
+    "same again": ["def twice(x): return 2 * x"] * 2,
+}
+AGAIN = """\
+from helpers import exercises
+with exercises.check("Exercise 1", twice) as answer:
+    exercises.require("it doubles", answer(1) == 2)"""
+
+
+@pytest.mark.parametrize("cells", CELLS.values(), ids=CELLS)
+def test_definition_older_than_its_cell_is_refused(cells, capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a shell replaces it
+    shell = InteractiveShell(ipython_dir=str(tmp_path))
+    for each in (*cells, AGAIN):
+        shell.run_cell(each, store_history=True)
+    last = capsys.readouterr().out.splitlines()[-1]
+    older = cells == CELLS["older"]
+    assert last.startswith(f"Exercise 1: {'not so yet: its cell is newer' if older else 'correct'}")
 
 
 def interrupted(tensor):

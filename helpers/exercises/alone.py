@@ -50,11 +50,11 @@ def alone(answer: Callable, lesson: dict[str, Any], sees: Collection[str] = ()) 
                 cell.cell_contents = moved(before.cell_contents)
         return copies[value]
 
-    file = _file_of(answer)
+    file = file_of(answer)
     for name in _written_out(file, lesson, names):
         names[name] = lesson[name]
     for name, value in lesson.items():
-        if _is_function(value) and _file_of(value) == file:
+        if _is_function(value) and file_of(value) == file:
             names[name] = moved(value)
     if isinstance(answer, type):
         own = {name: moved(each) for name, each in vars(answer).items() if _is_function(each)}
@@ -62,7 +62,7 @@ def alone(answer: Callable, lesson: dict[str, Any], sees: Collection[str] = ()) 
     return moved(answer)
 
 
-def _file_of(answer: Any) -> str:
+def file_of(answer: Any) -> str:
     """Return the name by which Python knows the cell that an answer was written in."""
     while isinstance(answer, partial):
         answer = answer.func

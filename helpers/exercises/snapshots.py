@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 
 class Snapshot:
@@ -24,7 +24,7 @@ class Snapshot:
     def _take(self, name: str, value: Any) -> None:
         if isinstance(value, Module):
             value = value.state_dict(keep_vars=True)
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and _can_be_written(value):
             # `.data` leads back to the same storage after `model.double()` has given it another.
             self._tensors[name] = (value, value.data, value.data.clone(), value.requires_grad)
         elif isinstance(value, dict):
@@ -58,8 +58,19 @@ class Snapshot:
         return changed
 
 
+def _can_be_written(tensor: Tensor) -> bool:
+    """Say whether it is a plain tensor, and each of its entries has a place of its own.
+
+    Torch refuses to write to an expanded tensor, and others (sharded, sparse) differ in what they
+    compare.
+    """
+    if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided:
+        return False
+    return all(n < 2 or s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _equal(first: Tensor, second: Tensor) -> bool:
-    """Compare two tensors exactly; a NaN equals itself."""
+    """Compare two tensors exactly; a NaN equals itself, and what has no values (meta), too."""
     if (first.dtype, first.shape, first.device) != (second.dtype, second.shape, second.device):
         return False
-    return torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)
+    return first.is_meta or torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)

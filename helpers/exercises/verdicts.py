@@ -1,6 +1,10 @@
 """Checks of exercises: is it still to do, of a wrong shape, of wrong values, or correct?"""
 
+import linecache
+import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,15 +16,23 @@ import torch
 from torch import Tensor
 
 from helpers.compare import TOLERANCES, largest_error
-from helpers.exercises.alone import alone
+from helpers.exercises.alone import alone, file_of
 from helpers.exercises.snapshots import Snapshot
 
 STILL_TO_DO = "still to do: write "
 """How the message of the error begins that an answer not yet written raises."""
 
 
+SECONDS = 60
+"""How long an answer may take in all cases of its check, where the system can interrupt it."""
+
+
 class Refused(AssertionError):
     """What is wrong with an answer, in one sentence."""
+
+
+class TooLong(BaseException):
+    """An answer takes too long; what catches errors of its own does not catch this one."""
 
 
 def check(
@@ -43,6 +55,8 @@ def check(
         lesson while it runs, as `helpers.exercises.alone` says.
     """
     lesson = sys._getframe(1).f_globals
+    if _is_older(answer, lesson):
+        return _checked(exercise, _refuse_as_older, lesson, given)
     return _checked(exercise, alone(answer, lesson, sees), lesson, given)
 
 
@@ -53,11 +67,14 @@ def _checked(
     before = Snapshot(given)
     raised = False
     try:
-        yield answer
+        with _in_time():
+            yield answer
         verdict = "correct"
     except Refused as refusal:
         verdict = str(refusal)
-    except Exception as error:
+    except TooLong:
+        verdict = f"not so yet: it ends within {SECONDS} s"
+    except (Exception, SystemExit) as error:
         raised = True
         verdict = _raised(error, lesson)
     finally:  # after an interrupt, too
@@ -65,6 +82,37 @@ def _checked(
     if changed and not raised:  # wrong values may come from this alone
         verdict = f"not so yet: it changed {_some(changed)} in place, which is put back"
     print(f"{exercise}: {verdict}")
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """End a block that takes too long, where the system has timers: not on Windows."""
+    if not hasattr(signal, "setitimer") or threading.current_thread().name != "MainThread":
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS, 1)  # then each second, if it is caught somewhere
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+
+def _is_older(answer: Callable, lesson: dict[str, Any]) -> bool:
+    """Say whether the last cell that defines an answer, by what Jupyter ran, is another one."""
+    line = re.compile(rf"(?m)^(?:def|class) {re.escape(getattr(answer, '__name__', ''))}\b")
+    written = [cell for cell in lesson.get("In", ()) if line.search(cell)]
+    source = "".join(linecache.getlines(file_of(answer)))
+    return bool(written and source) and written[-1].strip() != source.strip()
+
+
+def _refuse_as_older(*_: Any, **__: Any) -> None:
+    raise Refused("not so yet: its cell is newer than what runs: run it again, and read its error")
 
 
 def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
 
 from helpers.tooling.lesson import copies, drafts, files, imports
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
@@ -30,10 +31,37 @@ EMPTY = "Saved outputs are gone: where the text speaks of results, run the cells
 BESIDE = "keep the notebook beside the folder `helpers` that came with it"
 
 
+NAME = 'student = ""  # your name, as it stands on the list: it goes with your answers'
+"""The cell by which `make grade` knows whose notebook it is."""
+README = """\
+# Lessons with exercises
+
+**Start.** With Python 3.11 or newer, in this folder: `python -m pip install -r requirements.txt`,
+then `python -m jupyter lab`. Open a notebook, write your name into its first code cell, and run the
+cells from the top. The folder `helpers` has to stay beside the notebooks.
+
+**Answer.** Each exercise has a cell that ends in `raise NotImplementedError`. Write your answer in
+place of that line, under the same name and with the same arguments, then run the cell and the check
+below it. Hints are folded below each task. Helper functions may stand in the same cell, or in a new
+one above it.
+
+**Submit** the notebook, saved, under its name: {lessons}. Nothing else.
+
+**What counts** is whether an answer is correct. It is judged by the check of the original lesson,
+so your copy of the check may be changed or gone, and perhaps by a test more, with other shapes,
+dtypes and values. Taken are the cell that answers an exercise and the cells that define what it
+uses; other cells and saved outputs are not looked at. An answer may use its arguments, `torch` and
+the functions of the lesson and of `helpers`, but none of the lesson's data. One that takes much
+longer than it should, starts processes, writes files, or reaches into the check is not correct.
+"""
+"""What the students' folder says of itself."""
+
+
 def student(lesson: Path) -> NotebookNode:
     """Derive the student's notebook from a lesson: stubs for solutions, and no outputs."""
     notebook = copies.derive(lesson, BESIDE)
     notebook.cells[0].source += f" *{EMPTY}*"
+    notebook.cells.insert(1, new_code_cell(NAME, id="student"))
     for cell in notebook.cells:
         cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
     for cell in files.code_cells(notebook):
@@ -57,6 +85,8 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
         for path in needed:
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(imports.ROOT / path, draft / path)
+        lessons = ", ".join(f"`{each.name}`" for each in chosen)
+        (draft / "README.md").write_text(README.format(lessons=lessons), encoding="utf-8")
         for path, text in copies.entries(needed).items():
             (draft / path).write_text(text, encoding="utf-8")
 

@@ -102,6 +102,9 @@ COMMANDS = {
     "outputs TIMINGS=1": ["-m helpers.tooling.outputs --timings", "-m helpers.tooling.picture"],
     "slides LESSON=3": ["-m helpers.tooling.slides 3"],
     "colab LESSON=3 'REPO=-x y'": ["-m helpers.tooling.colab 3 --repo=-x y"],
+    "grade LESSON=2 'SUBMISSIONS=a class' HIDDEN=tests": [
+        "-m helpers.tooling.grade 2 a class --hidden tests"
+    ],
     "nbval TORCH=2.15.0": [
         ".ci/environment.py build/torch-2.15.0/made-by-.-fake 2.15.0",
         "-m helpers.tooling.lesson.files",

@@ -61,5 +61,6 @@ def test_links_lead_to_lessons_that_are_there(tmp_path):
     linked = files.read(tmp_path / "all" / "01_a.ipynb").cells[0].source
     assert "Then [lesson 2](02_b.ipynb)." in linked
     assert (tmp_path / "all" / "helpers" / "exercises" / "verdicts.py").exists()
+    assert "`01_a.ipynb`, `02_b.ipynb`" in (tmp_path / "all" / "README.md").read_text()
     student.build(files.choose(["2"]), tmp_path / "all")
     assert sorted(path.name for path in (tmp_path / "all").glob("*.ipynb")) == ["02_b.ipynb"]
