@@ -2,6 +2,7 @@
 
 import copy
 import re
+import symtable
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def findings(lesson: Path) -> list[str]:
     """Say what is wrong with a lesson as it lies there: sentences that name the file and cell."""
     notebook = files.read(lesson)
     found = []
-    for check in (_form, _parameters, _cells, _exercises):
+    for check in (_form, _parameters, _cells, _exercises, _checks):
         for cell, wrong in check(notebook):
             place = f", {files.place(notebook, cell)}" if cell else ""
             found.append(f"{lesson.name}{place}: {wrong}")
@@ -140,3 +141,29 @@ def _exercises(notebook: NotebookNode) -> Iterator[Finding]:
     ends = [levels[0], levels[-1]] if levels else []
     if len(levels) < 4 or (None not in levels and ends != [LEVELS[0], LEVELS[-1]]):
         yield None, "it has not four exercises or more, from warm-up to real problem"
+
+
+def _checks(notebook: NotebookNode) -> Iterator[Finding]:
+    """Look for what a check takes from another check, which a student may have deleted."""
+    cells = list(files.code_cells(notebook))
+    checks = {cell.id: cell for cell in cells if "exercises.check(" in cell.source}
+    names = {cell.id: _names(re.sub(r"(?m)^%.*", "", cell.source)) for cell in cells}
+    lesson = set().union(*(made for cell, (made, _) in names.items() if cell not in checks))
+    for cell in checks.values():
+        made, used = names[cell.id]
+        for other in checks.keys() - {cell.id}:
+            if shared := (used - made - lesson) & names[other][0]:
+                yield cell, f"it takes {', '.join(sorted(shared))} from the cell {other}"
+
+
+def _names(source: str) -> tuple[set[str], set[str]]:
+    """List the names that a cell makes, and all that it uses, of those of the notebook."""
+    top = symtable.symtable(source, "<cell>", "exec")
+    tables, used = [top], set()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        found = (each for each in table.get_symbols() if each.is_referenced())
+        used |= {each.get_name() for each in found if table is top or each.is_global()}
+    made = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    return made, used

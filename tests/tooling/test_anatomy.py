@@ -57,6 +57,11 @@ def replaces(identity, old, new):
     return damage
 
 
+def shared(notebook):
+    replaces("check-1", "\nwith ", "\ntwice = 2\nwith ")(notebook)
+    replaces("check-2", "\nwith ", "\nassert [twice for _ in '1']\nwith ")(notebook)
+
+
 ERROR = new_output("error", ename="E", evalue="no", traceback=[])
 DEVICE, TASK = "holds a device: ", "(answer-2): no task before it: **Exercise 2** "
 DAMAGE = {
@@ -92,6 +97,7 @@ DAMAGE = {
     "two solutions": (update("answer-1", source="x = 1\ny = 2"), "a solution is one function or"),
     "solution without check": (update("check-1", source="1"), "cell 8 (answer-1): no check tagged"),
     "check not tagged": (marked("check-1", tags=[]), "cell 8 (answer-1): no check tagged"),
+    "checks that share a name": (shared, "(check-2): it takes twice from the cell check-1"),
     "exercises not explained": (replaces("exercise-1", "folded ", ""), "does not explain"),
     "no level": (replaces("exercise-2", "(standard, ", "("), TASK),
     "wrong number": (replaces("exercise-2", "Exercise 2", "Exercise 3"), TASK),
