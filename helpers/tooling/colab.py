@@ -91,13 +91,16 @@ def needs_opacus(_, cell):
 BESIDE = "run all cells from the top, those under the heading Helpers write it"
 
 
-def standalone(lesson: Path, repo: str | None) -> NotebookNode:
+def standalone(
+    lesson: Path, repo: str | None, notebook: NotebookNode | None = None
+) -> NotebookNode:
     """Derive from a lesson a notebook that needs nothing but torch and what Colab has.
 
     Its links lead to a repository on GitHub, `owner/name`: to copies on the branch `colab`, to
-    sources on main; with None there are none.
+    sources on main; with None there are none. A notebook that was derived already, as the students'
+    is, is changed and returned.
     """
-    notebook = copies.derive(lesson, BESIDE)
+    notebook = notebook or copies.derive(lesson, BESIDE)
     copies.relink_headings(notebook, "#scrollTo=")
     copies.relink(notebook, OPEN.format(repo=repo) if repo else None)
     needed = imports.reached(notebook)

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from helpers.tooling import student
 from helpers.tooling.grading import reports, submissions
 from helpers.tooling.grading.session import REFERENCE, Session
 from helpers.tooling.grading.submissions import Exercise
 from helpers.tooling.lesson import files, imports
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
-from helpers.tooling.student import student
 
 BUILD = Path("build/grades")
 HEADING = re.compile(r"(?m)^# %% exercise-(\d+)(?:, without: (.+))?$")
@@ -104,7 +104,7 @@ def grade(lesson: Path, folder: Path, hidden_folder: Path | None = None) -> Path
     if not asked:
         raise ValueError(f"{lesson.name} has no exercises")
     hidden = read_hidden(hidden_folder, lesson, asked)
-    handed_in = submissions.read(folder, lesson, student(lesson))
+    handed_in = submissions.read(folder, lesson, student.editions(lesson))
     out = BUILD / lesson.stem
     record = Record(out / "record.jsonl")
     same = [lesson, *sorted((imports.ROOT / "helpers").rglob("*.py"))]

@@ -2,7 +2,7 @@
 
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` makes
 build/student/ anew with lesson 3, and with all lessons if none is named. The folder works alone: it
-has a copy of the helpers that lessons need and of requirements.txt.
+has a copy of the helpers that lessons need and of requirements.txt, and copies for Colab.
 
 A lesson has for each exercise a task, a cell tagged `solution` that holds one function or class
 with docstrings, and a check cell right after it, which calls it in `with exercises.check(...)`.
@@ -18,6 +18,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
+from helpers.tooling import colab
 from helpers.tooling.lesson import copies, drafts, files, imports
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
@@ -38,7 +39,8 @@ README = """\
 
 **Start.** With Python 3.11 or newer, in this folder: `python -m pip install -r requirements.txt`,
 then `python -m jupyter lab`. Open a notebook, write your name into its first code cell, and run the
-cells from the top. The folder `helpers` has to stay beside the notebooks.
+cells from the top. The folder `helpers` has to stay beside the notebooks. Or open a notebook of
+the folder `colab` in Colab (File > Upload notebook), where nothing has to be installed.
 
 **Answer.** Each exercise has a cell that ends in `raise NotImplementedError`. Write your answer in
 place of that line, under the same name and with the same arguments, then run the cell and the check
@@ -57,9 +59,19 @@ longer than it should, starts processes, writes files, or reaches into the check
 """What the students' folder says of itself."""
 
 
-def student(lesson: Path) -> NotebookNode:
-    """Derive the student's notebook from a lesson: stubs for solutions, and no outputs."""
-    notebook = copies.derive(lesson, BESIDE)
+def editions(lesson: Path) -> tuple[NotebookNode, NotebookNode]:
+    """Derive the student's notebook from a lesson, and its copy for Colab, which stands alone."""
+    return student(lesson), colab.standalone(lesson, None, student(lesson, colab.BESIDE))
+
+
+def student(lesson: Path, beside: str = BESIDE) -> NotebookNode:
+    """Derive the student's notebook from a lesson: stubs for solutions, and no outputs.
+
+    Args:
+        lesson: The lesson.
+        beside: What it says to do where it finds no folder `helpers`.
+    """
+    notebook = copies.derive(lesson, beside)
     notebook.cells[0].source += f" *{EMPTY}*"
     notebook.cells.insert(1, new_code_cell(NAME, id="student"))
     for cell in notebook.cells:
@@ -76,12 +88,13 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     """Make a folder anew with the student's notebooks of some lessons, and what they need."""
     needed = {Path("requirements.txt")}
     with drafts.replaced(folder) as draft:
-        draft.mkdir()
+        (draft / "colab").mkdir(parents=True)
         for lesson in chosen:
-            notebook = student(lesson)
+            notebook, alone = editions(lesson)
             copies.relink(notebook, None, there=[each.name for each in chosen])
             nbformat.write(notebook, draft / lesson.name)
             needed.update(imports.reached(notebook))
+            nbformat.write(alone, draft / "colab" / lesson.name)
         for path in needed:
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(imports.ROOT / path, draft / path)

@@ -13,7 +13,7 @@ import nbformat
 import psutil
 import pytest
 
-from helpers.tooling import grade, student
+from helpers.tooling import colab, grade, student
 from helpers.tooling.grading import submissions
 from helpers.tooling.grading.session import Session
 from helpers.tooling.lesson import files
@@ -95,6 +95,10 @@ def hand_in(path, folder, answers_of):
     apart = edition(path, e1="def {name}(*args): return my_{name}(*args)")
     helper = first.solution.source.replace(first.name, f"my_{first.name}", 1)
     apart.cells.insert(3, code("helper", helper))
+    uploaded = colab.standalone(path, None, edition(path))
+    for each in uploaded.cells:  # as Colab saves them
+        each.metadata["id"] = each.pop("id")
+    uploaded.nbformat_minor = 0
     half = edition(path)
     del half.cells[[each.id for each in half.cells].index(f"solution-{whole // 2 + 1}") :]
     notebooks |= {
@@ -103,6 +107,7 @@ def hand_in(path, folder, answers_of):
         f"folder/{path.name}": (edition(path), whole),
         "nothing done": (student.student(path), 0),
         "two cells": (apart, whole),
+        "from Colab": (uploaded, whole),
         "half": (half, whole // 2),
         "no checks": (without(edition(path), "check-"), whole),
         "check edited": (fooled, whole - 1),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nbformat import NotebookNode
 
@@ -61,13 +61,13 @@ def exercises(lesson: NotebookNode) -> list[Exercise]:
     ]
 
 
-def read(folder: Path, lesson: Path, edition: NotebookNode) -> list[Submission]:
+def read(folder: Path, lesson: Path, editions: Sequence[NotebookNode]) -> list[Submission]:
     """Read what lies in a folder: for each student a notebook, or a folder with one.
 
     Args:
         folder: The folder.
         lesson: The lesson that they answer.
-        edition: The notebook that students were given; only what differs from it is theirs.
+        editions: The notebooks that students were given; only what differs from them is theirs.
 
     Raises:
         ValueError: There is no such folder, or nothing in it.
@@ -78,7 +78,7 @@ def read(folder: Path, lesson: Path, edition: NotebookNode) -> list[Submission]:
     if not entries:
         raise ValueError(f"nothing is in {folder}: it holds NAME.ipynb or NAME/{lesson.name}")
     asked = exercises(files.read(lesson))
-    given = {cell.source.strip() for cell in files.code_cells(edition)}
+    given = {cell.source.strip() for each in editions for cell in files.code_cells(each)}
     found = []
     for entry in entries:
         one = Submission(entry.name, entry.stem if entry.is_file() else entry.name)
@@ -127,10 +127,15 @@ def _code_cells(path: Path) -> list[tuple[int, str, str]]:
     """Read the cells that run: the position, the id and the source of each."""
     cells = json.loads(path.read_text("utf-8-sig"))["cells"]
     return [
-        (place, str(cell.get("id", "")), "".join(cell["source"]))
+        (place, str(cell.get("id") or _colab_id(cell)), "".join(cell["source"]))
         for place, cell in enumerate(cells, 1)
         if cell["cell_type"] == "code"
     ]
+
+
+def _colab_id(cell: dict[str, Any]) -> str:
+    """Return the id of a cell that Colab has saved: it stands in the metadata."""
+    return cell.get("metadata", {}).get("id", "")
 
 
 def _answers(own: Sequence[tuple[int, str, str]], asked: Sequence[Exercise]) -> dict[int, Answer]:
