@@ -33,7 +33,7 @@ ON_OBJECTS = {
     "_backward_pre_hooks": "torch itself does not run without it",
 }
 """Private attributes of what torch has made, and the test, or the reason, that lets them be."""
-OF_PYTHON = {"_fields", "_getframe"}
+OF_PYTHON = {"_fields", "_getframe", "_exit"}
 
 
 def is_private(name: str) -> bool:
