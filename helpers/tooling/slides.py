@@ -39,7 +39,8 @@ def deck(lesson: Path) -> NotebookNode:
 def _parts(cell: NotebookNode) -> list[NotebookNode]:
     """Return the cells that show one cell, with the type of slide that each begins."""
     if cell.cell_type == "markdown":
-        text = re.sub(r"(?s)<details>.*?</details>", "", cell.source)
+        text = re.sub(r"(?s)<details><summary>Hint.*?</details>", "", cell.source)
+        text = re.sub(r"</?(details|summary)>", "", text)  # another fold is open on a slide
         sections = re.split(r"(?m)^(?=## )", text.replace(copies.EXERCISES, ""))
         parts = [new_markdown_cell(each.strip()) for each in sections if each.strip()]
         for part in parts:

@@ -12,7 +12,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from helpers.tooling import slides
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import copies, files
 from tests.tooling.samples import DOOR, LESSONS
 from tests.tooling.test_html import BROWSERS
 
@@ -57,6 +57,10 @@ def test_deck_holds_no_answer_before_its_step(path):
     assert not re.search(r"<details>|\.ipynb\)|exercises\.check\(|devices\.resolve", text)
     kinds = [cell.metadata.get("slideshow", {}).get("slide_type") for cell in deck.cells]
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    told = re.sub(r"(?s)<details><summary>Hint.+?</details>", "", "\n".join(texts))
+    told = re.sub(r".*\]\(.*|</?(details|summary)>", "", told.replace(copies.EXERCISES, ""))
+    shown = "".join(text.split())  # a prediction may begin a cell of its own
+    assert [each for each in told.splitlines() if "".join(each.split()) not in shown] == []
     sections = re.findall(r"(?m)^## .+", "\n".join(texts))
     assert kinds.count("slide") == 1 + len(sections)
     opening = [each for each in deck.cells if "**Predict**" in each.source]
