@@ -10,9 +10,10 @@ LOOKED ?=
 REPO ?=
 SUBMISSIONS ?=
 HIDDEN ?=
+NBGRADER ?=
 TORCH ?=
 
-variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS LOOKED REPO SUBMISSIONS HIDDEN TORCH
+variables := PYTHON DEVICE LESSON PARAMS LAX TIMINGS LOOKED REPO SUBMISSIONS HIDDEN NBGRADER TORCH
 read_by_run := DEVICE LESSON PARAMS TORCH
 read_by_test := TORCH
 read_by_test-all := TORCH
@@ -21,7 +22,7 @@ read_by_outputs := LESSON TIMINGS LOOKED
 read_by_bench := DEVICE
 read_by_colab := LESSON REPO
 read_by_html := REPO
-read_by_student := LESSON
+read_by_student := LESSON NBGRADER $(if $(NBGRADER),HIDDEN)
 read_by_slides := LESSON
 read_by_grade := LESSON SUBMISSIONS HIDDEN
 given := $(foreach v,$(.VARIABLES),$(if $(findstring command line,$(origin $v)),$v))
@@ -34,8 +35,8 @@ unread := $(filter-out PYTHON $(foreach goal,$(goals),$(read_by_$(goal))),$(give
 ifneq ($(unread),)
 $(error make $(goals) does not read $(unread))
 endif
-ifneq ($(filter-out 1,$(LAX) $(TIMINGS) $(LOOKED)),)
-$(error LAX, TIMINGS and LOOKED are 1 or not given)
+ifneq ($(filter-out 1,$(LAX) $(TIMINGS) $(LOOKED) $(NBGRADER)),)
+$(error LAX, TIMINGS, LOOKED and NBGRADER are 1 or not given)
 endif
 
 # Another torch has an environment of its own. Saved outputs are those of the pinned one.
@@ -95,7 +96,8 @@ colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab
 	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo="$(REPO)")
 
 student: $(made)  ## make build/student/ anew: lessons with stubs in place of solutions
-	@exec $(python) -m helpers.tooling.student $(LESSON)
+	@exec $(python) -m helpers.tooling.$(if $(NBGRADER),nbgrader,student) $(LESSON) \
+		$(if $(HIDDEN),--hidden "$(HIDDEN)")
 
 slides: $(made)  ## make build/slides/ anew: lessons as slides, each in one file
 	@exec $(python) -m helpers.tooling.slides $(LESSON)
@@ -149,7 +151,8 @@ help:  ## list this
 	@echo "  LOOKED=1         outputs: run nothing; somebody read each figure's alternative text beside it"
 	@echo "  REPO=owner/name  colab, html: the repository on GitHub that links lead to"
 	@echo "  SUBMISSIONS=dir  grade: the folder with a notebook, or a folder, of each student"
-	@echo "  HIDDEN=dir       grade: the folder with hidden tests, NN_name.py"
+	@echo "  HIDDEN=dir       grade, student NBGRADER=1: the folder with hidden tests, NN_name.py"
+	@echo "  NBGRADER=1       student: a course of nbgrader in build/nbgrader/ instead, with solutions"
 	@echo "  PYTHON=python3   the interpreter, 3.11 or newer, that makes the environment"
 
 # Made anew for another interpreter, or if it was left half-made; else brought up to the lists.

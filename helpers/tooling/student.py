@@ -11,7 +11,7 @@ The check cell is the student's, as it is.
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nbformat
@@ -71,37 +71,51 @@ def student(lesson: Path, beside: str = BESIDE) -> NotebookNode:
         lesson: The lesson.
         beside: What it says to do where it finds no folder `helpers`.
     """
-    notebook = copies.derive(lesson, beside)
-    notebook.cells[0].source += f" *{EMPTY}*"
+    notebook = reworded(lesson, beside)
     notebook.cells.insert(1, new_code_cell(NAME, id="student"))
-    for cell in notebook.cells:
-        cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
     for cell in files.code_cells(notebook):
         if "solution" in files.tags(cell):
             cell.source = copies.stub(cell.source)
             cell.metadata = nbformat.from_dict({})
+    return notebook
+
+
+def reworded(lesson: Path, beside: str = BESIDE) -> NotebookNode:
+    """Derive a lesson that says how students answer, without outputs."""
+    notebook = copies.derive(lesson, beside)
+    notebook.cells[0].source += f" *{EMPTY}*"
+    for cell in notebook.cells:
+        cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
+    for cell in files.code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
     return notebook
 
 
+def write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
+    """Write notebooks into a new folder by their names, and the helpers that they need."""
+    needed = {Path("requirements.txt")}
+    folder.mkdir(parents=True)
+    for name, notebook in notebooks.items():
+        copies.relink(notebook, None, there=notebooks)
+        nbformat.write(notebook, folder / name)
+        needed.update(imports.reached(notebook))
+    for path in needed:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(imports.ROOT / path, folder / path)
+    for path, text in copies.entries(needed).items():
+        (folder / path).write_text(text, encoding="utf-8")
+
+
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     """Make a folder anew with the student's notebooks of some lessons, and what they need."""
-    needed = {Path("requirements.txt")}
+    made = {lesson.name: editions(lesson) for lesson in chosen}
     with drafts.replaced(folder) as draft:
-        (draft / "colab").mkdir(parents=True)
-        for lesson in chosen:
-            notebook, alone = editions(lesson)
-            copies.relink(notebook, None, there=[each.name for each in chosen])
-            nbformat.write(notebook, draft / lesson.name)
-            needed.update(imports.reached(notebook))
-            nbformat.write(alone, draft / "colab" / lesson.name)
-        for path in needed:
-            (draft / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(imports.ROOT / path, draft / path)
-        lessons = ", ".join(f"`{each.name}`" for each in chosen)
+        write({name: notebook for name, (notebook, _) in made.items()}, draft)
+        (draft / "colab").mkdir()
+        for name, (_, alone) in made.items():
+            nbformat.write(alone, draft / "colab" / name)
+        lessons = ", ".join(f"`{name}`" for name in made)
         (draft / "README.md").write_text(README.format(lessons=lessons), encoding="utf-8")
-        for path, text in copies.entries(needed).items():
-            (draft / path).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

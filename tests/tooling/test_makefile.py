@@ -76,7 +76,7 @@ def test_help_is_the_default_and_lists_every_target(checkout):
     ("target", "given", "sentence"),
     [
         ("run", "devcie=cuda", "there is no variable devcie: choose among PYTHON DEVICE LESSON"),
-        ("nbval", "LAX=yes", "LAX, TIMINGS and LOOKED are 1 or not given"),
+        ("nbval", "LAX=yes", "LAX, TIMINGS, LOOKED and NBGRADER are 1 or not given"),
         ("test", "LESSON=02", "make test does not read LESSON"),
         ("bench", "LESSON=07", "make bench does not read LESSON"),
     ],

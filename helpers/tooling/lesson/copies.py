@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -88,23 +88,42 @@ def relink_headings(notebook: NotebookNode, prefix: str) -> None:
 
 def stub(solution: str) -> str:
     """Empty a function or a class, down to signatures, docstrings, and what is still to do."""
+    return _with_bodies(
+        solution, lambda name, _: [f'raise NotImplementedError("{STILL_TO_DO}{name}")']
+    )
+
+
+def marked(solution: str) -> str:
+    """Set the marks of nbgrader around what a stub leaves out of a function or a class."""
+    return _with_bodies(solution, lambda _, body: ["### BEGIN SOLUTION", *body, "### END SOLUTION"])
+
+
+def _with_bodies(solution: str, given: Callable[[str, list[str]], list[str]]) -> str:
+    """Write another body, `given(name, lines)`, into a function or each method of a class."""
     body = ast.parse(solution).body
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")
-    lines = solution.splitlines()
-    return "\n".join(_emptied(body[0], lines, ""))
+    return "\n".join(_bodies(body[0], solution.splitlines(), "", given))
 
 
-def _emptied(node: ast.FunctionDef | ast.ClassDef, lines: list[str], outer: str) -> list[str]:
+def _bodies(
+    node: ast.FunctionDef | ast.ClassDef,
+    lines: list[str],
+    outer: str,
+    given: Callable[[str, list[str]], list[str]],
+) -> list[str]:
     if ast.get_docstring(node) is None:
         raise ValueError(f"`{node.name}` has no docstring that says what to write")
     kept = lines[node.lineno - 1 : node.body[0].end_lineno]
     name = f"{outer}{node.name}"
     if isinstance(node, ast.FunctionDef):
         indent = " " * (node.col_offset + 4)
-        return [*kept, f'{indent}raise NotImplementedError("{STILL_TO_DO}{name}")']
+        own = [
+            line.removeprefix(indent) for line in lines[node.body[0].end_lineno : node.end_lineno]
+        ]
+        return [*kept, *(f"{indent}{line}".rstrip() for line in given(name, own))]
     for inner in node.body[1:]:
         if not isinstance(inner, ast.FunctionDef):
             raise ValueError(f"`{node.name}` holds more than functions")
-        kept += ["", *_emptied(inner, lines, f"{name}.")]
+        kept += ["", *_bodies(inner, lines, f"{name}.", given)]
     return kept
