@@ -211,7 +211,8 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
         raise _wrong_type(what, got, "tensor")
     if not isinstance(got, Tensor | Number):  # NumPy's numbers are Numbers, too
         raise _wrong_type(what, got, "number")
-    yield what, torch.as_tensor(got), torch.as_tensor(expected)
+    plain = Tensor.as_subclass(torch.as_tensor(got), Tensor)  # with the operators of torch
+    yield what, plain, torch.as_tensor(expected)
 
 
 def _serves(mine: Tensor, right: Tensor) -> bool:

@@ -53,6 +53,12 @@ CELLS = {
     "raises": "1 / 0\ndef {name}(*args): pass",
     "another name": "def {name}s(*args): pass",
     "loops at once": "while True: pass\ndef {name}(*args): pass",
+    "leaves a mode": "from torch.overrides import TorchFunctionMode\n"
+    "class Mode(TorchFunctionMode):\n"
+    "    def __torch_function__(self, function, types, args=(), kwargs=None): return 0\n"
+    "def {name}(*args): Mode().__enter__()",
+    "imports again": "import torch.nn.functional as F, copy\ndef {name}(*args): return 1 +",
+    "half a character": "# \ud800\ndef {name}(*args): pass",
 }
 """Such answers as whole cells."""
 
@@ -117,7 +123,7 @@ def hand_in(path, folder, answers_of):
     for name, (notebook, mark) in notebooks.items():
         file = folder / (name if "/" in name else f"{name}.ipynb")
         file.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, file)
+        file.write_text(json.dumps(notebook))
         marks[file.relative_to(folder).parts[0]] = mark
     nbformat.write(lesson(code("other", "def other(): pass")), folder / "another lesson.ipynb")
     (folder / "broken.ipynb").write_text(json.dumps(edition(path))[:2000])
@@ -179,7 +185,7 @@ def small(desk):
 def test_class_gets_its_marks(small, tmp_path):
     chosen = ("exits", "forks", "reads the stack", "patches while it runs")
     given = {name: f"def {{name}}(*args):\n    {LINES[name]}" for name in chosen}
-    given |= {name: CELLS[name] for name in ("patches", "syntax error")}
+    given |= {name: CELLS[name] for name in ("patches", "syntax error", "half a character")}
     marks = hand_in(small, tmp_path / "class", given)
     cwd = small.parents[1]
 

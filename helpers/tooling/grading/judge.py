@@ -21,8 +21,9 @@ WRAPPED = "torch.manual_seed"
 INNER = {
     *("__globals__", "__closure__", "__code__", "__builtins__", "__subclasses__", "cell_contents"),
     *("f_back", "f_globals", "f_locals", "tb_frame", "gi_frame", "cr_frame", "_getframe"),
+    *("__torch_function__", "__torch_dispatch__", "library"),
 }
-"""Attributes that lead from a function to what the check knows."""
+"""Names that lead from a function to what the check knows, or change the torch that it uses."""
 
 
 class Verdicts(NamedTuple):

@@ -79,6 +79,7 @@ def read(folder: Path, lesson: Path, editions: Sequence[NotebookNode]) -> list[S
         raise ValueError(f"nothing is in {folder}: it holds NAME.ipynb or NAME/{lesson.name}")
     asked = exercises(files.read(lesson))
     given = {cell.source.strip() for each in editions for cell in files.code_cells(each)}
+    known = set().union(*map(_imported, given))
     found = []
     for entry in entries:
         one = Submission(entry.name, entry.stem if entry.is_file() else entry.name)
@@ -89,7 +90,8 @@ def read(folder: Path, lesson: Path, editions: Sequence[NotebookNode]) -> list[S
             if not any(_defined(source) & {each.name for each in asked} for *_, source in cells):
                 sought = ", ".join(each.name for each in asked)
                 raise ValueError(f"it is of another lesson: it defines none of {sought}")
-            one.answers = _answers([c for c in cells if c[2].strip() not in given], asked)
+            own = [cell for cell in cells if cell[2].strip() not in given]
+            one.answers = _answers(own, asked, known)
         except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
             one.problem = f"{error}" if type(error) is ValueError else f"it is no notebook: {error}"
         copied = [
@@ -127,10 +129,15 @@ def _code_cells(path: Path) -> list[tuple[int, str, str]]:
     """Read the cells that run: the position, the id and the source of each."""
     cells = json.loads(path.read_text("utf-8-sig"))["cells"]
     return [
-        (place, str(cell.get("id") or _colab_id(cell)), "".join(cell["source"]))
+        (place, str(cell.get("id") or _colab_id(cell)), _text("".join(cell["source"])))
         for place, cell in enumerate(cells, 1)
         if cell["cell_type"] == "code"
     ]
+
+
+def _text(source: str) -> str:
+    """Replace what JSON can hold and no text file: halves of characters."""
+    return source.encode(errors="replace").decode()
 
 
 def _colab_id(cell: dict[str, Any]) -> str:
@@ -138,12 +145,15 @@ def _colab_id(cell: dict[str, Any]) -> str:
     return cell.get("metadata", {}).get("id", "")
 
 
-def _answers(own: Sequence[tuple[int, str, str]], asked: Sequence[Exercise]) -> dict[int, Answer]:
+def _answers(
+    own: Sequence[tuple[int, str, str]], asked: Sequence[Exercise], known: Collection[str]
+) -> dict[int, Answer]:
     """Find the last cell that answers each exercise, and the cells that define what it uses.
 
     Args:
         own: The position, the id and the source of each cell that the student changed or added.
         asked: The exercises.
+        known: What the lesson imports, so that no cell is taken for importing it once more.
     """
     found = {}
     for exercise in asked:
@@ -153,7 +163,9 @@ def _answers(own: Sequence[tuple[int, str, str]], asked: Sequence[Exercise]) -> 
         while needed := [
             cell
             for cell in others
-            if cell not in taken and _defined(cell[2]) & set().union(*(_used(c[2]) for c in taken))
+            if cell not in taken
+            and (_defined(cell[2]) | (_imported(cell[2]) - known))
+            & set().union(*(_used(c[2]) for c in taken))
         ]:
             taken += needed
         if taken:
@@ -165,27 +177,32 @@ def _answers(own: Sequence[tuple[int, str, str]], asked: Sequence[Exercise]) -> 
 
 def _defined(source: str) -> set[str]:
     """List the names that a cell defines at its top, as far as can be read in it."""
-    try:
-        body = ast.parse(_without_magics(source)).body
-    except (SyntaxError, ValueError, MemoryError):
+    body = _statements(source)
+    if body is None:
         return set(re.findall(r"(?m)^(?:async )?(?:def|class) (\w+)", source))
-    found = set()
-    for line in body:
-        if isinstance(line, ast.FunctionDef | ast.ClassDef):
-            found.add(line.name)
-        elif isinstance(line, ast.Import | ast.ImportFrom):
-            found |= {(each.asname or each.name).partition(".")[0] for each in line.names}
-        elif isinstance(line, ast.Assign | ast.AnnAssign):
-            found |= {n.id for n in ast.walk(line) if isinstance(n, ast.Name) and _stored(n)}
-    return found
+    named = {line.name for line in body if isinstance(line, ast.FunctionDef | ast.ClassDef)}
+    assigned = [line for line in body if isinstance(line, ast.Assign | ast.AnnAssign)]
+    names = [n for line in assigned for n in ast.walk(line) if isinstance(n, ast.Name)]
+    return named | {each.id for each in names if _stored(each)}
+
+
+def _imported(source: str) -> set[str]:
+    """List the names under which a cell imports at its top."""
+    lines = [n for n in _statements(source) or [] if isinstance(n, ast.Import | ast.ImportFrom)]
+    return {(n.asname or n.name).partition(".")[0] for line in lines for n in line.names}
+
+
+def _statements(source: str) -> list[ast.stmt] | None:
+    """Parse a cell, if that is possible."""
+    try:
+        return ast.parse(_without_magics(source)).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
 
 
 def _used(source: str) -> Collection[str]:
-    try:
-        tree = ast.parse(_without_magics(source))
-    except (SyntaxError, ValueError, MemoryError):
-        return set()
-    return {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and not _stored(each)}
+    nodes = [node for line in _statements(source) or [] for node in ast.walk(line)]
+    return {each.id for each in nodes if isinstance(each, ast.Name) and not _stored(each)}
 
 
 def words(source: str) -> set[str]:
