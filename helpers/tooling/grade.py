@@ -60,9 +60,11 @@ def read_hidden(folder: Path | None, lesson: Path, exercises: Sequence[Exercise]
         int(number): Hidden(source, tuple((names or "").split()))
         for number, names, source in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     }
-    strange = found.keys() - {each.number for each in exercises}
-    if strange or not found:
-        raise ValueError(f"{file} has tests of exercises {sorted(strange)}, which are not there")
+    if not found:
+        raise ValueError(f"{file} has no test: one begins with a line `# %% exercise-1`")
+    strange = sorted(found.keys() - {each.number for each in exercises})
+    if strange:
+        raise ValueError(f"{file} has tests of exercises {strange}, which are not there")
     return found
 
 
@@ -173,9 +175,10 @@ def _outcomes(
             reference = {REFERENCE: cell.source}
             ((_, own),) = session.judge(exercise, reference, test.source, 600)
             if not reports.mark(own):
+                said = own.get("hidden") or ("no verdict" if test.source else "none")
                 raise ValueError(
                     f"the lesson's own solution to exercise {exercise.number} is not correct here: "
-                    f"{own['verdict']}; hidden test: {own.get('hidden') or 'none'}"
+                    f"{own['verdict']}; hidden test: {said}"
                 )
             seconds = SECONDS + TIMES * own["seconds"]
             for outcome in session.judge(exercise, answers, test.source, seconds):
