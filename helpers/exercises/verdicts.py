@@ -14,7 +14,7 @@ from numbers import Number
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from helpers.compare import TOLERANCES, largest_error
 from helpers.exercises.alone import alone, file_of
@@ -72,7 +72,7 @@ def _checked(
             yield answer
         verdict = "correct"
     except Refused as refusal:
-        verdict = str(refusal)
+        verdict = re.sub("^(?=correct)", "not ", str(refusal))  # if the answer raised it
     except TooLong:
         verdict = f"not so yet: it ends within {SECONDS} s"
     except (Exception, SystemExit) as error:
@@ -199,7 +199,8 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
             if len(got) != len(expected):
                 lengths = f"expected {len(expected)} items, got {len(got)}"
                 raise Refused(f"wrong length: {what}: {lengths}")
-            got, expected = (dict(enumerate(each)) for each in (got, expected))
+            got, expected = (dict(enumerate(tuple(each))) for each in (got, expected))
+        got = dict(got)  # with the methods of a dictionary
         for problem, first, second in (("missing", expected, got), ("not expected", got, expected)):
             names = [str(name) for name in first if name not in second]
             if names:
@@ -207,12 +208,11 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
         for name in expected:
             yield from _pairs(f"{what}[{name!r}]", got[name], expected[name])
         return
-    if isinstance(expected, Tensor) and not isinstance(got, Tensor):
-        raise _wrong_type(what, got, "tensor")
+    if isinstance(expected, Tensor) and type(got) not in (Tensor, nn.Parameter):
+        raise _wrong_type(what, got, "tensor")  # another type may have operators of its own
     if not isinstance(got, Tensor | Number):  # NumPy's numbers are Numbers, too
         raise _wrong_type(what, got, "number")
-    plain = Tensor.as_subclass(torch.as_tensor(got), Tensor)  # with the operators of torch
-    yield what, plain, torch.as_tensor(expected)
+    yield what, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected)
 
 
 def _serves(mine: Tensor, right: Tensor) -> bool:

@@ -39,6 +39,11 @@ LINES = {
     "calls C": "__import__('ctypes').CDLL(None).fork()",
     "looks into the lesson": "return open('{lesson}').read()",
     "writes": "open('{lesson}.txt', 'w')",
+    "renames": "open('a', 'w').close(); __import__('os').rename('a', '{lesson}.txt')",
+    "links": "__import__('os').symlink('/', '{lesson}.txt')",
+    "writes in C": "torch.save(0, '{lesson}.txt')",
+    "starts in C": "__import__('_posixsubprocess').fork_exec()",
+    "makes the guard fail": "__import__('sys').audit('open')",
     "connects": "__import__('socket').create_connection(('127.0.0.1', 9))",
     "says too much": "print('x' * 10**9)",
     "patches while it runs": "from helpers import compare; compare.TOLERANCES.clear()",
@@ -57,6 +62,15 @@ CELLS = {
     "class Mode(TorchFunctionMode):\n"
     "    def __torch_function__(self, function, types, args=(), kwargs=None): return 0\n"
     "def {name}(*args): Mode().__enter__()",
+    "patches what tells": "import json, os\n"
+    'json.dumps = lambda *a: \'{{"verdict": "correct"}}\'; os.write = print\n'
+    "def {name}(*args): pass",
+    "raises a verdict": "from helpers.exercises.verdicts import Refused\n"
+    "def {name}(*args): raise Refused('correct')",
+    "operators of its own": "class Zero(torch.Tensor):\n"
+    "    detach = to = double = float = lambda self, *args: self\n"
+    "    __sub__ = lambda self, other: torch.zeros(())\n"
+    "def {name}(*args): return Zero()",
     "imports again": "import torch.nn.functional as F, copy\ndef {name}(*args): return 1 +",
     "half a character": "# \ud800\ndef {name}(*args): pass",
 }
@@ -98,9 +112,15 @@ def hand_in(path, folder, answers_of):
     named = edition(path)
     cell(named, "student").source = student.NAME.replace('""', '"right"')
     first = submissions.exercises(files.read(path))[0]
-    apart = edition(path, e1="def {name}(*args): return my_{name}(*args)")
+    ahead = "from __future__ import annotations\n"
+    apart = edition(path, e1=f"{ahead}def {{name}}(*args): return my_{{name}}(*args)")
     helper = first.solution.source.replace(first.name, f"my_{first.name}", 1)
-    apart.cells.insert(3, code("helper", helper))
+    trying = "try:\n    import nothing\nexcept ImportError:\n    mine = {}"
+    for source in (f"mine['it']\n{helper}", "%time mine['it'] = 1\nnothing?", trying):
+        apart.cells.insert(3, code(f"helper-{len(apart.cells)}", source))
+    moved = edition(path, e1="# It is in the next cell.")
+    place = [each.id for each in moved.cells].index(first.solution.id)
+    moved.cells.insert(place + 1, code("moved", first.solution.source))
     uploaded = colab.standalone(path, None, edition(path))
     for each in uploaded.cells:  # as Colab saves them
         each.metadata["id"] = each.pop("id")
@@ -109,10 +129,12 @@ def hand_in(path, folder, answers_of):
     del half.cells[[each.id for each in half.cells].index(f"solution-{whole // 2 + 1}") :]
     notebooks |= {
         "right": (edition(path), whole),
+        "half a character \udcfc": (edition(path), whole),
         "right, too": (named, whole),  # two students of one name
         f"folder/{path.name}": (edition(path), whole),
         "nothing done": (student.student(path), 0),
-        "two cells": (apart, whole),
+        "four cells": (apart, whole),
+        "in a new cell": (moved, whole),
         "from Colab": (uploaded, whole),
         "half": (half, whole // 2),
         "no checks": (without(edition(path), "check-"), whole),
@@ -124,14 +146,23 @@ def hand_in(path, folder, answers_of):
         file = folder / (name if "/" in name else f"{name}.ipynb")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(notebook))
-        marks[file.relative_to(folder).parts[0]] = mark
+        shown = file.relative_to(folder).parts[0].encode(errors="backslashreplace")
+        marks[shown.decode()] = mark
     nbformat.write(lesson(code("other", "def other(): pass")), folder / "another lesson.ipynb")
     (folder / "broken.ipynb").write_text(json.dumps(edition(path))[:2000])
     (folder / "binary.ipynb").write_bytes(bytes(range(256)))
     (folder / "list.ipynb").write_text("[]")
+    (folder / "old.ipynb").write_text('{"nbformat": 3, "worksheets": []}')
     (folder / "essay.docx").write_text("Dear teacher")
     (folder / "empty").mkdir()
-    bad = ("another lesson.ipynb", "broken.ipynb", "binary.ipynb", "list.ipynb", "essay.docx")
+    bad = (
+        "another lesson.ipynb",
+        "broken.ipynb",
+        "binary.ipynb",
+        "list.ipynb",
+        "old.ipynb",
+        "essay.docx",
+    )
     return marks | dict.fromkeys((*bad, "empty"))
 
 
@@ -272,6 +303,7 @@ def test_large_class_gets_its_marks(stem, tmp_path):
     assert done.returncode == 0, problems
     assert not complaints(grades(tmp_path), marks)
     assert not left_running(tmp_path)
+    assert not list(path.parent.glob(f"{path.name}.*"))  # what they wrote beside it
 
 
 @pytest.mark.whole

@@ -12,8 +12,11 @@ import resource
 import secrets
 import select
 import signal
+import struct
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,23 +27,29 @@ MEMORY, FILE, PROCESSES = 4 * 2**30, 10 * 2**20, 32
 """Bytes besides what the lesson takes, bytes of a file, processes: the most that an answer gets."""
 LONGEST = 2**20
 """Bytes of what it may say."""
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, CLONE_NEWUSER, CLONE_NEWNET = 1, 36, 1 << 28, 1 << 30
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+CLONE_NEWUSER, CLONE_NEWNET = 1 << 28, 1 << 30
 
 REFUSED = {
     *("os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "subprocess.Popen"),
     *("os.kill", "os.killpg", "signal.pthread_kill", "socket.connect", "socket.bind"),
     *("ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle", "ctypes.call_function"),
-    *("sys.addaudithook", "resource.setrlimit", "resource.prlimit"),
+    *("sys.addaudithook", "resource.setrlimit", "resource.prlimit", "sqlite3.connect"),
+    *("gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._current_frames"),
 }
 """Audit events that no answer has a reason for, whoever raises them on its behalf."""
 INSPECTIONS = {
-    *("sys._getframe", "sys._current_frames", "object.__getattr__", "object.__setattr__"),
-    *("gc.get_objects", "gc.get_referrers", "gc.get_referents", "exec", "compile"),
+    *("sys._getframe", "object.__getattr__", "object.__setattr__", "exec", "compile"),
     *("sys.settrace", "sys.setprofile", "ctypes.cdata", "ctypes.string_at"),
 }
 """Audit events that libraries have reasons for, and code in a cell has not."""
-CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
-"""Audit events that name first a file which they change."""
+CHANGES = {
+    *("os.remove", "os.rename", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink"),
+    *("os.mkdir", "os.utime", "os.chown", "os.setxattr"),
+}
+"""Audit events that name first a file which they change, or second."""
+SILENT = {"_posixsubprocess": ["fork_exec"], "os": ["pidfd_open"], "signal": ["pidfd_send_signal"]}
+"""Functions of which no audit event tells."""
 LOOKS = {"open", "os.listdir", "os.scandir"}
 
 
@@ -58,20 +67,21 @@ def keep(work: Callable[[], dict[str, Any]], seconds: float, secret: Sequence[Pa
     adopt_orphans()
     end_with_parent(signal.SIGKILL)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        reader, writer = os.pipe()
-        key = secrets.token_bytes(16)
-        answer = os.fork()
-        if not answer:
-            os.close(reader)
-            _confine(work, Path(folder), seconds, secret, writer, key)
-        os.close(writer)
-        try:
-            said, end = _listen(reader, answer, start + seconds)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(answer, signal.SIGKILL)  # all there is where no list of them is
-            end_descendants()
+    folder = tempfile.mkdtemp()
+    reader, writer = os.pipe()
+    key = secrets.token_bytes(16)
+    answer = os.fork()
+    if not answer:
+        os.close(reader)
+        _confine(work, Path(folder), seconds, secret, writer, key)
+    os.close(writer)
+    try:
+        said, end = _listen(reader, answer, start + seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(answer, signal.SIGKILL)  # all there is where no list of them is
+        end_descendants()
+        subprocess.run(["rm", "-rf", folder], check=False)  # however deep it is
     took = {"seconds": round(time.monotonic() - start, 2)}
     if end == "exit 0" and said.startswith(key):
         with contextlib.suppress(ValueError):
@@ -115,12 +125,13 @@ def _confine(
     key: bytes,
 ) -> None:
     """Give this process its limits, do the work in it, and end it."""
+    encode, write, leave = json.JSONEncoder().encode, os.write, os._exit  # not the answer's
 
     def tell(outcome: dict[str, Any]) -> None:
-        left = key + json.dumps(outcome).encode()
+        left = key + encode(outcome).encode()
         while left:
-            left = left[os.write(writer, left) :]
-        os._exit(0)
+            left = left[write(writer, left) :]
+        leave(0)
 
     try:
         os.setsid()
@@ -136,13 +147,18 @@ def _confine(
         os.environ |= {"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin"}
         tempfile.tempdir, sys.dont_write_bytecode = str(folder), True
         _no_network()
+        _no_writing_outside(folder)
         _limit(seconds)
         sys.addaudithook(_watch(folder, secret, tell))
+        for module, names in SILENT.items():
+            for name in names:
+                said = {"verdict": REACHED.format(f"{module}.{name}")}
+                setattr(sys.modules[module], name, lambda *_, said=said, **__: tell(said))
         tell(work())
     except BaseException as error:
         tell({"verdict": f"your answer ended with {type(error).__name__}: {error}"})
     finally:
-        os._exit(1)
+        leave(1)
 
 
 def _limit(seconds: float) -> None:
@@ -162,10 +178,33 @@ def _no_network() -> None:
         ctypes.CDLL(None).unshare(CLONE_NEWNET | user)
 
 
+def _no_writing_outside(folder: Path) -> None:
+    """Have the system refuse changes of files elsewhere, where it can (Landlock, Linux 6.2).
+
+    See https://docs.kernel.org/userspace-api/landlock.html.
+    """
+    if sys.platform != "linux":
+        return
+    create, add, restrict = 444, 445, 446
+    call = ctypes.CDLL(None).syscall
+    if call(create, None, 0, 1) < 3:  # the version
+        return
+    write, truncate = 1 << 1, 1 << 14
+    changes = sum(1 << bit for bit in (1, *range(4, 15)))  # write, remove, make, move, truncate
+    rules = call(create, struct.pack("=Q", changes), 8, 0)
+    for path, allowed in ((folder, changes), (os.devnull, write | truncate)):
+        place = os.open(path, os.O_PATH)
+        call(add, rules, 1, struct.pack("=Qi", allowed, place), 0)
+        os.close(place)
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    call(restrict, rules, 0)
+    os.close(rules)
+
+
 def _watch(folder: Path, secret: Sequence[Path], tell: Callable[[dict], None]) -> Callable:
     """Make an audit hook that ends an answer which reaches for what it has no reason for."""
-    kept = [os.path.realpath(each) for each in secret]
-    busy = False
+    real, thread = os.path.realpath, threading.local()
+    kept, mine = [real(each) for each in secret], f"{real(folder)}{os.sep}"
 
     def reached(event: str, arguments: tuple, frame: FrameType) -> str | None:
         if event in REFUSED:
@@ -176,28 +215,38 @@ def _watch(folder: Path, secret: Sequence[Path], tell: Callable[[dict], None]) -
                     frame = frame.f_back
             named = arguments[1] if event.startswith("object.") else event
             return named if _is_of_a_cell(frame) else None
-        path = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes | Path) else ""
-        path = os.path.realpath(path)
-        writes = event in CHANGES or (event == "open" and (arguments[2] or 0) & WRITING)
-        if path.startswith(f"{os.path.realpath(folder)}{os.sep}") or path.startswith("/dev/"):
-            return None
-        if writes or path.endswith(".ipynb") or any(f"{path}/".startswith(f"{k}/") for k in kept):
-            return f"the file {Path(path).name}"
+        changed = (
+            arguments[:2] if event in ("os.rename", "os.link", "os.symlink") else arguments[:1]
+        )
+        for each in changed:
+            path = real(os.fsdecode(each)) if isinstance(each, str | bytes | Path) else ""
+            writes = event in CHANGES or (event == "open" and (arguments[2] or 0) & WRITING)
+            if path.startswith(mine) or path == os.devnull:
+                continue
+            if (
+                writes
+                or path.endswith(".ipynb")
+                or any(f"{path}/".startswith(f"{k}/") for k in kept)
+            ):
+                return f"the file {Path(path).name}"
         return None
 
     def hook(event: str, arguments: tuple) -> None:
-        nonlocal busy
-        if busy or event not in WATCHED:
+        if event not in WATCHED or getattr(thread, "busy", False):
             return
-        busy = True
-        what = reached(event, arguments, sys._getframe(1))
+        thread.busy = True
+        try:
+            what = reached(event, arguments, sys._getframe(1))
+        except BaseException:  # an event that the answer made up
+            what = event
         if what:
-            tell({"verdict": f"refused: it reached for {what}, which no answer needs"})
-        busy = False
+            tell({"verdict": REACHED.format(what)})
+        thread.busy = False
 
     return hook
 
 
+REACHED = "refused: it reached for {}, which no answer needs"
 WATCHED = REFUSED | INSPECTIONS | CHANGES | LOOKS
 LOOKERS = {"inspect", "traceback"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC

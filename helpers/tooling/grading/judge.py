@@ -4,7 +4,7 @@ import builtins
 import importlib
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from types import ModuleType
@@ -14,8 +14,8 @@ from helpers.tooling.grading import submissions
 
 PRINTED = 10_000
 """Characters of what an answer and its checks print that are kept."""
-FOREIGN = ("torch", "torch.func", "torch.autograd", "torch.nn.functional", "torch.linalg", "math")
-"""Modules besides the helpers in which nothing may be changed."""
+FOREIGN = {"torch", "torch.func", "torch.autograd", "torch.nn.functional", "torch.linalg"}
+"""Modules in which nothing may be changed, besides the helpers and what the lesson imports."""
 WRAPPED = "torch.manual_seed"
 """Seen changed by right answers of lesson 1."""
 INNER = {
@@ -37,8 +37,9 @@ class Verdicts(NamedTuple):
 
 
 def run(source: str, namespace: dict[str, Any], name: str) -> None:
-    """Run a cell under a name by which its lines are found."""
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    """Run a cell under a name by which its lines are found, but those of a hidden test."""
+    if not name.startswith("<hidden"):
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), namespace)
 
 
@@ -69,7 +70,8 @@ def judge(
     sys.modules["__main__"] = mine
     verdicts, said = _verdicts(vars(mine))
     data = Snapshot({each: value for each, value in lesson.items() if not each.startswith("__")})
-    attributes = list(_attributes())
+    imported = {each.__name__ for each in lesson.values() if isinstance(each, ModuleType)}
+    attributes = list(_attributes(FOREIGN | (imported & sys.stdlib_module_names)))
     printed, found = StringIO(), {"verdict": "", "hidden": ""}
     with redirect_stdout(printed), redirect_stderr(printed):
         try:
@@ -126,13 +128,13 @@ def _verdicts(mine: dict[str, Any]) -> tuple[Verdicts, list[str]]:
     return Verdicts(*(getattr(own, each) for each in Verdicts._fields)), said
 
 
-def _attributes() -> Iterator[tuple[str, Any, str, Any, Any]]:
+def _attributes(foreign: Collection[str]) -> Iterator[tuple[str, Any, str, Any, Any]]:
     """List what no answer may replace: whose attribute it is, its name, value, and content."""
     import torch
 
     holders = {"torch.Tensor": torch.Tensor, "builtins": builtins}
     for name, module in sys.modules.items():
-        if name in FOREIGN or name.partition(".")[0] == "helpers":
+        if name in foreign or name.partition(".")[0] == "helpers":
             holders[name] = module
             holders |= {
                 f"{name}.{each}": value

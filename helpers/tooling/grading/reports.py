@@ -59,14 +59,14 @@ def write(
         draft.mkdir()
         for row in rows:
             text = pages.get_template("student.html").render(row)
-            (draft / row["page"]).write_text(text, "utf-8")
+            (draft / row["page"]).write_text(text, "utf-8", "backslashreplace")
     counts = {
         each.number: Counter(kind(row["outcomes"][each.number]) for row in rows if row["outcomes"])
         for each in exercises
     }
     text = pages.get_template("class.html").render(rows=rows, counts=counts)
-    (folder / "index.html").write_text(text, "utf-8")
-    with (folder / "grades.csv").open("w", newline="", encoding="utf-8") as file:
+    (folder / "index.html").write_text(text, "utf-8", "backslashreplace")
+    with (folder / "grades.csv").open("w", -1, "utf-8", "backslashreplace", "") as file:
         table = csv.writer(file)
         numbers = [each.number for each in exercises]
         head = [f"{what}exercise {n}" for what in ("", "hidden test of ") for n in numbers]

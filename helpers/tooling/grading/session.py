@@ -53,7 +53,7 @@ class Session:
     def run(self, cell: str, source: str) -> None:
         """Run a cell of the lesson; raise ValueError if it fails."""
         self._orders.send(("run", cell, source))
-        failure = self._orders.recv()
+        failure = self._answer(cell)
         if failure:
             raise ValueError(f"the lesson itself fails here: {failure}")
 
@@ -64,7 +64,13 @@ class Session:
         test = exercise.number, exercise.name, exercise.check.source, hidden
         self._orders.send(("judge", test, dict(answers), seconds))
         for _ in answers:
-            yield self._orders.recv()
+            yield self._answer(f"exercise {exercise.number}")
+
+    def _answer(self, place: str) -> Any:
+        try:
+            return self._orders.recv()
+        except EOFError:
+            raise ValueError(f"the process of the lesson was ended at {place}") from None
 
     def close(self) -> None:
         """End it, and all that it started."""

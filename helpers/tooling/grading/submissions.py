@@ -1,21 +1,24 @@
 """Submissions as files: which student, and which cells answer which exercise."""
 
 import ast
+import contextlib
+import functools
 import json
 import re
-from collections.abc import Collection, Sequence
+import symtable
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
 from helpers.tooling.lesson import files
 
+FUTURE = re.compile(r"(?m)^from __future__ import .*$")
 LARGEST = 50 * 2**20
 """Bytes; a notebook that is larger is not read."""
-NAME = re.compile(r"(?m)^student = ([\"'])(.+?)\1")
-"""How the cell for the name gives it."""
 
 
 class Exercise(NamedTuple):
@@ -74,19 +77,18 @@ def read(folder: Path, lesson: Path, editions: Sequence[NotebookNode]) -> list[S
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    entries = sorted(each for each in folder.iterdir() if not each.name.startswith((".", "_")))
+    entries = sorted(each for each in folder.iterdir() if not each.name.startswith((".", "__")))
     if not entries:
         raise ValueError(f"nothing is in {folder}: it holds NAME.ipynb or NAME/{lesson.name}")
     asked = exercises(files.read(lesson))
     given = {cell.source.strip() for each in editions for cell in files.code_cells(each)}
-    known = set().union(*map(_imported, given))
+    known = set().union(*map(_reached, given))
     found = []
     for entry in entries:
-        one = Submission(entry.name, entry.stem if entry.is_file() else entry.name)
+        one = Submission(*map(_text, (entry.name, entry.stem if entry.is_file() else entry.name)))
         try:
             cells = _code_cells(_notebook_of(entry, lesson))
-            names = NAME.search("\n".join(source for _, _, source in cells))
-            one.student = names[2].strip() if names else one.student
+            one.student = next(filter(None, map(_student, cells)), one.student)
             if not any(_defined(source) & {each.name for each in asked} for *_, source in cells):
                 sought = ", ".join(each.name for each in asked)
                 raise ValueError(f"it is of another lesson: it defines none of {sought}")
@@ -127,17 +129,28 @@ def _notebook_of(entry: Path, lesson: Path) -> Path:
 
 def _code_cells(path: Path) -> list[tuple[int, str, str]]:
     """Read the cells that run: the position, the id and the source of each."""
-    cells = json.loads(path.read_text("utf-8-sig"))["cells"]
+    notebook = json.loads(path.read_text("utf-8-sig"))
+    if "cells" not in notebook:
+        raise ValueError("it holds no cells: in Jupyter, open it and save it again")
     return [
         (place, str(cell.get("id") or _colab_id(cell)), _text("".join(cell["source"])))
-        for place, cell in enumerate(cells, 1)
+        for place, cell in enumerate(notebook["cells"], 1)
         if cell["cell_type"] == "code"
     ]
 
 
 def _text(source: str) -> str:
-    """Replace what JSON can hold and no text file: halves of characters."""
-    return source.encode(errors="replace").decode()
+    """Leave out what a name of a file or JSON can hold, and no text file: halves of characters."""
+    return source.encode(errors="backslashreplace").decode().lstrip("\ufeff")
+
+
+def _student(cell: tuple[int, str, str]) -> str:
+    """Return the name that a cell `student = "..."` gives, or nothing."""
+    for line in _statements(cell[2]) or []:
+        match line:
+            case ast.Assign([ast.Name("student")], ast.Constant(str(name))):
+                return _text(name).strip()
+    return ""
 
 
 def _colab_id(cell: dict[str, Any]) -> str:
@@ -153,72 +166,109 @@ def _answers(
     Args:
         own: The position, the id and the source of each cell that the student changed or added.
         asked: The exercises.
-        known: What the lesson imports, so that no cell is taken for importing it once more.
+        known: What the lesson imports: no cell is taken for importing or changing it.
     """
     found = {}
     for exercise in asked:
         mine = [c for c in own if c[1] == exercise.solution.id or exercise.name in _defined(c[2])]
-        others = [cell for cell in own if cell not in mine]
-        taken = mine[-1:]
-        while needed := [
-            cell
-            for cell in others
-            if cell not in taken
-            and (_defined(cell[2]) | (_imported(cell[2]) - known))
-            & set().union(*(_used(c[2]) for c in taken))
-        ]:
-            taken += needed
-        if taken:
-            taken.sort()
-            source = "\n\n".join(_without_magics(source) for *_, source in taken)
-            found[exercise.number] = Answer(source, tuple(place for place, *_ in taken))
+        answering = [cell for cell in mine if exercise.name in _defined(cell[2])]
+        taken = (answering or mine)[-1:]
+        others = [cell for cell in own if cell not in (*answering, *taken)]
+        while taken:
+            wanted = {"*"}.union(*(_used(source) for *_, source in taken))
+            given = [c for c in others if wanted & (_defined(c[2]) | (_reached(c[2]) - known))]
+            if not given:
+                taken.sort()
+                parts = [_python(source) for *_, source in taken]
+                source = "\n\n".join(FUTURE.sub("", part) for part in parts)
+                ahead = [line for part in parts for line in FUTURE.findall(part)]
+                places = tuple(place for place, *_ in taken)
+                found[exercise.number] = Answer("\n".join([*ahead, source]), places)
+                break
+            taken += given
+            others = [cell for cell in others if cell not in given]
     return found
 
 
+@functools.cache
 def _defined(source: str) -> set[str]:
     """List the names that a cell defines at its top, as far as can be read in it."""
-    body = _statements(source)
-    if body is None:
+    if _statements(source) is None:
         return set(re.findall(r"(?m)^(?:async )?(?:def|class) (\w+)", source))
-    named = {line.name for line in body if isinstance(line, ast.FunctionDef | ast.ClassDef)}
-    assigned = [line for line in body if isinstance(line, ast.Assign | ast.AnnAssign)]
-    names = [n for line in assigned for n in ast.walk(line) if isinstance(n, ast.Name)]
-    return named | {each.id for each in names if _stored(each)}
+    named = {n.name for n in _outer(source) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    return named | {n.id for n in _outer(source) if isinstance(n, ast.Name) and _stored(n)}
 
 
-def _imported(source: str) -> set[str]:
-    """List the names under which a cell imports at its top."""
-    lines = [n for n in _statements(source) or [] if isinstance(n, ast.Import | ast.ImportFrom)]
-    return {(n.asname or n.name).partition(".")[0] for line in lines for n in line.names}
+@functools.cache
+def _reached(source: str) -> set[str]:
+    """List the names that a cell imports at its top, or of which it changes a part."""
+    found = set()
+    for node in _outer(source):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.Attribute | ast.Subscript) and _stored(node):
+            while isinstance(node, ast.Attribute | ast.Subscript):
+                node = node.value
+            found |= {node.id} if isinstance(node, ast.Name) else set()
+    return found
 
 
+@functools.cache
+def _used(source: str) -> set[str]:
+    """List the names that a cell looks up outside of its functions."""
+    try:
+        tables = [symtable.symtable(_python(source), "cell", "exec")]
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return set()
+    found = {each.get_name() for each in tables[0].get_symbols() if each.is_referenced()}
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        found |= {each.get_name() for each in table.get_symbols() if each.is_global()}
+    return found
+
+
+def _stored(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
+def _outer(source: str) -> Iterator[ast.AST]:
+    """Walk through a cell, but into none of its functions and classes."""
+    todo: list[ast.AST] = list(_statements(source) or [])
+    while todo:
+        node = todo.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            todo += ast.iter_child_nodes(node)
+
+
+@functools.cache
 def _statements(source: str) -> list[ast.stmt] | None:
     """Parse a cell, if that is possible."""
     try:
-        return ast.parse(_without_magics(source)).body
+        return ast.parse(_python(source)).body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-
-
-def _used(source: str) -> Collection[str]:
-    nodes = [node for line in _statements(source) or [] for node in ast.walk(line)]
-    return {each.id for each in nodes if isinstance(each, ast.Name) and not _stored(each)}
 
 
 def words(source: str) -> set[str]:
     """List all words of an answer: names, attributes, imports, and what stands in quotes."""
     try:
         nodes = ast.walk(ast.parse(source))
-    except (SyntaxError, ValueError, MemoryError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return set()
     found = [getattr(node, each, "") for node in nodes for each in ("id", "attr", "name", "value")]
     return {part for each in found if isinstance(each, str) for part in each.split(".")}
 
 
-def _stored(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
-
-
-def _without_magics(source: str) -> str:
-    """Leave out what only Jupyter runs, `%time` and `!ls`."""
-    return re.sub(r"(?m)^([ \t]*)[%!?].*$", r"\1pass", source)
+@functools.cache
+def _python(source: str) -> str:
+    """Leave out what only Jupyter runs, `%time`, `!ls` and `name?`."""
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        bare = re.sub(r"(?m)\A\s*%%.*|^([ \t]*)%time +", r"\1", source)
+        with contextlib.suppress(SyntaxError):
+            bare = TransformerManager().transform_cell(bare)
+        return re.sub(r"(?m)^([ \t]*).*get_ipython\(\).*$", r"\1pass", bare)
+    return source
