@@ -244,8 +244,8 @@ def _raised(error: Exception, lesson: dict[str, Any]) -> str:
         print(f"  line {step.lineno} of a cell, in {step.name}: {step.line}")
     if type(error) is NameError and error.name in lesson:
         return (
-            f"not so yet: it uses {error.name!r} of the lesson: compute with what the arguments "
-            "bring, since the check has other data, too"
+            f"not so yet: it uses {error.name!r} of the lesson or its check: compute with what the "
+            "arguments bring, since the check has other data, too"
         )
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return f"your answer raised {type(error).__name__}: {first_line}"

@@ -146,13 +146,14 @@ def grade(lesson: Path, folder: Path, hidden_folder: Path | None = None) -> Path
             outcomes[number] = outcome
         graded.append((one, outcomes))
     title = notebook.cells[0].source.partition("\n")[0].lstrip("# ")
-    reports.write(out, title, asked, graded)
+    tests = f"hidden tests of exercises {sorted(hidden)}" if hidden else "no hidden tests"
+    reports.write(out, title, f"{folder}, {tests}", asked, graded)
     for one in handed_in:
         if one.problem or one.notes:
             print(f"{one.file}: {'; '.join(filter(None, [one.problem, *one.notes]))}")
     marks = sum(reports.mark(each) for _, outcomes in graded for each in outcomes.values())
     of = f"{len(handed_in)} submissions, {marks} of {len(handed_in) * len(asked)} answers correct"
-    print(f"{title}: {of}; see {out / 'index.html'} and {out / 'grades.csv'}")
+    print(f"{title}: {of}, {tests}; see {out / 'index.html'} and {out / 'grades.csv'}")
     return out
 
 

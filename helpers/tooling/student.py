@@ -44,17 +44,19 @@ the folder `colab` in Colab (File > Upload notebook), where nothing has to be in
 
 **Answer.** Each exercise has a cell that ends in `raise NotImplementedError`. Write your answer in
 place of that line, under the same name and with the same arguments, then run the cell and the check
-below it. Hints are folded below each task. Helper functions may stand in the same cell, or in a new
-one above it.
+below it. Hints are folded below each task. Helper functions and imports may stand in the same cell,
+or in a new one above it. Of several answers to one exercise, the last one in the notebook counts.
 
-**Submit** the notebook, saved, under its name: {lessons}. Nothing else.
+**Submit** the notebook, saved, under its name: {lessons}. Nothing else. Before that, restart the
+kernel and run all cells: a line of an answer that needs what comes below it fails then.
 
 **What counts** is whether an answer is correct. It is judged by the check of the original lesson,
 so your copy of the check may be changed or gone, and perhaps by a test more, with other shapes,
 dtypes and values. Taken are the cell that answers an exercise and the cells that define what it
 uses; other cells and saved outputs are not looked at. An answer may use its arguments, `torch` and
 the functions of the lesson and of `helpers`, but none of the lesson's data. One that takes much
-longer than it should, starts processes, writes files, or reaches into the check is not correct.
+longer than it should, starts processes, writes files elsewhere, or reaches into the check is not
+correct.
 """
 """What the students' folder says of itself."""
 

@@ -116,7 +116,9 @@ def hand_in(path, folder, answers_of):
     apart = edition(path, e1=f"{ahead}def {{name}}(*args): return my_{{name}}(*args)")
     helper = first.solution.source.replace(first.name, f"my_{first.name}", 1)
     trying = "try:\n    import nothing\nexcept ImportError:\n    mine = {}"
-    for source in (f"mine['it']\n{helper}", "%time mine['it'] = 1\nnothing?", trying):
+    used = f"mine['it'], deque, library\n{helper}"
+    imported = "from collections import deque\nlibrary = 1"
+    for source in (used, imported, "%time mine['it'] = 1\nnothing?", trying):
         apart.cells.insert(3, code(f"helper-{len(apart.cells)}", source))
     moved = edition(path, e1="# It is in the next cell.")
     place = [each.id for each in moved.cells].index(first.solution.id)
@@ -133,7 +135,7 @@ def hand_in(path, folder, answers_of):
         "right, too": (named, whole),  # two students of one name
         f"folder/{path.name}": (edition(path), whole),
         "nothing done": (student.student(path), 0),
-        "four cells": (apart, whole),
+        "five cells": (apart, whole),
         "in a new cell": (moved, whole),
         "from Colab": (uploaded, whole),
         "half": (half, whole // 2),

@@ -31,6 +31,7 @@ def kind(outcome: Outcome) -> str:
 def write(
     folder: Path,
     title: str,
+    about: str,
     exercises: Sequence[Exercise],
     graded: Sequence[tuple[Submission, Mapping[int, Outcome]]],
 ) -> None:
@@ -39,11 +40,18 @@ def write(
     Args:
         folder: Where to.
         title: Of the lesson.
+        about: What was graded, and by what besides the checks.
         exercises: The exercises of the lesson.
         graded: Each submission, and the outcomes by the number of the exercise.
     """
     pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    pages.globals |= {"mark": mark, "kind": kind, "title": title, "exercises": exercises}
+    pages.globals |= {
+        "mark": mark,
+        "kind": kind,
+        "title": title,
+        "about": about,
+        "exercises": exercises,
+    }
     pages.filters["mark"] = mark
     rows = [
         {

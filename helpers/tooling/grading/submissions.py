@@ -70,7 +70,8 @@ def read(folder: Path, lesson: Path, editions: Sequence[NotebookNode]) -> list[S
     Args:
         folder: The folder.
         lesson: The lesson that they answer.
-        editions: The notebooks that students were given; only what differs from them is theirs.
+        editions: The notebooks that students were given, the lesson's own form first; only what
+            differs from them is theirs.
 
     Raises:
         ValueError: There is no such folder, or nothing in it.
@@ -82,7 +83,7 @@ def read(folder: Path, lesson: Path, editions: Sequence[NotebookNode]) -> list[S
         raise ValueError(f"nothing is in {folder}: it holds NAME.ipynb or NAME/{lesson.name}")
     asked = exercises(files.read(lesson))
     given = {cell.source.strip() for each in editions for cell in files.code_cells(each)}
-    known = set().union(*map(_reached, given))
+    known = set().union(*(_reached(cell.source) for cell in files.code_cells(editions[0])))
     found = []
     for entry in entries:
         one = Submission(*map(_text, (entry.name, entry.stem if entry.is_file() else entry.name)))
@@ -106,7 +107,8 @@ def read(folder: Path, lesson: Path, editions: Sequence[NotebookNode]) -> list[S
             one.notes.append(f"the lesson's own solution, word for word: {', '.join(copied)}")
         found.append(one)
     for one in found:
-        same = [each.file for each in found if each.student == one.student and each is not one]
+        name = one.student.casefold()
+        same = [each.file for each in found if each.student.casefold() == name and each is not one]
         if same:
             one.notes.append(f"the same name is on {', '.join(same)}")
     return found
