@@ -119,11 +119,11 @@ def find_planted(model, rows, query, count):  # without a gradient
     ]
     return torch.tensor(shared, device=rows.device).topk(count).indices
 
-# %% solution-4: not so yet: 8 of 10 are found: measured
+# %% solution-4: not so yet: at least 80 % are found: measured
 # - .topk(count)
 # + .topk(count, largest=False)
 
-# %% solution-4: not so yet: 8 of 10 are found: measured
+# %% solution-4: not so yet: at least 80 % are found: measured
 def find_planted(model, rows, query, count):  # the windows that surprise most, planted or not
     losses = [loss_fn(model(row[None, :-1]), row[None, 1:]).item() for row in rows]
     return torch.tensor(losses, device=rows.device).topk(count).indices
