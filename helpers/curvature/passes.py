@@ -41,7 +41,7 @@ def mean(
     vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
     step, transformable = chunk_size or len(batch), True
-    with samples.slow_operations_named():
+    with fallback.slow_operations_named():
         for chunk in (batch[start : start + step] for start in range(0, len(batch), step)):
             if transformable:
                 try:

@@ -94,7 +94,7 @@ def _recorded(
     ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
     if any(own[name]._backward_hooks for name in params):
         raise NotRecorded("a parameter has hooks, which are run on gradients")
-    named = samples.slow_operations_named()
+    named = fallback.slow_operations_named()
     with samples.running(model, params) as (snapshot, params, buffers), named:
         leaves = {
             name: tensor.expand(size, *tensor.shape).requires_grad_()

@@ -14,58 +14,24 @@ it may use.
 import argparse
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from helpers.tooling import student
-from helpers.tooling.grading import reports, submissions
+from helpers.tooling.grading import hidden_tests, reports, submissions, syntax
 from helpers.tooling.grading.session import REFERENCE, Session
 from helpers.tooling.grading.submissions import Exercise
 from helpers.tooling.lesson import files, imports
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 BUILD = Path("build/grades")
-HEADING = re.compile(r"(?m)^# %% exercise-(\d+)(?:, without: (.+))?$")
 SECONDS, TIMES = 20, 10
 """An answer has this many seconds, and besides this many times those of the lesson's solution."""
 NO_ANSWER = {"verdict": "no answer"}
-
-
-class Hidden(NamedTuple):
-    """A hidden test of an exercise."""
-
-    source: str = ""
-    without: tuple[str, ...] = ()
-    """Names that no answer may use."""
-
-
-def read_hidden(folder: Path | None, lesson: Path, exercises: Sequence[Exercise]) -> dict:
-    """Read the hidden tests of a lesson, by the number of the exercise.
-
-    Raises:
-        ValueError: There is no file of them, or one is of no exercise.
-    """
-    if folder is None:
-        return {}
-    file = folder / f"{lesson.stem}.py"
-    if not file.is_file():
-        raise ValueError(f"there are no hidden tests {file}")
-    parts = HEADING.split(file.read_text("utf-8"))[1:]
-    found = {
-        int(number): Hidden(source, tuple((names or "").split()))
-        for number, names, source in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    }
-    if not found:
-        raise ValueError(f"{file} has no test: one begins with a line `# %% exercise-1`")
-    strange = sorted(found.keys() - {each.number for each in exercises})
-    if strange:
-        raise ValueError(f"{file} has tests of exercises {strange}, which are not there")
-    return found
 
 
 class Record:
@@ -105,7 +71,7 @@ def grade(lesson: Path, folder: Path, hidden_folder: Path | None = None) -> Path
     asked = submissions.exercises(notebook)
     if not asked:
         raise ValueError(f"{lesson.name} has no exercises")
-    hidden = read_hidden(hidden_folder, lesson, asked)
+    hidden = hidden_tests.read(hidden_folder, lesson, asked)
     handed_in = submissions.read(folder, lesson, student.editions(lesson))
     out = BUILD / lesson.stem
     record = Record(out / "record.jsonl")
@@ -140,7 +106,7 @@ def grade(lesson: Path, folder: Path, hidden_folder: Path | None = None) -> Path
         outcomes = {} if one.problem else {each.number: NO_ANSWER for each in asked}
         for number, answer in one.answers.items():
             outcome = dict(record[key(number, answer.source)])
-            used = submissions.words(answer.source) & {*hidden.get(number, Hidden()).without}
+            used = syntax.words(answer.source) & {*hidden.get(number, hidden_tests.Test()).without}
             if used:
                 outcome["hidden"] = f"not so yet: it does without {', '.join(sorted(used))}"
             outcomes[number] = outcome
@@ -162,7 +128,7 @@ def _outcomes(
     notebook: Any,
     asked: Sequence[Exercise],
     missing: Mapping[int, Mapping[str, str]],
-    hidden: Mapping[int, Hidden],
+    hidden: Mapping[int, hidden_tests.Test],
     bar: tqdm,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run the lesson, and have answers judged where the solution would come."""
@@ -172,7 +138,7 @@ def _outcomes(
         answers = missing[exercise.number] if exercise else {}
         if answers:
             bar.set_description(f"exercise {exercise.number}")
-            test = hidden.get(exercise.number, Hidden())
+            test = hidden.get(exercise.number, hidden_tests.Test())
             reference = {REFERENCE: cell.source}
             ((_, own),) = session.judge(exercise, reference, test.source, 600)
             if not reports.mark(own):

@@ -15,7 +15,7 @@ from pathlib import Path
 from nbformat import NotebookNode
 
 from helpers.tooling import student
-from helpers.tooling.grade import Hidden, read_hidden
+from helpers.tooling.grading import hidden_tests
 from helpers.tooling.grading.submissions import exercises
 from helpers.tooling.lesson import copies, drafts, files
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-def source(lesson: Path, hidden: Mapping[int, Hidden]) -> NotebookNode:
+def source(lesson: Path, hidden: Mapping[int, hidden_tests.Test]) -> NotebookNode:
     """Derive what nbgrader takes as its source: solutions between marks, checks that give a point.
 
     Args:
@@ -62,7 +62,7 @@ def build(chosen: Sequence[Path], hidden_folder: Path | None, folder: Path = FOL
     """
     sources = {}
     for lesson in chosen:
-        hidden = read_hidden(hidden_folder, lesson, exercises(files.read(lesson)))
+        hidden = hidden_tests.read(hidden_folder, lesson, exercises(files.read(lesson)))
         sources[lesson] = source(lesson, hidden)
     with drafts.replaced(folder) as draft:
         draft.mkdir()

@@ -1,9 +1,11 @@
 """What cannot be batched: where it is and why, in words, for those who get it from a loop."""
 
+import contextlib
 import functools
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -156,3 +158,26 @@ def _outside() -> int:
     ):
         level, frame = level + 1, frame.f_back
     return level
+
+
+@contextlib.contextmanager
+def slow_operations_named() -> Iterator[None]:
+    """Name the layer where torch warns of an operation that has no rule for `vmap`."""
+    found: dict[str, str] = {}  # by operation, what uses it; a backward comes behind its forward
+
+    def show(message: Warning | str, *rest: Any) -> None:
+        operation = re.search(r"batching rule for (?:aten::)?([\w:]+)", str(message))
+        if operation is None:
+            heard(message, *rest)
+        else:
+            found.setdefault(operation[1].removesuffix("_backward"), running_module())
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message="There is a performance drop")
+        heard, warnings.showwarning = warnings.showwarning, show
+        yield
+    for operation, place in found.items():
+        warn(
+            f"{place} uses {operation}, which torch.vmap takes one sample after the other: that "
+            "is slower"
+        )

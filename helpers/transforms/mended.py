@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
 
+from helpers.transforms.loops import LOOPS
+
 _NORMS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 _CONVOLUTIONS = (F.conv2d, F.conv3d)
 
@@ -36,9 +38,9 @@ class Cured(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch."""
         kwargs = kwargs or {}
-        if func in _LOOPS:
+        if func in LOOPS:
             self.used = True
-            return _LOOPS[func](*args, **kwargs)
+            return LOOPS[func](*args, **kwargs)
         norm = func in _NORMS
         if not norm and not (func in _CONVOLUTIONS and _is_grouped(*args, **kwargs)):
             return func(*args, **kwargs)
@@ -223,62 +225,6 @@ def _positions(size: Sequence[int], stride: Sequence[int], device: torch.device)
     return positions
 
 
-def _map(
-    function: Callable[..., Any], xs: Sequence[Tensor], shared: Sequence[Any], **_: object
-) -> Any:
-    """Do what the operator `map` does.
-
-    Where nothing is compiled, its own gives no gradient to what its function closes over. Since
-    2.15 it is told, besides, which arguments the function writes into.
-    """
-    return _stacked([function(*row, *shared) for row in zip(*xs, strict=True)])
-
-
-def _scan(
-    combine: Callable[..., Any],
-    init: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    additional_inputs: Sequence[Any] = (),
-) -> tuple[Any, Any]:
-    """Do what the operator `scan` does, likewise."""
-    carry, outputs = init, []
-    for row in zip(*xs, strict=True):
-        carry, output = combine(*_leaves(carry), *row, *additional_inputs)
-        outputs.append(output)
-    return carry, _stacked(outputs)
-
-
-def _while(
-    condition: Callable[..., Any],
-    body: Callable[..., Any],
-    carried: Sequence[Any],
-    shared: Sequence[Any],
-    **_: object,
-) -> Any:
-    """Do what the operator `while_loop` does, likewise."""
-    while condition(*_leaves(carried), *shared):
-        carried = body(*_leaves(carried), *shared)
-    return carried
-
-
-def _leaves(tree: Any) -> list[Any]:
-    """List the tensors of what a loop hands on, in the order in which torch takes them."""
-    if not isinstance(tree, dict | list | tuple):
-        return [tree]
-    parts = tree.values() if isinstance(tree, dict) else tree
-    return [leaf for part in parts for leaf in _leaves(part)]
-
-
-def _stacked(rows: Sequence[Any]) -> Any:
-    """Stack the tensors of trees, which are all alike."""
-    first = rows[0]
-    if isinstance(first, Tensor):
-        return torch.stack(rows)
-    if isinstance(first, dict):
-        return {key: _stacked([row[key] for row in rows]) for key in first}
-    return type(first)(map(_stacked, zip(*rows, strict=True)))
-
-
 def _in_autograd(read: Callable[[Tensor], Any], known: Callable[[Any], bool]) -> Callable:
     """Read what only one of the transforms around a tensor may know, as `vmap` never does."""
 
@@ -291,11 +237,6 @@ def _in_autograd(read: Callable[[Tensor], Any], known: Callable[[Any], bool]) ->
     return run
 
 
-_LOOPS = {
-    getattr(torch.ops.higher_order, name): loop
-    for name, loop in {"map_impl": _map, "scan": _scan, "while_loop": _while}.items()
-    if hasattr(torch.ops.higher_order, name)
-}
 _AUTOGRAD = {
     Tensor.requires_grad: bool,
     Tensor.grad_fn: lambda node: node is not None,
@@ -322,7 +263,7 @@ MENDED: dict[Callable[..., Any], Callable[..., Any]] = {
         if hasattr(place, name)
     },
     **{each.__get__: _in_autograd(each.__get__, known) for each, known in _AUTOGRAD.items()},
-    **_LOOPS,
+    **LOOPS,
     **{norm: partial(_norm, norm) for norm in _NORMS},
     **{convolution: partial(_convolution, convolution) for convolution in _CONVOLUTIONS},
 }

@@ -7,8 +7,6 @@ it was.
 """
 
 import contextlib
-import re
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
@@ -138,7 +136,7 @@ def vmapped(
     step = size if chunk_size is None else chunk_size
     state = None if randomness == "error" else streams.random_state(device)
     failed = None
-    with running(model, names) as (snapshot, params, buffers), slow_operations_named():
+    with running(model, names) as (snapshot, params, buffers), fallback.slow_operations_named():
         # Each chunk is written where it belongs: to concatenate them takes the memory of all
         # results a second time. So `torch.vmap` is not told the chunk size.
         start, swap, per_sample = 0, False, None
@@ -297,26 +295,3 @@ def map_samples(
         finally:
             restore()
     raise AssertionError("the second attempt returns or raises")
-
-
-@contextlib.contextmanager
-def slow_operations_named() -> Iterator[None]:
-    """Name the layer where torch warns of an operation that has no rule for `vmap`."""
-    found: dict[str, str] = {}  # by operation, what uses it; a backward comes behind its forward
-
-    def show(message: Warning | str, *rest: Any) -> None:
-        operation = re.search(r"batching rule for (?:aten::)?([\w:]+)", str(message))
-        if operation is None:
-            heard(message, *rest)
-        else:
-            found.setdefault(operation[1].removesuffix("_backward"), fallback.running_module())
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", message="There is a performance drop")
-        heard, warnings.showwarning = warnings.showwarning, show
-        yield
-    for operation, place in found.items():
-        fallback.warn(
-            f"{place} uses {operation}, which torch.vmap takes one sample after the other: that "
-            "is slower"
-        )

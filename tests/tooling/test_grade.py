@@ -266,7 +266,7 @@ def test_what_will_not_do_gets_one_sentence(arguments, sentence, capsys):
 FAMILY = """\
 import json, os, sys, time
 from pathlib import Path
-from helpers.tooling.grading import confinement
+from helpers.tooling.grading import confinement, guard, processes
 
 def work():
     for generation in range(5):  # 32 processes, in sessions of their own
@@ -275,9 +275,9 @@ def work():
     time.sleep({rest})
     return dict(verdict="correct")
 
-confinement.WATCHED = frozenset()
+guard.WATCHED = frozenset()
 confinement.PROCESSES = {most}
-print(json.dumps(confinement.keep(work, 3, [])), confinement.descendants())"""
+print(json.dumps(confinement.keep(work, 3, [])), processes.descendants())"""
 
 
 @pytest.mark.parametrize(

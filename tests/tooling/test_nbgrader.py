@@ -11,8 +11,8 @@ import sys
 import nbformat
 import pytest
 
-from helpers.tooling import grade, nbgrader
-from helpers.tooling.grading import submissions
+from helpers.tooling import nbgrader
+from helpers.tooling.grading import hidden_tests, submissions
 from helpers.tooling.lesson import copies, files
 from tests.support import answers
 from tests.tooling.samples import LESSONS, ROOT, cell
@@ -66,7 +66,7 @@ def test_nbgrader_gives_a_point_for_each_correct_answer(run_nbgrader, tmp_path):
     notebook = files.read(path)
     known = answers.answers(notebook, answers.read(ROOT / "tests/exercises" / f"{path.stem}.py"))
     asked = submissions.exercises(notebook)
-    hidden = grade.read_hidden(ROOT / "tests" / "hidden", path, asked)
+    hidden = hidden_tests.read(ROOT / "tests" / "hidden", path, asked)
     assert not any("HIDDEN" in each.source for each in released.cells)
     wrong = next(each for each in known if each.verdict.startswith("right shape, wrong values"))
     right = {each.solution.id: each.solution.source for each in asked}

@@ -11,7 +11,7 @@ from io import StringIO
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from helpers.tooling.grading import submissions
+from helpers.tooling.grading import syntax
 
 PRINTED = 10_000
 """Characters of what an answer and its checks print that are kept."""
@@ -66,7 +66,7 @@ def judge(
     """
     from helpers.exercises.snapshots import Snapshot
 
-    inner = sorted(INNER & submissions.words(source)) + LIBRARY.findall(source)
+    inner = sorted(INNER & syntax.words(source)) + LIBRARY.findall(source)
     if inner:
         return {"verdict": f"refused: it uses {', '.join(inner)}, which no answer needs"}
     mine = ModuleType("__main__")

@@ -17,7 +17,7 @@ from typing import Any
 
 from IPython.display import display
 
-from helpers.tooling.grading import confinement, judge
+from helpers.tooling.grading import confinement, judge, processes
 from helpers.tooling.grading.submissions import Exercise
 
 QUIET = {
@@ -85,8 +85,8 @@ def _serve(orders: Connection, folder: Path, secret: list[Path], jobs: int) -> N
     """Do what a session is told, until it is closed or the one who tells is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    confinement.adopt_orphans()
-    confinement.end_with_parent(signal.SIGTERM)
+    processes.adopt_orphans()
+    processes.end_with_parent(signal.SIGTERM)
     os.chdir(folder)
     for file in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), file)
@@ -104,7 +104,7 @@ def _serve(orders: Connection, folder: Path, secret: list[Path], jobs: int) -> N
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        confinement.end_descendants()
+        processes.end_descendants()
 
 
 def _run(cell: str, source: str, lesson: dict[str, Any]) -> str:

@@ -1,19 +1,16 @@
 """Submissions as files: which student, and which cells answer which exercise."""
 
 import ast
-import contextlib
-import functools
 import json
 import re
-import symtable
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
+from helpers.tooling.grading import syntax
 from helpers.tooling.lesson import files
 
 FUTURE = re.compile(r"(?m)^from __future__ import .*$")
@@ -83,15 +80,15 @@ def read(folder: Path, lesson: Path, editions: Sequence[NotebookNode]) -> list[S
         raise ValueError(f"nothing is in {folder}: it holds NAME.ipynb or NAME/{lesson.name}")
     asked = exercises(files.read(lesson))
     given = {cell.source.strip() for each in editions for cell in files.code_cells(each)}
-    known = set().union(*(_reached(cell.source) for cell in files.code_cells(editions[0])))
+    known = set().union(*(syntax.reached(cell.source) for cell in files.code_cells(editions[0])))
     found = []
     for entry in entries:
         one = Submission(*map(_text, (entry.name, entry.stem if entry.is_file() else entry.name)))
         try:
             cells = _code_cells(_notebook_of(entry, lesson))
             one.student = next(filter(None, map(_student, cells)), one.student)
-            if not any(_defined(source) & {each.name for each in asked} for *_, source in cells):
-                sought = ", ".join(each.name for each in asked)
+            sought = ", ".join(each.name for each in asked)
+            if not {each.name for each in asked} & set().union(*map(_defined, cells)):
                 raise ValueError(f"it is of another lesson: it defines none of {sought}")
             own = [cell for cell in cells if cell[2].strip() not in given]
             one.answers = _answers(own, asked, known)
@@ -146,9 +143,13 @@ def _text(source: str) -> str:
     return source.encode(errors="backslashreplace").decode().lstrip("\ufeff")
 
 
+def _defined(cell: tuple[int, str, str]) -> set[str]:
+    return syntax.defined(cell[2])
+
+
 def _student(cell: tuple[int, str, str]) -> str:
     """Return the name that a cell `student = "..."` gives, or nothing."""
-    for line in _statements(cell[2]) or []:
+    for line in syntax.statements(cell[2]) or []:
         match line:
             case ast.Assign([ast.Name("student")], ast.Constant(str(name))):
                 return _text(name).strip()
@@ -172,105 +173,24 @@ def _answers(
     """
     found = {}
     for exercise in asked:
-        mine = [c for c in own if c[1] == exercise.solution.id or exercise.name in _defined(c[2])]
-        answering = [cell for cell in mine if exercise.name in _defined(cell[2])]
-        taken = (answering or mine)[-1:]
+        answering = [cell for cell in own if exercise.name in _defined(cell)]
+        taken = (answering or [cell for cell in own if cell[1] == exercise.solution.id])[-1:]
         others = [cell for cell in own if cell not in (*answering, *taken)]
-        while taken:
-            wanted = {"*"}.union(*(_used(source) for *_, source in taken))
-            given = [c for c in others if wanted & (_defined(c[2]) | (_reached(c[2]) - known))]
-            if not given:
-                taken.sort()
-                parts = [_python(source) for *_, source in taken]
-                source = "\n\n".join(FUTURE.sub("", part) for part in parts)
-                ahead = [line for part in parts for line in FUTURE.findall(part)]
-                places = tuple(place for place, *_ in taken)
-                found[exercise.number] = Answer("\n".join([*ahead, source]), places)
-                break
+        wanted = {"*"}.union(*(syntax.used(source) for *_, source in taken))
+        while given := [
+            c for c in others if wanted & (_defined(c) | (syntax.reached(c[2]) - known))
+        ]:
             taken += given
             others = [cell for cell in others if cell not in given]
+            wanted = wanted.union(*(syntax.used(source) for *_, source in given))
+        if taken:
+            found[exercise.number] = _joined(sorted(taken))
     return found
 
 
-@functools.cache
-def _defined(source: str) -> set[str]:
-    """List the names that a cell defines at its top, as far as can be read in it."""
-    if _statements(source) is None:
-        return set(re.findall(r"(?m)^(?:async )?(?:def|class) (\w+)", source))
-    named = {n.name for n in _outer(source) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    return named | {n.id for n in _outer(source) if isinstance(n, ast.Name) and _stored(n)}
-
-
-@functools.cache
-def _reached(source: str) -> set[str]:
-    """List the names that a cell imports at its top, or of which it changes a part."""
-    found = set()
-    for node in _outer(source):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.Attribute | ast.Subscript) and _stored(node):
-            while isinstance(node, ast.Attribute | ast.Subscript):
-                node = node.value
-            found |= {node.id} if isinstance(node, ast.Name) else set()
-    return found
-
-
-@functools.cache
-def _used(source: str) -> set[str]:
-    """List the names that a cell looks up outside of its functions."""
-    try:
-        tables = [symtable.symtable(_python(source), "cell", "exec")]
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return set()
-    found = {each.get_name() for each in tables[0].get_symbols() if each.is_referenced()}
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        found |= {each.get_name() for each in table.get_symbols() if each.is_global()}
-    return found
-
-
-def _stored(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
-    return isinstance(node.ctx, ast.Store)
-
-
-def _outer(source: str) -> Iterator[ast.AST]:
-    """Walk through a cell, but into none of its functions and classes."""
-    todo: list[ast.AST] = list(_statements(source) or [])
-    while todo:
-        node = todo.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            todo += ast.iter_child_nodes(node)
-
-
-@functools.cache
-def _statements(source: str) -> list[ast.stmt] | None:
-    """Parse a cell, if that is possible."""
-    try:
-        return ast.parse(_python(source)).body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
-
-
-def words(source: str) -> set[str]:
-    """List all words of an answer: names, attributes, imports, and what stands in quotes."""
-    try:
-        nodes = ast.walk(ast.parse(source))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return set()
-    found = [getattr(node, each, "") for node in nodes for each in ("id", "attr", "name", "value")]
-    return {part for each in found if isinstance(each, str) for part in each.split(".")}
-
-
-@functools.cache
-def _python(source: str) -> str:
-    """Leave out what only Jupyter runs, `%time`, `!ls` and `name?`."""
-    try:
-        ast.parse(source)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        bare = re.sub(r"(?m)\A\s*%%.*|^([ \t]*)%time +", r"\1", source)
-        with contextlib.suppress(SyntaxError):
-            bare = TransformerManager().transform_cell(bare)
-        return re.sub(r"(?m)^([ \t]*).*get_ipython\(\).*$", r"\1pass", bare)
-    return source
+def _joined(cells: Sequence[tuple[int, str, str]]) -> Answer:
+    """Join cells to one, at the top of which stand the lines that must stand there."""
+    parts = [syntax.python(source) for *_, source in cells]
+    ahead = [line for part in parts for line in FUTURE.findall(part)]
+    source = "\n\n".join(FUTURE.sub("", part) for part in parts)
+    return Answer("\n".join([*ahead, source]), tuple(place for place, *_ in cells))
