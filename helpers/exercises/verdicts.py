@@ -72,7 +72,9 @@ def _checked(
             yield answer
         verdict = "correct"
     except Refused as refusal:
-        verdict = re.sub("^(?=correct)", "not ", str(refusal))  # if the answer raised it
+        verdict = str(refusal)
+        if verdict.startswith("correct"):  # no check says so: the answer raised it
+            verdict = f"not {verdict}"
     except TooLong:
         verdict = f"not so yet: it ends within {SECONDS} s"
     except (Exception, SystemExit) as error:
@@ -208,11 +210,18 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
         for name in expected:
             yield from _pairs(f"{what}[{name!r}]", got[name], expected[name])
         return
-    if isinstance(expected, Tensor) and type(got) not in (Tensor, nn.Parameter):
-        raise _wrong_type(what, got, "tensor")  # another type may have operators of its own
+    if isinstance(expected, Tensor) and not _is_of_torch(got):
+        raise _wrong_type(what, got, "tensor")
     if not isinstance(got, Tensor | Number):  # NumPy's numbers are Numbers, too
         raise _wrong_type(what, got, "number")
     yield what, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected)
+
+
+def _is_of_torch(got: Any) -> bool:
+    """Say whether it is a tensor as torch makes them: another may have operators of its own."""
+    if not isinstance(got, Tensor):
+        return False
+    return type(got) in (nn.Parameter, type(torch.empty(0, device=got.device)))
 
 
 def _serves(mine: Tensor, right: Tensor) -> bool:

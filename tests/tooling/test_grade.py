@@ -310,8 +310,10 @@ def test_large_class_gets_its_marks(stem, tmp_path):
 
 @pytest.mark.whole
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_known_answers_get_their_verdicts(path):
+def test_known_answers_get_their_verdicts(path, tmp_path, monkeypatch):
     """Each answer in tests/exercises is judged as in the lesson itself."""
+    # As where torch.compile was used before: torch would make that folder anew.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     notebook = quick(files.read(path), path.stem)
     known = answers.answers(notebook, answers.read(ROOT / "tests/exercises" / f"{path.stem}.py"))
     asked = {each.solution.id: each for each in submissions.exercises(notebook)}

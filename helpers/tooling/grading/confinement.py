@@ -121,7 +121,8 @@ def _confine(
         os.closerange(3, writer)
         os.closerange(writer + 1, 4096)
         os.chdir(folder)
-        os.environ |= {"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin"}
+        own = dict.fromkeys(("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"), str(folder))
+        os.environ |= own | {"PATH": "/usr/bin"}
         tempfile.tempdir, sys.dont_write_bytecode = str(folder), True
         _no_network()
         _no_writing_outside(folder)

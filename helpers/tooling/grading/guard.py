@@ -60,7 +60,7 @@ def watch(folder: Path, secret: Sequence[Path], tell: Callable[[dict], None]) ->
         changes = event in CHANGES or (event == "open" and (arguments[2] or 0) & WRITING)
         for each in arguments[: 2 if event in MOVES else 1]:
             path = real(os.fsdecode(each)) if isinstance(each, str | bytes | Path) else ""
-            if path.startswith(mine) or path == os.devnull:
+            if f"{path}{os.sep}".startswith(mine) or path == os.devnull:
                 continue
             hidden = path.endswith(".ipynb") or any(f"{path}/".startswith(f"{k}/") for k in kept)
             if changes or hidden:
