@@ -14,12 +14,13 @@ import psutil
 import pytest
 
 from helpers.tooling import colab, grade, student
-from helpers.tooling.grading import submissions
+from helpers.tooling.grading import hidden_tests, reports, submissions
 from helpers.tooling.grading.session import Session
 from helpers.tooling.lesson import files
 from tests.support import answers
 from tests.tooling.samples import LESSONS, ROOT, cell, code, lesson, quick, save
 
+HIDDEN = ROOT / "tests" / "hidden"
 LINES = {
     "loops": "while True: pass",
     "exits": "__import__('os')._exit(0)",
@@ -300,7 +301,7 @@ def test_large_class_gets_its_marks(stem, tmp_path):
     given = {name: f"def {{name}}(*args):\n    {line}" for name, line in LINES.items()} | CELLS
     marks = hand_in(path, tmp_path / "class", given)
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    done = start(tmp_path, stem, tmp_path / "class", "--hidden", ROOT / "tests" / "hidden")
+    done = start(tmp_path, stem, tmp_path / "class", "--hidden", HIDDEN)
     _, problems = done.communicate(timeout=900)
     assert done.returncode == 0, problems
     assert not complaints(grades(tmp_path), marks)
@@ -311,22 +312,28 @@ def test_large_class_gets_its_marks(stem, tmp_path):
 @pytest.mark.whole
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_known_answers_get_their_verdicts(path, tmp_path, monkeypatch):
-    """Each answer in tests/exercises is judged as in the lesson itself."""
+    """Each answer in tests/exercises is judged as in the lesson; hidden tests take right ones."""
     # As where torch.compile was used before: torch would make that folder anew.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     notebook = quick(files.read(path), path.stem)
     known = answers.answers(notebook, answers.read(ROOT / "tests/exercises" / f"{path.stem}.py"))
     asked = {each.solution.id: each for each in submissions.exercises(notebook)}
+    exists = (HIDDEN / f"{path.stem}.py").exists()
+    hidden = hidden_tests.read(HIDDEN if exists else None, path, [*asked.values()])
     session = Session(path.parent, [])
     wrong = []
     try:
         for each in files.code_cells(notebook):
             if each.id in asked:
+                exercise = asked[each.id]
+                test = hidden.get(exercise.number, hidden_tests.Test()).source
                 mine = {a.name: a for a in known if a.name.startswith(f"{each.id} answer")}
                 sources = {name: answer.source for name, answer in mine.items()}
-                for name, outcome in session.judge(asked[each.id], sources, "", 120):
-                    if not outcome["verdict"].startswith(mine[name].verdict):
-                        wrong.append((name, mine[name].verdict, outcome["verdict"]))
+                for name, outcome in session.judge(exercise, sources, test, 120):
+                    said = outcome["verdict"], outcome.get("hidden", "")
+                    refused = said[0] == "correct" and not reports.mark(outcome)
+                    if refused or not said[0].startswith(mine[name].verdict):
+                        wrong.append((name, mine[name].verdict, said))
             session.run(each.id, each.source)
     finally:
         session.close()
