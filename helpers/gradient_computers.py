@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vjp
+from torch.func import grad, vjp, vmap
 
 from helpers import devices
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.model_outputs import AbstractModelOutput
-from helpers.transforms import checks, derivatives, samples
+from helpers.transforms import checks, loop, samples
 from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.known_wrong import JACREV, OUTSIDE
 
 Given = Sequence[Tree] | MutableMapping[str, Tree]
 Tensors = dict[str, Tensor]
@@ -59,7 +60,7 @@ class AbstractGradientComputer(ABC):
         *,
         chunk_size: int | None = None,
     ) -> None:
-        checks.check_dtype(dtype)
+        _check_dtype(dtype)
         checks.check_options(chunk_size)
         for method in ("get_output", "get_out_to_loss_grad"):  # of another package, perhaps
             if not callable(getattr(task, method, None)):
@@ -149,7 +150,7 @@ class AbstractGradientComputer(ABC):
         checks.check_model(self.model)
         checks.check_callable(self.model)
         signature = inspect.signature(self.task.get_output)
-        return Batch(**checks.check_fits(batch, [*signature.parameters.values()][3:]))
+        return Batch(**_fitting(batch, [*signature.parameters.values()][3:]))
 
     def _loss_grads_by_loop(self, given: Given) -> Tensor:
         batch = self._checked(given)
@@ -157,7 +158,7 @@ class AbstractGradientComputer(ABC):
         if len(batch):
             compute = self._loss_grad(batch, given)
             names = checks.select_parameters(self.model)  # since a forward may differentiate itself
-            samples.loop(compute, self.model, names, batch.leaves, loss_grads.__setitem__)
+            loop.for_each(compute, self.model, names, batch.leaves, loss_grads.__setitem__)
         return loss_grads
 
     # What `helpers.transforms.samples` calls for each sample.
@@ -194,11 +195,16 @@ class FunctionalGradientComputer(AbstractGradientComputer):
     def compute_per_sample_grad(self, batch: Given) -> Tensors:
         """Differentiate with `vmap(grad(output))`; see `AbstractGradientComputer`."""
         taken = self._checked(batch)
-        given = self._output(taken), self.model, self._params(self.model), taken.leaves
-        grads = samples.vmapped(
-            *given,
-            transform=grad,
-            otherwise=lambda: derivatives.by_loop(*given, dtype=self.dtype),
+        params, output = self._params(self.model), self._output(taken)
+        compute_grads = grad(samples.functional(output, self.model, params))
+        grads = samples.batched(
+            vmap(compute_grads, in_dims=(None, None, *taken.in_dims)),
+            self.model,
+            params,
+            taken.leaves,
+            otherwise=lambda: loop.gradients(
+                output, self.model, params, taken.leaves, dtype=self.dtype
+            ),
             dtype=self.dtype,
             chunk_size=self.chunk_size,
         )
@@ -234,12 +240,13 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
         taken = self._checked(batch)
         names = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
-        loss_grads = samples.vmapped(
-            self._loss_grad(taken, batch),
+        loss_grad = self._loss_grad(taken, batch)
+        compute = samples.functional(loss_grad, self.model, names, JACREV, OUTSIDE)
+        loss_grads = samples.batched(
+            vmap(_differentiable(compute), in_dims=(None, None, *taken.in_dims)),
             self.model,
             names,
             taken.leaves,
-            transform=_differentiable,
             otherwise=lambda: self._loss_grads_by_loop(batch),
             chunk_size=self.chunk_size,
         )
@@ -258,7 +265,7 @@ class IterativeGradientComputer(AbstractGradientComputer):
     def compute_per_sample_grad(self, batch: Given) -> Tensors:
         """Differentiate in a loop; see `AbstractGradientComputer`."""
         taken = self._checked(batch)
-        grads = derivatives.by_loop(
+        grads = loop.gradients(
             self._output(taken),
             self.model,
             self._params(self.model),
@@ -276,3 +283,34 @@ class IterativeGradientComputer(AbstractGradientComputer):
 def _differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Differentiate a function and pull nothing back: so recurrent layers can be batched."""
     return lambda params, *rest: vjp(lambda own: function(own, *rest), params)[0]
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    """Check that gradients can have a dtype: a floating point one."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be floating point, such as torch.float32, got {dtype}")
+
+
+def _fitting(batch: Given, parameters: Sequence[inspect.Parameter]) -> dict[str, Tree]:
+    """Name the parts of a batch, if a function with these parameters could take them.
+
+    The batch is a tuple or a list; or a mapping, for a function that takes one argument. The
+    parameters are a name for each part, or one such as `*sample` for any number.
+    """
+    names = [parameter.name for parameter in parameters]
+    if isinstance(batch, MutableMapping) and len(names) == 1:
+        return {names[0]: batch}
+    if not isinstance(batch, list | tuple):
+        raise TypeError(
+            f"batch must be a tuple or a list of tensors, ({', '.join(names)}), "
+            f"got {type(batch).__name__}"
+        )
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
+        names = [f"tensor_{index}" for index in range(len(batch) or 1)]
+    if len(batch) != len(names):
+        raise ValueError(
+            f"batch must hold {len(names)} tensors, ({', '.join(names)}), got {len(batch)}"
+        )
+    return dict(zip(names, batch, strict=True))

@@ -15,9 +15,10 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
 - Samples of unequal length are taken one after the other. A `PackedSequence` holds B of them, in
   the order in which they were packed. And where the forward of a model with an `nn.EmbeddingBag`
   takes an argument `offsets`, it divides the argument before it, as in that layer.
-- The model that is handed in is the one that runs, as by hand. Its parameters, buffers, `.grad`,
-  flags, modes, attributes and the containers in them are put back. What a forward keeps elsewhere,
-  in a list that a hook fills, in its class, in a global, stays as the forward leaves it.
+- The model that is handed in is the one that runs, as by hand. Its buffers, `.grad`, flags, modes,
+  attributes and the containers in them are put back. Parameters are neither copied nor compared: a
+  write into one stays, with a warning that names it. What a forward pass keeps elsewhere, in a list
+  that a hook fills, in its class, in a global, stays as the forward pass leaves it.
 - Refused, each with one sentence: sizes that differ, by the paths of two tensors; what is neither a
   tensor nor a constant, and a list of B constants; an unknown name in `wrt`, a loss that is not a
   scalar, BatchNorm in training mode, a model that lies in several processes, and random numbers in
@@ -31,14 +32,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad
+from torch.func import grad, vmap
 
 from helpers import legacy
 from helpers.layers.recorder import per_sample_gradients
-from helpers.transforms import batches, checks, derivatives, fallback, samples
+from helpers.transforms import batches, checks, fallback, samples
+from helpers.transforms import loop as loops
 from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.randomness import random_state, restore_random_state
 
 LossFn = Callable[[Any, Any], Tensor]
+Leaves = tuple[Tensor, ...]
 
 
 @torch.inference_mode(False)
@@ -69,7 +73,8 @@ def loop_gradients(
         ValueError: One of the refusals of the module's contract.
     """
     params, batch = prepare(model, data, targets, wrt)
-    return derivatives.by_loop(sample_loss(loss_fn, batch), model, params, batch.leaves)
+    loss = functools.partial(sample_loss, loss_fn, batch)
+    return loops.gradients(loss, model, params, batch.leaves)
 
 
 @torch.inference_mode(False)
@@ -103,40 +108,33 @@ def functorch_gradients(
     params, batch = prepare(model, data, targets, wrt)
 
     def loop() -> dict[str, Tensor]:
-        return derivatives.by_loop(sample_loss(loss_fn, batch), model, params, batch.leaves)
+        loss = functools.partial(sample_loss, loss_fn, batch)
+        return loops.gradients(loss, model, params, batch.leaves)
 
-    fmodel, refused = None, ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
             fmodel, *_ = legacy.functorch().make_functional_with_buffers(
                 model, disable_autograd_tracking=True
             )
-    except Exception as error:  # whatever a model holds may refuse
-        refused = " ".join(f"{type(error).__name__}: {error}".split())
-    if fmodel is None:
-        grads = loop()
-        fallback.warn(
-            "the samples were taken one after the other, which is slower: functorch makes a copy "
-            f"of the model, which this one refuses ({refused})"
-        )
-        return grads
+    except Exception as error:  # of copying, which whatever a model holds may refuse
+        if not fallback.leads_to_loop(error):
+            raise
+        return fallback.to_loop(loop, error, model)
     # Functions that close over the model, such as a loss, would read what the copy never wrote.
     fmodel.stateless_model = model
 
-    # The functional model takes all parameters, by position: these are led as everywhere.
-    own = dict(model.named_parameters())
-    every = [own[name] for name in fmodel.param_names]
-    buffers = [*model.buffers()]
-
-    def compute_loss(_: nn.Module, *sample: Tensor) -> Tensor:
+    def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
         one, target = batch.of_one(sample)
+        # The functional model takes all parameters, by position: those that the model has now.
+        own, buffers = dict(model.named_parameters()), [*model.buffers()]
+        every = [own[name] for name in fmodel.param_names]
         predictions = batches.call(functools.partial(fmodel, every, buffers), one)
         return checks.check_scalar(loss_fn(predictions, target))
 
-    return samples.vmapped(
-        compute_loss, model, params, batch.leaves, transform=grad, otherwise=loop
-    )
+    compute_grads = grad(samples.functional(compute_loss, model, params))
+    compute_sample_grads = vmap(compute_grads, in_dims=(None, None, *batch.in_dims))
+    return samples.batched(compute_sample_grads, model, params, batch.leaves, otherwise=loop)
 
 
 @torch.inference_mode(False)
@@ -150,6 +148,7 @@ def func_gradients(
     chunk_size: int | None = None,
     randomness: str = "error",
     out: dict[str, Tensor] | None = None,
+    check: bool = False,
 ) -> dict[str, Tensor]:
     """Compute per-sample gradients with `torch.func`: `vmap` over `grad`.
 
@@ -168,6 +167,9 @@ def func_gradients(
             two are views of one tensor. What is known of layers (`helpers.layers`) is written
             straight into them, after one ordinary forward and backward for all samples, so that
             no second copy of the result ever exists; what is not known comes as without `out`.
+        check: Compare the first and the last sample with the loop, which takes 5 to 27 % of a call,
+            and take all from the loop where they differ by more than the square root of the
+            dtype's `eps`: for faults of torch that nobody knows yet.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
@@ -176,7 +178,8 @@ def func_gradients(
         TypeError: `data` or `targets` is no tree of tensors, `wrt` is one string, or `out` is no
             dictionary of tensors.
         ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, an
-            unknown `randomness`, or an `out` that does not fit the result.
+            unknown `randomness`, an `out` that does not fit the result, or a `check` of random
+            numbers that differ.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -187,43 +190,69 @@ def func_gradients(
     """
     params, batch = prepare(model, data, targets, wrt)
     checks.check_options(chunk_size, randomness)
-    loss = sample_loss(loss_fn, batch)
+    if check and randomness == "different":
+        raise ValueError("check cannot compare samples that draw different random numbers")
+    loss = functools.partial(sample_loss, loss_fn, batch)
+    device = batch.leaves[0].device
+    first = random_state(device) if check else None
+
+    def loop(leaves: Leaves = batch.leaves) -> dict[str, Tensor]:
+        if first is not None:
+            restore_random_state(first, device)
+        return loops.gradients(loss, model, params, leaves, randomness=randomness)
+
     if out is not None:
         checks.check_out(out, params, len(batch), model=model, **batch.tensors)
-        out = {name: out[name] for name in params}
-
-        @fallback.warning_once
-        def write() -> None:
-            chunks = per_sample_gradients(
-                loss, model, params, batch.leaves, chunk_size, randomness=randomness
-            )
-            for part, found in chunks:
-                found.write({name: tensor[part] for name, tensor in out.items()})
-
-        if len(batch) and params:
-            write()
-        return out
-
-    def loop() -> dict[str, Tensor]:
-        return derivatives.by_loop(loss, model, params, batch.leaves, randomness=randomness)
-
-    grads = samples.vmapped(
-        loss,
-        model,
-        params,
-        batch.leaves,
-        transform=grad,
-        otherwise=loop,
-        chunk_size=chunk_size,
-        randomness=randomness,
-    )
-    owners: set[int] = set()
-    for name, tensor in grads.items():
-        address = tensor.untyped_storage().data_ptr()
-        if address in owners or 0 in tensor.stride():  # those of a sum, say, are views of one
-            grads[name] = tensor.clone(memory_format=torch.contiguous_format)
-        owners.add(address)
+        grads = {name: out[name] for name in params}
+        _write(grads, loss, model, batch, chunk_size, randomness)
+    else:
+        compute_grads = grad(samples.functional(loss, model, params))
+        in_dims = (None, None, *batch.in_dims)
+        grads = samples.batched(
+            vmap(compute_grads, in_dims=in_dims, randomness=randomness),
+            model,
+            params,
+            batch.leaves,
+            otherwise=loop,
+            chunk_size=chunk_size,
+            randomness=randomness,
+        )
+    if check and (found := _difference(grads, loop, batch)):
+        fallback.warn(f"torch.vmap and the loop differ, so the loop was taken: {found}")
+        right = loop()
+        grads = right if out is None else {n: out[n].copy_(each) for n, each in right.items()}
     return grads
+
+
+@fallback.warning_once
+def _write(
+    grads: dict[str, Tensor],
+    loss: Callable[..., Tensor],
+    model: nn.Module,
+    batch: Batch,
+    chunk_size: int | None,
+    randomness: str,
+) -> None:
+    """Write the gradients into tensors `(B, *shape)`, by what layers meet."""
+    if len(batch) and grads:
+        params = checks.select_parameters(model, grads)
+        for part, found in per_sample_gradients(
+            loss, model, params, batch.leaves, chunk_size, randomness=randomness
+        ):
+            found.write({name: tensor[part] for name, tensor in grads.items()})
+
+
+def _difference(
+    grads: dict[str, Tensor], loop: Callable[..., dict[str, Tensor]], batch: Batch
+) -> str:
+    """Compare the first and the last sample with the loop; `""` if they agree."""
+    ends = torch.tensor([0, len(batch) - 1]) if len(batch) > 1 else slice(None)
+    for name, right in loop(batch[ends].leaves).items():
+        got = grads[name][ends]
+        off, size = (got - right).abs(), right.abs()
+        if right.numel() and not (off.max() <= torch.finfo(right.dtype).eps ** 0.5 * size.max()):
+            return f"{name} by {off.max():.1e}, where the largest number is {size.max():.1e}"
+    return ""
 
 
 def prepare(
@@ -235,11 +264,7 @@ def prepare(
     return checks.select_parameters(model, wrt), batch
 
 
-def sample_loss(loss_fn: LossFn, batch: Batch) -> Callable[..., Tensor]:
-    """Make the loss a function of one sample's leaves, as `helpers.transforms.samples` takes it."""
-
-    def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
-        data, targets = batch.of_one(sample)
-        return checks.check_scalar(loss_fn(batches.call(model, data), targets))
-
-    return compute_loss
+def sample_loss(loss_fn: LossFn, batch: Batch, model: nn.Module, *sample: Tensor) -> Tensor:
+    """Compute the loss of one sample, given its leaves."""
+    data, targets = batch.of_one(sample)
+    return checks.check_scalar(loss_fn(batches.call(model, data), targets))

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jacrev
+from torch.func import jacrev, vmap
 
-from helpers.transforms import batches, checks, derivatives, samples
+from helpers.transforms import batches, checks, loop, samples
 from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.known_wrong import JACREV
 from helpers.transforms.restore import preserved
 
 
@@ -98,17 +99,17 @@ def func_jacobians(
         result = _allocated(model, params, batch, [*blocks.values()], first.shape[1], out)
         return _named(result, params)
 
-    def loop() -> dict[str, Tensor]:
+    def by_loop() -> None:
         nonlocal result
         result = _by_loop(model, params, batch, out)
 
-    samples.vmapped(
-        _outputs(batch),
+    compute_jacobian = jacrev(samples.functional(_outputs(batch), model, params, JACREV))
+    samples.batched(
+        vmap(compute_jacobian, in_dims=(None, None, *batch.in_dims)),
         model,
         params,
         batch.leaves,
-        transform=jacrev,
-        otherwise=loop,
+        otherwise=by_loop,
         chunk_size=chunk_size,
         out=columns,
     )
@@ -147,7 +148,7 @@ def _by_loop(
 
     def differentiate(*args: Any) -> list[list[Tensor]]:
         outputs = run(*args)
-        return [derivatives.gradients_of(each, leaves, retain_graph=True) for each in outputs]
+        return [loop.by_backward(each, leaves, retain_graph=True) for each in outputs]
 
     def take(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result
@@ -157,7 +158,7 @@ def _by_loop(
         for place, blocks in zip(result[index], rows, strict=True):
             place.copy_(torch.cat([block.flatten() for block in blocks]))
 
-    samples.loop(differentiate, model, params, batch.leaves, take)
+    loop.for_each(differentiate, model, params, batch.leaves, take)
     return result
 
 

@@ -1,9 +1,10 @@
-"""The surface of functorch (2022) over today's `torch.func.functional_call`.
+"""The surface of functorch (2022), for a torch that no longer has it.
 
 torch ships `functorch` as deprecated and may drop it. `functorch()` returns torch's own module as
 long as it is there, and else this one, whose functions have the same names, arguments and results.
 """
 
+import copy
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -11,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
-from helpers.transforms.call import on_meta
+from helpers.transforms.samples import standing_in
 
 __all__ = [
     "combine_state_for_ensemble",
@@ -41,22 +42,23 @@ class FunctionalModuleWithBuffers(nn.Module):
         super().__init__()
         self.param_names = tuple(name for name, _ in model.named_parameters())
         self.buffer_names = tuple(name for name, _ in model.named_buffers())
-        self.stateless_model = on_meta(model)
+        memo: dict[int, Any] = {}  # what deepcopy takes for a copy that it has made
+        for tensor in (*model.parameters(), *model.buffers()):
+            memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+            if isinstance(tensor, nn.Parameter):
+                memo[id(tensor)] = nn.Parameter(memo[id(tensor)], requires_grad=False)
+        self.stateless_model = copy.deepcopy(model, memo)
 
     def forward(
         self, params: Iterable[Tensor], buffers: Iterable[Tensor], *args: Any, **kwargs: Any
     ) -> Any:
         """Run the model with these parameters and buffers, each in the order of its names."""
-        state = dict(zip(self.param_names, params, strict=True))
-        state |= zip(self.buffer_names, buffers, strict=True)
-        # Where a layer has two names, `functional_call` leaves the last tensors that it was given.
-        parts = self.stateless_model.modules()
-        before = [(own, own.copy()) for m in parts for own in (m._parameters, m._buffers)]
-        try:
-            return functional_call(self.stateless_model, state, args, kwargs)
-        finally:
-            for own, tensors in before:
-                own.update(tensors)
+        names, tensors = (*self.param_names, *self.buffer_names), (*params, *buffers)
+        # Views, since one tensor may be given twice.
+        state = {name: each.view_as(each) for name, each in zip(names, tensors, strict=True)}
+        model = self.stateless_model
+        with standing_in(dict(model.named_parameters()) | dict(model.named_buffers()), state):
+            return model(*args, **kwargs)
 
 
 class FunctionalModule(FunctionalModuleWithBuffers):

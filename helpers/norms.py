@@ -1,32 +1,26 @@
 """Norms of per-sample gradients, and their clipped sum, without the gradients of a whole batch.
 
-The batch is taken in chunks. In each, one forward and backward (`helpers.layers.recorder`) gives
-the activations of linear layers, convolutions and embeddings and the gradients at their outputs,
-from which norms and sums follow, and the gradients themselves of every parameter that is used in
-another way. Which way a parameter goes is found out for each chunk, and is exact either way. A
-model that cannot be recorded goes the way of `func_gradients`, a chunk at a time, and what that
-refuses is refused here.
+The batch is taken in chunks. In each, one forward and backward pass (`helpers.layers.recorder`)
+gives the activations of linear layers, convolutions and embeddings and the gradients at their
+outputs, from which norms and sums follow, and the gradients themselves of every parameter that is
+used in another way. Which way a parameter goes is found out for each chunk, and is exact either
+way. The refusals, and that the model is left as it was, are those of `helpers.gradients`.
 
 Opacus 1.6.0 has this way too, in `GradSampleModuleFastGradientClipping`, for linear layers and
-embeddings; it makes the gradients of the other layers, convolutions included, for the whole batch.
-It wraps the model, refuses a layer that is used twice, and does not see a weight that is also used
-outside of its layer: the norm is then wrong, without an error.
-
-The arguments, the refusals, and that the model is left as it was are those of
-`helpers.gradients.func_gradients`.
+embeddings. It does not see a weight that is also used outside of its layer: the norm is then wrong,
+without an error.
 """
 
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from helpers import gradients
-from helpers.layers.layer_call import SMALL, LayerCall, squared_norms, weighted_sum
+from helpers.layers.layer_call import SMALL, LayerCall, dense, squared_norms
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import checks, fallback
@@ -63,14 +57,13 @@ def gradient_norms(
         data: `(B, ...)`, or a tree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
-        chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
-            `"auto"` takes as many as 512 MB are estimated to hold, from the sizes of a sample and
-            of the parameters.
+        chunk_size: How many samples to take at a time, which bounds the memory; `None` means all,
+            `"auto"` as many as 512 MB are estimated to hold.
         randomness: As in `func_gradients`.
 
     Returns:
         `(B,)`, detached; in float32, or in float64 if a parameter has that precision. Of a complex
-        gradient it is the norm of its real and imaginary parts together; of one that is not
+        gradient it is the norm of its real and imaginary calls together; of one that is not
         finite, infinite or NaN.
 
     Raises:
@@ -87,12 +80,12 @@ def gradient_norms(
     params, batch, chunks = _prepare(*given)
     result = torch.zeros(len(batch), dtype=_dtype(params), device=batch.leaves[0].device)
     for part, found in chunks:
-        own = _reduce(params, found, len(result[part])).norms
-        odd = ~((own >= SMALL**2) & own.isfinite())
+        norms, _ = _norms_and_calls(params, found, result[part])
+        odd = ~((norms >= SMALL**2) & norms.isfinite())
         if odd.any():
-            largest, unit = _scaled(params, found.rows(odd), int(odd.sum()))
-            own[odd] = largest * unit
-        result[part] = own
+            largest, unit = _scaled(params, found.rows(odd), norms[odd])
+            norms[odd] = largest * unit
+        result[part] = norms
         del found  # or it would lie beside that of the next chunk
     return result
 
@@ -126,15 +119,12 @@ def clipped_sum(
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
         data: `(B, ...)`, or a tree of such tensors.
         targets: Likewise; `None` where the loss needs none.
-        limit: The largest norm, over all parameters together, that a gradient keeps. It has to be
-            given.
+        limit: The largest norm, over all parameters together, that a gradient keeps.
         mask: `(B,)`, boolean: which samples count, where a batch is padded to a fixed size
-            (Rodriguez Beltran et al. 2024, arXiv:2406.17298). `None` means all. The others are
-            not computed, whatever they hold.
+            (arXiv:2406.17298); `None` means all. The others are not computed.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
-        chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
-            `"auto"` takes as many as 512 MB are estimated to hold, from the sizes of a sample and
-            of the parameters.
+        chunk_size: How many samples to take at a time, which bounds the memory; `None` means all,
+            `"auto"` as many as 512 MB are estimated to hold.
         randomness: As in `func_gradients`.
 
     Returns:
@@ -159,93 +149,72 @@ def clipped_sum(
     eps = max((torch.finfo(total.dtype).eps for total in result.values()), default=0.0)
     limit = float(limit) * (1 - _ROUNDINGS * eps)
     for part, found in chunks:
-        reduced = _reduce(params, found, len(batch.leaves[0][part]), keep=True)
-        odd = ~reduced.norms.isfinite() | (limit < SMALL)
+        zeros = batch.leaves[0].new_zeros(len(batch), dtype=_dtype(params))[part]
+        norms, calls = _norms_and_calls(params, found, zeros, keep=True)
+        odd = ~norms.isfinite() | (limit < SMALL)
         if odd.any():
-            for name, total in _scaled_totals(params, found.rows(odd), int(odd.sum()), limit):
+            for name, total in _scaled_totals(params, found.rows(odd), zeros[odd], limit):
                 result[name] += total
             if odd.all():
                 continue
-            reduced = _reduce(params, found.rows(~odd), int((~odd).sum()), keep=True)
-        for name, total in reduced.totals((limit / reduced.norms).clamp(max=1)):
-            result[name] += total
-        del found, reduced
+            found = found.rows(~odd)
+            norms, calls = _norms_and_calls(params, found, zeros[~odd], keep=True)
+        factors = (limit / norms).clamp(max=1)
+        for name, call in calls.items():
+            result[name] += call.total(factors.to(call.output_grads.dtype))
+        del found, calls
     return result
 
 
-@dataclass
-class _Reduced:
-    """The norms of a chunk, and what the sum of the scaled gradients follows from."""
-
-    norms: Tensor
-    calls: dict[str, tuple[LayerCall, str]] = field(default_factory=dict)  # and the role in it
-    grads: dict[str, Tensor] = field(default_factory=dict)
-
-    def totals(self, factors: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and the sum of the gradients, each times its factor."""
-        for name, (call, role) in self.calls.items():
-            yield name, call.total(role, factors.to(call.output_grads.dtype))
-        for name, gradient in self.grads.items():
-            yield name, weighted_sum(factors.to(gradient.dtype), gradient)
-
-
-def _reduce(
-    params: dict[str, Tensor], found: PerSampleGradients, size: int, *, keep: bool = False
-) -> _Reduced:
-    """Compute the norms of a chunk; `keep` what `totals` needs."""
+def _norms_and_calls(
+    params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor, *, keep: bool = False
+) -> tuple[Tensor, dict[str, LayerCall]]:
+    """Compute the norms of a chunk; `keep` a call of each parameter, from which sums follow."""
     if any(tensor.dtype != wide(tensor.dtype) for tensor in params.values()):
         found = found.rows(slice(None))
-    like = next(iter(params.values()))
-    squares = like.new_zeros(size, dtype=_dtype(params))
-    reduced = _Reduced(squares)
+    squares, calls = zeros.clone(), {}
     for name in params:
         call = found.only_call(name)
-        own = call and call[0].squares(call[1], then_total=keep)
-        if own is not None:
-            reduced.calls[name] = call
-        elif (gradients := found.gradients(name)) is not None:
-            own = squared_norms(gradients)
-            if keep:
-                reduced.grads[name] = gradients
+        own = call and call.squares(then_total=keep)
+        if own is None and (gradients := found.gradients(name)) is not None:
+            call = dense(gradients)
+            own = call.squares()
         if own is not None:
             squares += own
-    reduced.norms = squares.sqrt()
-    return reduced
+            if keep:
+                calls[name] = call
+    return squares.sqrt(), calls
 
 
 def _scaled(
-    params: dict[str, Tensor], found: PerSampleGradients, size: int
+    params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute the largest number of each gradient, and the norm of the gradient divided by it.
 
     So no square overflows or vanishes. What is not finite is divided by 1.
     """
-    like = next(iter(params.values()))
-    largest, squares = (like.new_zeros(size, dtype=_dtype(params)) for _ in range(2))
-    for _, gradient in _dense(params, found):
+    largest, squares = torch.zeros_like(zeros), torch.zeros_like(zeros)
+    for _, gradient in _each(params, found):
         largest = largest.maximum(gradient.abs().amax(1))
     divisors = largest.where(largest.isfinite() & (largest > 0), 1)[:, None]
-    for _, gradient in _dense(params, found):
+    for _, gradient in _each(params, found):
         squares += squared_norms(gradient / divisors)
     return largest, squares.sqrt()
 
 
 def _scaled_totals(
-    params: dict[str, Tensor], found: PerSampleGradients, size: int, limit: float
+    params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor, limit: float
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and sums of clipped gradients, of any size; what is not finite is left out."""
-    largest, unit = _scaled(params, found, size)
+    largest, unit = _scaled(params, found, zeros)
     counts = largest.isfinite() & (largest > 0)
-    if not counts.any():
-        return
-    found, largest = found.rows(counts), largest[counts]
-    factors = (limit / unit[counts]).minimum(largest)
-    for name, gradient in _dense(params, found):
-        total = weighted_sum(factors.to(gradient.dtype), gradient / largest[:, None])
-        yield name, total.view(params[name].shape)
+    found, largest, unit = found.rows(counts), largest[counts], unit[counts]
+    for name, gradient in _each(params, found):
+        factors = (limit / unit).minimum(largest).to(gradient.dtype)
+        yield name, (factors @ (gradient / largest[:, None])).view(params[name].shape)
 
 
-def _dense(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
+def _each(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
     """Yield names and gradients `(B, P)`, one parameter after the other."""
     for name, tensor in params.items():
         gradient = found.gradients(name) if tensor.numel() else None
@@ -254,11 +223,10 @@ def _dense(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tup
 
 
 def _estimated(batch: Batch, params: dict[str, Tensor]) -> int:
-    """Estimate how many samples fit into the memory that a chunk is meant to take.
+    """Estimate how many samples a chunk may hold, before the network has run.
 
-    What a network keeps of a sample is not known before it has run. An image network keeps some
-    tens of times what the sample has; of a token, each layer keeps its inputs and its outputs. The
-    gradients of the largest parameter may come to that.
+    An image network keeps some tens of times what the sample has; of a token, each layer keeps its
+    inputs and its outputs. The gradients of the largest parameter may come to that.
     """
     pairs = zip(batch.paths, batch.leaves, strict=True)
     first = [leaf[0] for path, leaf in pairs if not path.startswith("targets")]
@@ -288,7 +256,8 @@ def _prepare(
     if not len(batch) or not params:
         return params, batch, iter(())
     step = _estimated(batch, params) if chunk_size == "auto" else chunk_size
-    loss, options = gradients.sample_loss(loss_fn, batch), {"randomness": randomness}
+    loss = functools.partial(gradients.sample_loss, loss_fn, batch)
+    options = {"randomness": randomness}
     return params, batch, per_sample_gradients(loss, model, params, batch.leaves, step, **options)
 
 

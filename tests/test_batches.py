@@ -238,14 +238,14 @@ REFUSED = {
     "data must be a tree of tensors, got one that holds itself": CIRCLE,
     "data must be no Couple, which cannot be made of its parts": Couple(X, IDS),
     "data is on the meta device, where tensors have no numbers": X.to("meta"),
-    'data["mask"] has 3 samples, data["x"] 4': {"x": X, "mask": X[:3]},
-    "data[1].rest[0] has 1 samples, data[0] 4": (X, Sample(X, [X[:1]])),
-    "targets has 4 samples, data[0] 3": [X[:3]],
-    'data["n"] must be a tensor (B, ...), got list: whether each': {"x": X, "n": [1, 2, 3, 4]},
+    'data["x"] and data["mask"] must have one batch size, got 4 and 3': {"x": X, "mask": X[:3]},
+    "data[0] and data[1].rest[0] must have one batch size": (X, Sample(X, [X[:1]])),
+    "data[0] and targets must have one batch size, got 3 and 4": [X[:3]],
+    'data["n"] must be a tensor (B, ...), got list of 4 constants': {"x": X, "n": [1, 2, 3, 4]},
     'data["n"] must be a tensor (B, ...), got ndarray': {"x": X, "n": np.ones(4)},
     "data[0].rest must be a tensor (B, ...), got SimpleNamespace": [Sample(X, SimpleNamespace())],
     "data[0] must be no Attributes with a tensor in its attribute x,": (Attributes(x=X),),
-    'data["n"] must be a tensor (B, ...), got list: whether': {"x": X, "n": [*torch.zeros(4)]},
+    'data["n"] must be a tensor (B, ...), got list of 4': {"x": X, "n": [*torch.zeros(4)]},
     "data must be a tensor (B, ...), got dict": {"scale": SCALE},
     "data must be a tensor (B, ...), got NoneType": None,
 }
@@ -254,7 +254,7 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_wrong_tree_is_refused_by_its_path(words):
     for method in METHODS.values():
-        with refused(words, error=TypeError if "must" in words else ValueError):
+        with refused(words, error=TypeError if "must be" in words else ValueError):
             method(nn.Linear(3, 2), F.cross_entropy, REFUSED[words], LABELS)
 
 

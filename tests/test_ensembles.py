@@ -176,6 +176,18 @@ def test_nothing_trained_is_in_a_graph():
     assert not any(tensor.requires_grad for tensor in trained.params.values())
 
 
+def test_a_loss_meets_the_parameters_of_each_as_what_they_are():
+    start = ensembles.initialise(build, SEEDS)
+    decayed = {*start.model.parameters()}
+
+    def loss_fn(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        met = [p for p in start.model.parameters() if p in decayed and type(p) is nn.Parameter]
+        return F.cross_entropy(predictions, targets) + sum(p.square().sum() for p in met)
+
+    expected = train(start, weight_decay=2.0).params
+    compare.check(train(start, loss_fn=loss_fn).params, expected, tolerance=1e-10)
+
+
 def test_chunks_bound_the_memory():
     ensemble = ensembles.initialise(lambda: build(width=64), range(16))
 
@@ -279,11 +291,15 @@ def test_what_is_the_same_is_stacked():
 def hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[0].register_forward_hook(lambda module, inputs, outputs: outputs * module.weight[0, 0])
-    model[1].other = model[0].forward  # a bound method, which is copied with its module
+    model[1].other = model[0].forward
     return model
 
 
-OF_ITSELF = zoo.ROWS["stash"], wild.LINKED["weak reference to the parent"], hooked
+def uncopied() -> nn.Module:
+    return zoo.Apply(lambda m, x: m.layer(x), layer=nn.Linear(3, 3), held=(n for n in "12"))
+
+
+OF_ITSELF = uncopied, zoo.ROWS["stash"], wild.LINKED["weak reference to the parent"], hooked
 OF_ITSELF += wild.ROWS["wrapped inside"], wild.ROWS["parameters in a list"]
 
 
@@ -309,6 +325,10 @@ def with_a_hook() -> nn.Module:
     return model
 
 
+def filled(model: zoo.Apply, x: torch.Tensor) -> torch.Tensor:
+    return model.layer(x.index_fill(1, torch.tensor([0]), 1.0))
+
+
 COMPLEX = {"w": torch.ones(2, dtype=torch.complex64)}
 # By what the message names, the call.
 REFUSED = {
@@ -320,7 +340,6 @@ REFUSED = {
     "seeds must hold a seed": lambda: ensembles.initialise(build, []),
     "models must hold a model": lambda: ensembles.stack([]),
     "compute it in the forward": lambda: ensembles.predict(initialised(viewing), samples()),
-    "must hold what can be copied": lambda: initialised(lambda: holding(n for n in "12")),
     "take the module that it was made of": (
         lambda: initialised(lambda: torch.jit.script(nn.Linear(2, 2)))
     ),
@@ -329,6 +348,9 @@ REFUSED = {
     "to the 5 samples, got 6": lambda: ensembles.draw_orders([0], 5, 6, 1),
     "cannot be taken together by torch.vmap: ": lambda: ensembles.predict(
         initialised(lambda: nn.utils.parametrizations.spectral_norm(build()[0])), samples()
+    ),
+    "cannot be taken together: torch.index_fill has wrong": lambda: ensembles.predict(
+        initialised(lambda: zoo.Apply(filled, layer=build()[0])), samples()
     ),
     "adam_step takes real parameters, got w": (
         lambda: optimizers.adam_step(COMPLEX, COMPLEX, {}, lr=1)

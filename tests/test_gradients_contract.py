@@ -12,8 +12,9 @@ from functorch.experimental import control_flow
 from torch import Tensor, nn
 
 from helpers import gradients, norms
+from helpers.transforms.fallback import FallbackWarning
 from tests.support import wild
-from tests.support.oracle import TOLERANCE, Truth, assert_equal, every_method, oracle
+from tests.support.oracle import TOLERANCE, Truth, assert_equal, every_method, oracle, refused
 from tests.support.ways import LEGACY, LOOP, WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
@@ -69,33 +70,24 @@ def test_a_stored_iterator_begins_anew_for_each_sample(method):
     assert next(model.steps) == 2
 
 
-def by_operator(self: Apply, inputs: Tensor) -> Tensor:
-    from torch._higher_order_ops import scan, while_loop
-
-    def step(state: dict[str, Tensor], row: Tensor) -> tuple[dict[str, Tensor], tuple[Tensor]]:
-        return {"": (state[""] + row).sin()}, (state[""] * self.w,)
-
-    rows = control_flow.map(lambda row, half: {"": (row * self.w * half,)}, inputs.T, self.h)
-    state, (outputs,) = scan(step, {"": inputs[:, 0]}, rows[""][0])
-    start = torch.tensor(0), outputs + state[""]
-    return while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, (x * self.w).cos()), start)[1].T
-
-
-def by_hand(self: Apply, inputs: Tensor) -> Tensor:
-    state, outputs = inputs[:, 0], []
-    for row in inputs.T * self.w * self.h:
-        outputs.append(state * self.w)
-        state = (state + row).sin()
-    return (((torch.stack(outputs) + state) * self.w).cos() * self.w).cos().T
-
-
 @every_method
 @pytest.mark.filterwarnings("ignore")
-def test_operators_that_loop_are_as_a_loop(method):
-    own = {"w": nn.Parameter(torch.rand(1).double()), "h": nn.Parameter(torch.rand(1).double())}
-    data, targets = torch.randn(2, 4, 3, dtype=torch.float64)
-    expected = oracle(Apply(by_hand, **own), squared, data, targets)
-    assert_equal(method(Apply(by_operator, **own), squared, data, targets), expected, TOLERANCE)
+def test_operators_that_loop_are_right_or_refused(method):
+    """Torch's own derivative of `while_loop` is wrong, without any transform."""
+    from torch._higher_order_ops import while_loop
+
+    def mapped(self: Apply, inputs: Tensor) -> Tensor:
+        return control_flow.map(lambda row, w: (row * w).sin(), inputs.T, self.w).T
+
+    def looped(self: Apply, inputs: Tensor) -> Tensor:
+        step = lambda i, x: (i + 1, (x * self.w).cos())  # noqa: E731
+        return while_loop(lambda i, x: i < 2, step, (torch.tensor(0), inputs))[1]
+
+    own, batch = {"w": nn.Parameter(torch.rand(1).double())}, torch.randn(2, 4, 3).double()
+    expected = oracle(Apply(lambda m, x: (x * m.w).sin(), **own), squared, *batch)
+    assert_equal(method(Apply(mapped, **own), squared, *batch), expected, TOLERANCE)
+    with pytest.raises(Exception, match="while_loop has wrong gradients"):  # Dynamo wraps it
+        method(Apply(looped, **own), squared, *batch)
 
 
 @every_method
@@ -329,3 +321,61 @@ def test_all_functions_draw_what_func_gradients_draws(randomness, layer):
     factors = (0.5 / norm).clamp(max=1)
     total = {n: torch.einsum("b,b...->...", factors, each) for n, each in rows.items()}
     assert_equal(seeded(norms.clipped_sum, 0.5), total, TOLERANCE)
+
+
+def linear_in(forward) -> Case:
+    case = make("linear")
+    case.model = Apply(forward, fc=case.model)
+    return case
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_draws_of_python_and_numpy_are_draws(draw):
+    case = linear_in(lambda m, x: m.fc(x) * draw())
+    case.data, case.targets = torch.ones(3, 3).double(), torch.zeros(3, 2).double()
+    for randomness, count in (("same", 1), ("different", 3)):
+        rows = gradients.func_gradients(*case.args, randomness=randomness)["fc.bias"]
+        assert len(rows.unique(dim=0)) == count
+        assert len(norms.gradient_norms(*case.args, randomness=randomness).unique()) == count
+
+
+class Doubled(wild.Product):
+    """A product that is wrong in batches."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, inputs, weight):
+        return 2 * inputs @ weight.T, 0
+
+
+def test_check_compares_with_the_loop():
+    case = linear_in(lambda m, x: Doubled.apply(x, m.fc.weight) + m.fc.bias)
+    expected = oracle(*case.args)
+    bare = gradients.func_gradients(*case.args)
+    off = (bare["fc.weight"][0] - expected["fc.weight"][0]).abs().max()
+    assert off > 0.1
+    with pytest.warns(FallbackWarning, match=r"fc\.weight.*\d") as heard:
+        assert_equal(gradients.func_gradients(*case.args, check=True), expected, TOLERANCE)
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm", "embedding"])
+def test_check_says_nothing_of_what_is_right(name):
+    case = make(name).to(torch.float32)
+    expected = gradients.func_gradients(*case.args)
+    with warnings.catch_warnings(action="error"):
+        got = gradients.func_gradients(*case.args, check=True)
+    assert all(torch.equal(got[name], rows) for name, rows in expected.items())
+
+
+def test_check_where_a_forward_draws():
+    case = make("linear")
+    case.model = nn.Sequential(case.model, nn.Dropout())
+    with warnings.catch_warnings(action="error"):
+        torch.manual_seed(0)
+        got = gradients.func_gradients(*case.args, randomness="same", check=True)
+        torch.manual_seed(0)
+        assert_equal(got, gradients.func_gradients(*case.args, randomness="same"), 0)
+    with refused("check", "different"):
+        gradients.func_gradients(*case.args, randomness="different", check=True)

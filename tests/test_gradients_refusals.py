@@ -4,10 +4,12 @@ Each message names what was wrong and what would be right, in one line.
 """
 
 import functools
+import random
 import traceback
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -37,17 +39,22 @@ def after(layer: nn.Module) -> nn.Module:
 DRAWS = "draws random numbers", "eval()", "randomness="
 MIXES = "1 is BatchNorm in training mode", "model.eval()", "GroupNorm"
 LAZY = "1.weight belongs to a lazy layer", "run the model once"
+HOOKED = nn.Linear(3, 2)
+HOOKED.weight.register_post_accumulate_grad_hook(print)
 # What cannot be done with a batch of any size, and what each names.
 MODELS: dict[nn.Module, tuple[str, ...]] = {
     after(nn.BatchNorm1d(2)): MIXES,
     after(nn.BatchNorm1d(2, track_running_stats=False).eval()): MIXES,
     after(nn.SyncBatchNorm(2)): MIXES,
     nn.Sequential(nn.Tanh(), nn.LazyLinear(2)): LAZY,
+    HOOKED: ("weight has", "hook", "remove"),
 }
 RANDOM: dict[nn.Module, tuple[str, ...]] = {
     after(nn.Dropout()): DRAWS,
     after(nn.AlphaDropout()): DRAWS,
     after(Apply(lambda m, x: x + torch.rand(2))): DRAWS,
+    after(Apply(lambda m, x: x + random.random())): DRAWS,
+    after(Apply(lambda m, x: x + np.random.rand())): DRAWS,  # noqa: NPY002
     Apply(lambda m, x: m.layer(x)[0], layer=nn.LSTM(3, 2, 2, dropout=0.5)): DRAWS[:1],
 }
 
@@ -244,11 +251,19 @@ def test_what_the_model_warns_of_is_passed_on():
     assert {(each.category, str(each.message)) for each in said} == {(RuntimeWarning, "so it says")}
 
 
+FAULTS = {
+    RuntimeError: lambda m, x: m.fc(x) @ torch.ones(5, 5),
+    AttributeError: lambda m, x: m.fc(x) + m.nothing,
+    TypeError: lambda m, x: m.fc(x) + None,
+    KeyError: lambda m, x: m.fc(x) + {}[0],
+}
+
+
+@pytest.mark.parametrize("error", FAULTS)
 @pytest.mark.parametrize("way", CHUNKED.values(), ids=CHUNKED)
-def test_a_model_that_fails_by_itself_raises_its_own_error_and_nothing_of_transforms(way):
-    bad = Apply(lambda m, x: m.fc(x) @ torch.ones(5, 5), fc=nn.Linear(3, 2))
-    model = Apply(lambda m, x: m.bad(x), bad=bad)
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as raised:
+def test_a_model_that_fails_by_itself_raises_its_own_error_and_nothing_of_transforms(way, error):
+    model = Apply(lambda m, x: m.bad(x), bad=Apply(FAULTS[error], fc=nn.Linear(3, 2)))
+    with pytest.raises(error) as raised:
         way(model, squared, x, t)
     (note,) = raised.value.__notes__
     assert note.startswith("bad raised this for a batch of one")

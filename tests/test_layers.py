@@ -1,6 +1,8 @@
 """What is known of layers: whatever function uses a weight, gradients, norms and sums are right."""
 
 import functools
+import types
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -9,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers import benchmark, gradients, jacobians, norms
-from helpers.layers.convolution import Convolution
-from helpers.layers.embedding import Embedding
-from helpers.layers.layer_call import LayerCall
-from helpers.layers.recorder import per_sample_gradients
+from helpers.layers import recorder
+from helpers.layers.layer_call import Dense, LayerCall, MatchedCall
+from helpers.layers.linear import Linear
+from helpers.layers.recorder import LAYER_RULES, NotRecorded, per_sample_gradients
 from helpers.models import MLP, SimpleCNN
+from helpers.transforms.fallback import FallbackWarning
 from tests.support import contract
 from tests.support.architectures import case_of
 from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
@@ -67,6 +70,8 @@ USES: dict[str, Callable[[], nn.Module]] = {
         (2, 4), lambda m, x: torch.einsum("ed, btd -> bte", m.weight, x)
     ),
     "einsum of a list": product((4, 2), lambda m, x: torch.einsum("btd,de->bte", [x, m.weight])),
+    "einsum outer": einsum("btd,e->btde", 2),
+    "einsum inner": einsum("btd,td->b", 3, 4),
     "one index": lambda: Apply(
         lambda m, x: m.table((x[0, 0, 0] > 0).long())[None], table=nn.Embedding(2, 3)
     ),
@@ -80,8 +85,6 @@ USES: dict[str, Callable[[], nn.Module]] = {
     "einsum of a batch": einsum("btd,tde->bte", 3, 4, 2),
     "einsum that sums": einsum("btd,de->be", 4, 2),
     "einsum of a diagonal": einsum("btd,dd->btd", 4, 4),
-    "einsum outer": einsum("btd,e->btde", 2),
-    "einsum inner": einsum("btd,td->b", 3, 4),
     "einsum without an arrow": einsum("btd,de", 4, 2),
     "einsum with dots": einsum("...d,de->...e", 4, 2),
     "einsum of the weight with itself": product(
@@ -134,40 +137,81 @@ def test_any_use_of_a_weight(name):
     check(seeded(USES[name], 3, 4))
 
 
-def of_formula(call: LayerCall) -> Tensor:
-    """Compute the gradients of a weight by the einsum that its rule states, `(B, *shape)`."""
-    inputs, grads, shape = call.activations, call.output_grads, call.shape
-    if isinstance(call, Embedding):
-        inputs = F.one_hot(inputs, shape[0]).to(grads)
-    elif isinstance(call, Convolution):  # of images: windows, and a sample is one image
-        options = {name: call.options[name] for name in ("stride", "padding", "dilation")}
-        inputs, grads = F.unfold(inputs.flatten(0, 1), shape[2:], **options), grads.flatten(0, 1)
-        inputs, grads = (
-            t.flatten(2).unflatten(1, (call.options["groups"], -1)).mT for t in (inputs, grads)
-        )
-    terms = call.FORMULA.partition("->")[0].split(",")
-    rows = torch.einsum(call.FORMULA, *(inputs if term.endswith("i") else grads for term in terms))
-    order = call.options.get("order", range(len(shape)))
-    rows = rows.reshape(-1, *(shape[dim] for dim in order))
-    return rows.movedim([1 + i for i in range(len(shape))], [1 + dim for dim in order])
+def calls_of(case: Case) -> list[LayerCall]:
+    """Return what layers meet in a batch."""
+    params, batch = gradients.prepare(case.model, *case.batch, None)
+    loss = functools.partial(gradients.sample_loss, case.loss_fn, batch)
+    ((_, found),) = per_sample_gradients(loss, case.model, params, batch.leaves)
+    return [call for own in found.calls.values() for call in own]
 
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-OF_FORMULAS = {name: (build, (3, 4)) for name, build in [*USES.items()][:16]}
+OF_FORMULAS = {name: (build, (3, 4)) for name, build in [*USES.items()][:18]}
 OF_FORMULAS["convolution"] = lambda: nn.Conv2d(4, 6, 2, 2, 1, 2, 2), (4, 5, 5)
+OF_FORMULAS["transposed convolution"] = lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (4, 5, 5)
 
 
 @pytest.mark.parametrize("name", OF_FORMULAS)
 def test_a_rule_computes_its_formula(name):
+    """Whatever a rule overrides, and the defaults."""
     build, shape = OF_FORMULAS[name]
-    case = seeded(build, *shape)()
-    params, batch = gradients.prepare(case.model, *case.batch, None)
-    loss = gradients.sample_loss(case.loss_fn, batch)
-    ((_, found),) = per_sample_gradients(loss, case.model, params, batch.leaves)
-    calls = [call for each in found.calls.values() for call, role in each if role == "weight"]
-    assert len(calls) == name.startswith(("convolution", "one index")) or len(calls) == 2
+    calls = calls_of(seeded(build, *shape)())
+    assert sum(type(call) is not Dense for call in calls) >= (1 if "index" in name else 2)
+    factors = torch.linspace(-1, 2, 3).double()
     for call in calls:
-        assert_equal({"": call.gradients("weight")}, {"": of_formula(call)}, TOLERANCE)
+        parts = [torch.einsum(call.formula, *operands) for operands in call.operands()]
+        rows = torch.cat(parts).reshape(3, *call.shape)
+        added, squares = rows.clone(), call.squares()
+        call.write(added, add=True)
+        LayerCall.write(call, added, add=True)
+        found = {"gradients": call.gradients(), "added": added / 3, "total": call.total(factors)}
+        found["default"] = LayerCall.total(call, factors)
+        expected = dict.fromkeys(found, rows)
+        expected["total"] = expected["default"] = torch.tensordot(factors, rows, 1)
+        if squares is not None:
+            found["squares"], expected["squares"] = squares, rows.flatten(1).square().sum(1)
+        assert_equal(found, expected, TOLERANCE)
+
+
+class Scale(LayerCall):
+    """A new kind: inputs times a weight, number by number."""
+
+    FORMULA = "n...i,n...i->ni"
+
+
+def scale(is_weight: Callable[[object], bool], input: Tensor, other: Tensor) -> MatchedCall | None:
+    return MatchedCall(Scale, input, other) if is_weight(other) and other.dim() == 1 else None
+
+
+def test_a_new_kind_is_a_formula_and_a_matcher(monkeypatch):
+    monkeypatch.setitem(LAYER_RULES, torch.mul, scale)
+    make = seeded(product((4,), lambda m, x: torch.mul(x, m.weight)), 3, 4)
+    assert Scale in map(type, calls_of(make()))
+    check(make)
+
+
+def test_what_cannot_be_recorded_says_so_once_and_why():
+    case = seeded(USES["func.grad inside"], 3, 4)()
+    for way in (norms.gradient_norms, functools.partial(norms.clipped_sum, limit=1.0)):
+        with pytest.warns(FallbackWarning, match="^a cannot be recorded") as said:
+            way(*case.args, chunk_size=1)
+        (warning,) = said
+        assert isinstance(warning.message.__cause__, NotRecorded)
+        assert str(warning.message.__cause__) in str(warning.message)
+
+
+@pytest.mark.parametrize("kind", [NameError, AttributeError, KeyError, TypeError, AssertionError])
+def test_a_bug_of_ours_is_not_taken_for_a_habit_of_the_model(kind, monkeypatch):
+    def spoiled(*_: object) -> None:
+        raise kind("ours")
+
+    spoiled = types.FunctionType(spoiled.__code__, vars(recorder), closure=spoiled.__closure__)
+    case = seeded(USES["mm"], 3, 4)()  # whose bias is not met
+    for place in (recorder, "_passed_on"), (recorder, "_check_unmet"), (Linear, "matrices"):
+        with monkeypatch.context() as patch, warnings.catch_warnings(action="error"):
+            patch.setattr(*place, spoiled)
+            with pytest.raises(kind, match="ours"):
+                norms.gradient_norms(*case.args)
 
 
 def small_gpt(width: int, batch_size: int) -> Case:

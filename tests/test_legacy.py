@@ -68,6 +68,15 @@ def test_the_mode_is_that_of_the_moment():
         assert torch.equal(outputs, model(torch.ones(1, 3)))
 
 
+def test_one_tensor_may_be_given_twice():
+    model, weight = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), torch.rand(3, 3)
+    for module in (torchs, legacy):
+        fmodel, (_, bias, *_) = module.make_functional(model)
+        layer = lambda x, bias=bias: nn.functional.linear(x, weight, bias)  # noqa: E731
+        outputs = fmodel((weight, bias) * 2, weight)
+        assert torch.equal(outputs, layer(layer(weight).tanh()))
+
+
 @pytest.mark.parametrize("name", ["linear", "tied weight", "shared layer", "frozen"])
 def test_make_functional(name):
     model, data = (case := make(name)).model, case.data

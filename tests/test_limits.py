@@ -1,14 +1,17 @@
-"""The entries as `limits` reads them: found by message or word, listed, and carried by a copy."""
+"""The entries as `limits` reads them: found by message or word, and by a copy of the helpers."""
 
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 
-from helpers.limits import entries, find, lookup
+import helpers
+from helpers.limits import entries, find
 from helpers.limits.diagnosis.signs import FALLBACKS, SIGNS
 from helpers.limits.lookup import Entry
-from helpers.tooling.lesson import copies, imports
 
 
 def found(message):
@@ -48,19 +51,23 @@ def test_a_fragment_with_a_gap_is_matched_in_order_of_its_parts():
     assert not Entry("name", ("wrong: the sum",), "", "", "").matches("anything")
 
 
-def modules_of(source):
-    return imports.reached(new_notebook(cells=[new_code_cell(source)]))
+ALONE = """
+import torch
+from torch import nn
+
+from helpers.limits import diagnose
+
+print(diagnose(nn.Sequential(nn.Linear(3, 3), nn.Dropout()), nn.MSELoss(), *torch.rand(2, 4, 3)))
+"""
 
 
-def test_a_copy_without_the_lesson_knows_the_same(monkeypatch, tmp_path):
-    known = dict(entries())
-    ((path, text),) = copies.entries(modules_of("from helpers import limits")).items()
-    assert imports.ROOT / path == lookup.COPY
-    (tmp_path / path.name).write_text(text, "utf-8")
-    monkeypatch.setattr(lookup, "LESSON", tmp_path / "06_limits.ipynb")
-    monkeypatch.setattr(lookup, "COPY", tmp_path / path.name)
-    assert entries.__wrapped__() == known
-    assert copies.entries(modules_of("from helpers import norms")) == {}
+def test_a_copy_of_the_helpers_knows_the_same(tmp_path):
+    ignored = shutil.ignore_patterns("tooling", "__pycache__")  # what README leaves out
+    shutil.copytree(Path(helpers.__file__).parent, tmp_path / "helpers", ignore=ignored)
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("1: raises (random-draws)\n"), done.stderr
+    assert entries()["random-draws"].fix in done.stdout
 
 
 def test_diagnose_knows_errors_of_entries_that_exist():

@@ -7,7 +7,7 @@ import torch
 
 from helpers.limits import entries, find
 from helpers.tooling.lesson import files
-from tests.support.lesson_06 import LESSON, NAMES, SECTIONS, as_seen, run
+from tests.support.lesson_06 import LESSON, NAMES, SECTIONS, as_seen, run, told
 
 CELLS = files.read(LESSON).cells
 
@@ -40,6 +40,12 @@ def test_an_entry_has_what_a_reader_looks_for(name):
     assert re.fullmatch("[a-z0-9-]+", name)
     assert all((entry.seen, entry.cause, entry.fix))
     assert 2 <= len(SECTIONS[name]) <= 8
+
+
+def test_find_and_the_lesson_say_the_same():
+    assert [*told()] == NAMES
+    for name, entry in told().items():
+        assert entries()[name] == entry, "helpers/limits/entries.toml, or the text of the lesson"
 
 
 def test_every_small_heading_of_one_name_is_an_entry():

@@ -1,6 +1,8 @@
-"""Private names of torch: none when the helpers are imported, and what happens without each."""
+"""What helpers set of torch: nothing. And its private names: none at import, and without each."""
 
 import ast
+import functools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +13,16 @@ import torch
 from helpers import gradients, norms
 from helpers.limits import diagnose
 from helpers.transforms.fallback import FallbackWarning
-from tests.support import wild, zoo
+from tests.support import zoo
 from tests.support.ways import empty_out
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 LATER = {
-    ("layers/recorder.py", "_passed_on"): "test_without_them_the_record_is_the_same",
+    ("transforms/samples.py", "standing_in"): "test_without_it_the_loop_is_taken",
+    ("layers/recorder.py", "_passed_on"): "test_without_them_gradients_are_formed",
     ("benchmark.py", "_each_operation"): "what torch's notes on extending name; measures alone",
+    ("transforms/known_wrong.py", "_named_by"): "a documented part of functions, not in torch",
+    ("transforms/fallback.py", "_is_ours"): "a documented part of functions, not in torch",
     ("exercises/alone.py", "alone"): "a documented part of functions in Python, not in torch",
     # These are about what they import.
     ("study/peers/expanded_weights.py", "build"): "absent",
@@ -25,11 +30,10 @@ LATER = {
 """Where a function uses private names when it runs, and the test, or the reason, that lets it."""
 ON_OBJECTS = {
     "_backward_hooks": "test_without_it_the_loop_is_taken",
-    "_debug_flush_compilation_cache": "test_without_it_the_loop_is_taken",
+    "_compiled_call_impl": "torch itself does not run without it",
+    "_orig_mod": "without it, what is compiled raises under transforms, and the loop answers",
     "_version": "test_without_it_nothing_is_returned",
     "_post_accumulate_grad_hooks": "test_without_it_nothing_is_returned",
-    "_parameters": "torch itself does not run without it",
-    "_buffers": "torch itself does not run without it",
     "_backward_pre_hooks": "torch itself does not run without it",
 }
 """Private attributes of what torch has made, and the test, or the reason, that lets them be."""
@@ -119,7 +123,7 @@ def test_a_private_attribute_is_found(source):
 
 
 @pytest.mark.parametrize("name", ["cnn", "embedding", "tied weight"])
-def test_without_them_the_record_is_the_same(name, monkeypatch):
+def test_without_them_gradients_are_formed(name, monkeypatch):
     def compute():
         case = zoo.make(name)
         out = empty_out(case)
@@ -130,7 +134,9 @@ def test_without_them_the_record_is_the_same(name, monkeypatch):
     for module in ("torch._C._functorch", "torch._functorch.pyfunctorch"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
-            torch.testing.assert_close(compute(), expected, rtol=0, atol=0)
+            with pytest.warns(FallbackWarning, match="cannot be recorded"):
+                found = compute()
+        torch.testing.assert_close(found, expected)
 
 
 class Gone:
@@ -148,21 +154,20 @@ def hooked():
     return case
 
 
-def scripted():
-    return wild.make("scripted function of a closure")
-
-
 @pytest.mark.parametrize(
     ("make", "place", "name"),
     [
+        (functools.partial(zoo.make, "linear"), torch._C, "_swap_tensor_impl"),
         (hooked, torch.Tensor, "_backward_hooks"),
-        (scripted, torch.jit.ScriptFunction, "_debug_flush_compilation_cache"),
     ],
 )
 def test_without_it_the_loop_is_taken(make, place, name, monkeypatch):
     case = make()
     expected = gradients.loop_gradients(*case.args)
-    monkeypatch.setattr(place, name, Gone(), raising=False)
+    if isinstance(place, type):
+        monkeypatch.setattr(place, name, Gone(), raising=False)
+    else:
+        monkeypatch.delattr(place, name)
     for out in (None, empty_out(case)):
         with pytest.warns(FallbackWarning):
             found = gradients.func_gradients(*case.args, out=out)
@@ -184,3 +189,68 @@ def test_without_it_nothing_is_returned(name, function, monkeypatch):
     monkeypatch.setattr(torch.Tensor, name, Gone(), raising=False)
     with pytest.raises(AttributeError, match="it has gone"):
         function(*zoo.make("linear").args)
+
+
+SWITCHES = {
+    "devices.py": {"allow_tf32"},  # for good, as its caller asks
+    "transforms/switches.py": {"enabled"},  # under a lock, with a count
+}
+"""The attributes of torch that a file of helpers sets."""
+
+
+def assigned(tree: ast.AST) -> set[str]:
+    """Return what code sets or deletes on torch, its modules, its classes and what leads there."""
+    known, found = set(), set()
+
+    def is_torch(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call):  # of others, the result is the caller's own
+            reads = ast.unparse(node.func) in ("vars", "type", "getattr")
+            return reads and is_torch(node.args[0])
+        if isinstance(node, ast.Name):
+            return node.id in known
+        return any(map(is_torch, ast.iter_child_nodes(node)))
+
+    nodes = [*ast.walk(tree)] * 2  # the second time with the names of names
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            places = [(getattr(node, "module", None) or each.name, each) for each in node.names]
+            known |= {n.asname or n.name.split(".")[0] for p, n in places if TORCH.match(p)}
+        given = getattr(node, "value", getattr(node, "iter", None))
+        if isinstance(node, ast.Assign | ast.For | ast.comprehension) and is_torch(given):
+            for target in getattr(node, "targets", None) or [node.target]:
+                parts = getattr(target, "elts", [target])
+                known |= {part.id for part in parts if isinstance(part, ast.Name)}
+        if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+            own = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)  # a list
+            if not own and is_torch(getattr(node, "value", ast.Pass())):
+                found.add(getattr(node, "attr", "[]"))
+        if isinstance(node, ast.Call) and node.args:
+            sets = ast.unparse(node.func).rpartition(".")[2] in SETTERS
+            named = TORCH.match(str(getattr(node.args[0], "value", "")))
+            if sets and (named or is_torch(node.args[0])):
+                found.add("setattr")
+    return found
+
+
+TORCH = re.compile(r"(torch|functorch)(\.|$)")
+SETTERS = "setattr", "delattr", "__setattr__", "__delattr__", "patch", "object"
+PLANTED = {
+    "import torch.jit as j\nj.ScriptFunction.__call__ = print": {"__call__"},
+    "from torch.nn import functional as F\nold = F\nsetattr(old, 'relu', None)": {"setattr"},
+    "import torch\nfor b, _ in [(torch.backends.mkldnn, 1)]:\n b.enabled = 0": {"enabled"},
+    "import torch\nb = getattr(torch, 'backends')\nb.x += 1\ndel b.y": {"x", "y"},
+    "import torch\nw = torch.zeros(2)\nw.grad = None\nw[0] = torch.pi\nself.f = torch.sum": set(),
+}
+
+
+@pytest.mark.parametrize("source", PLANTED)
+def test_an_assignment_to_torch_is_found(source):
+    assert assigned(ast.parse(source)) == PLANTED[source]
+
+
+def test_nothing_is_assigned_to_torch():
+    found = {
+        path.relative_to(HELPERS).as_posix(): assigned(ast.parse(path.read_text()))
+        for path in HELPERS.rglob("*.py")
+    }
+    assert {path: names for path, names in found.items() if names} == SWITCHES

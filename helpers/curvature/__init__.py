@@ -182,7 +182,7 @@ def empirical_fisher_product(
     """
     checks.check_model(model)
     batch = batches.take(model, data=data, targets=targets)
-    loss = gradients.sample_loss(loss_fn, batch)
+    loss = functools.partial(gradients.sample_loss, loss_fn, batch)
     return passes.mean(model, batch, vector, chunk_size, lambda *_: None, loss)
 
 

@@ -1,18 +1,21 @@
 """From the parameters to the outputs of a model, and back: what all products are made of."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers import jacobians
+from helpers.curvature import push
 from helpers.curvature.parameter_vectors import Vector, check_vector
-from helpers.transforms import batches, checks, derivatives, fallback, randomness, samples
+from helpers.transforms import batches, checks, fallback, loop, randomness, samples
 from helpers.transforms.batches import Batch
+from helpers.transforms.known_wrong import JACREV, OUTSIDE
 from helpers.transforms.numbers import wide
-from helpers.transforms.sequences import Sequences
+from helpers.transforms.sequences import Sequences, UnequalLengths
+from helpers.transforms.switches import plain_attention
 
 Weigh = Callable[..., Tensor]
 """`weigh(outputs, pushed, *sample)` of one sample: what goes back through its Jacobian."""
@@ -41,18 +44,18 @@ def mean(
     vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
     step, transformable = chunk_size or len(batch), True
-    with fallback.slow_operations_named():
-        for chunk in (batch[start : start + step] for start in range(0, len(batch), step)):
-            if transformable:
-                try:
-                    product = _transformed(model, chunk, vector, weigh, loss)
-                except Exception as error:  # whatever a model can raise; below it is raised again
-                    if fallback.is_no_memory(error):
-                        raise
-                    transformable = False
-            if not transformable:
-                product = _by_jacobians(model, chunk, vector, weigh, loss)
-            total = {name: tensor + product[name] for name, tensor in total.items()}
+    for chunk in (batch[start : start + step] for start in range(0, len(batch), step)):
+        if transformable:
+            try:
+                product = _transformed(model, chunk, vector, weigh, loss)
+            except Exception as error:
+                if not fallback.leads_to_loop(error):
+                    raise
+                transformable, failed = False, error
+        if not transformable:
+            slowly = partial(_by_jacobians, model, chunk, vector, weigh, loss)
+            product = fallback.to_loop(slowly, failed, model) if loss else slowly()
+        total = {name: tensor + product[name] for name, tensor in total.items()}
     return {name: (tensor / len(batch)).to(dtypes[name]) for name, tensor in total.items()}
 
 
@@ -69,12 +72,10 @@ def _transformed(
     loss: Callable[..., Tensor] | None,
 ) -> Vector:
     """Go from the parameters to the outputs of all samples, and back."""
-    run = samples.reaching(loss or _outputs(chunk), model, vector)
-    # Fused attention has one derivative only.
-    with (
-        samples.running(model, vector) as (snapshot, params, buffers),
-        sdpa_kernel(SDPBackend.MATH),
-    ):
+    if len(chunk.tensors) < len(chunk.leaves):
+        raise UnequalLengths("samples of unequal length")
+    run = samples.functional(loss or _outputs(chunk), model, vector, JACREV, OUTSIDE)
+    with samples.running(model, vector) as (_, params, buffers), plain_attention:
         fixed = {name: _wide(buffer) for name, buffer in buffers.items()}
         for name, parameter in model.named_parameters():
             if name not in params and parameter.dtype != wide(parameter.dtype):
@@ -83,13 +84,13 @@ def _transformed(
 
         def outputs_of(params: dict[str, Tensor]) -> Tensor:
             leaves = tuple(map(_wide, chunk.leaves))
-            return samples.map_samples(run, params, fixed, leaves, snapshot.restore)
+            return vmap(run, in_dims=(None, None, *chunk.in_dims))(params, fixed, *leaves)
 
         outputs, pull = vjp(outputs_of, params)
-        pushed = derivatives.push(outputs, pull, vector)
+        pushed = push.push(outputs, pull, vector)
         weighed = pushed if loss else each(weigh, outputs, pushed, *chunk.leaves)
         (product,) = pull(weighed)
-        derivatives.check_pushed(pushed, weighed, product, vector)
+        push.check_pushed(pushed, weighed, product, vector)
     return {name: tensor.detach() for name, tensor in product.items()}
 
 
@@ -102,9 +103,7 @@ def _by_jacobians(
 ) -> Vector:
     """Do the same with Jacobians of the chunk, `(B, Y, *shape)`; of a loss, Y is 1."""
     if loss:
-        found = derivatives.by_loop(
-            loss, model, checks.select_parameters(model, vector), chunk.leaves
-        )
+        found = loop.gradients(loss, model, checks.select_parameters(model, vector), chunk.leaves)
         blocks = {name: _wide(gradient)[:, None] for name, gradient in found.items()}
     else:
         every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, chunk), model)
@@ -116,7 +115,7 @@ def _by_jacobians(
     weighed = pushed
     if not loss:
         outputs: list[Tensor] = [pushed] * len(chunk)
-        samples.loop(_outputs(chunk), model, every, chunk.leaves, outputs.__setitem__)
+        loop.for_each(_outputs(chunk), model, every, chunk.leaves, outputs.__setitem__)
         sample = [leaf if isinstance(leaf, Sequences) else _wide(leaf) for leaf in chunk.leaves]
         weighed = each(weigh, _wide(torch.stack(outputs).detach()), pushed, *sample)
     return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
@@ -150,7 +149,7 @@ def each(function: Callable[..., Tensor], *batch: Tensor | Sequences) -> Tensor:
     except RuntimeError as error:
         if "randomness error mode" in str(error):
             raise ValueError(randomness.RANDOMNESS) from error
-        if fallback.is_no_memory(error):
+        if not fallback.leads_to_loop(error):
             raise
     results = torch.stack([function(*sample) for sample in zip(*batch, strict=True)])
     if not randomness.alike(before, randomness.random_state(device)):

@@ -1,23 +1,21 @@
 """All networks run on the same inputs, and how one of them is called under `vmap`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import debug_unwrap, vjp, vmap
 
 from helpers.ensembles.stacks import Ensemble
 from helpers.optimizers import Tensors
 from helpers.transforms import checks
-from helpers.transforms.batches import Batch, Tree, call
-from helpers.transforms.call import RECURRENT, ParameterAliases, batchable_recurrence, on_meta
-from helpers.transforms.eager import eager
+from helpers.transforms.batches import Batch, Tree, call, mapped, tensors_in
+from helpers.transforms.known_wrong import VMAP, Refusal, Watched
+from helpers.transforms.recurrence import RECURRENT
+from helpers.transforms.samples import graph, running, standing_in
 
 
-@torch.no_grad()
 def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) -> Any:
     """Run every network on the same inputs.
 
@@ -37,44 +35,49 @@ def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) 
     checks.check_options(chunk_size)
     batch = Batch(inputs=inputs)
     check_stackable(batch)
+    model = ensemble.model
+    # For recurrent layers vmap has a rule only where they are differentiated.
+    recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
 
     def run(params: Tensors, buffers: Tensors) -> Any:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
-        model = on_meta(ensemble.model)  # a new one for each chunk
-        recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
-        with batchable_recurrence(model):
-            # For recurrent layers vmap has a rule only where they are differentiated.
-            if recurrent:
-                return vjp(lambda p: call_member(ensemble, model, p | own, *batch.whole()), params)[
-                    0
-                ]
-            return call_member(ensemble, model, params | own, *batch.whole())
 
-    with explained(), eager():
+        def compute(params: Tensors) -> Any:
+            return run_member(model, params | own, lambda: call(model, *batch.whole()))
+
+        with running(model, ()):  # put back after each chunk
+            outputs = vjp(compute, params)[0] if recurrent else compute(params)
+        return _each(Tensor.detach, outputs)
+
+    with explained():
         return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
 
 
-def call_member(ensemble: Ensemble, model: nn.Module, tensors: Tensors, inputs: Tree) -> Any:
-    """Run a copy of the structure with the tensors of a network, wherever it meets its own."""
-    ids = {
-        id(tensor): name
-        for each in (model, ensemble.first)
-        for name, tensor in chain(each.named_parameters(), each.named_buffers())
-    }
-    computed = {}
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if isinstance(value, Tensor) and getattr(value, "computed", False):
-                computed[f"{name}.{key}"] = value
-    ids |= {id(value): name for name, value in computed.items()}
-    with ParameterAliases(ids, tensors | computed) as aliases:
-        outputs = call(lambda *args, **named: functional_call(model, tensors, args, named), inputs)
-    if met := aliases.met.intersection(computed):
-        raise ValueError(
-            f"{met.pop().strip('.')} was computed from the parameters of the first network, and is "
-            "not that of the others: compute it in the forward"
-        )
-    return outputs
+def run_member(model: nn.Module, tensors: Tensors, function: Callable[[], Any]) -> Any:
+    """Call a function that runs the model, while the model's tensors are those of a network."""
+    own = tensors_of(model)
+    with Watched(VMAP), standing_in(own, tensors):
+        # New tensors, since those of the model become its own again.
+        value = _each(lambda tensor: tensor.view_as(tensor), function())
+    names = {id(tensor): name for name, tensor in own.items()}
+    for tensor in map(debug_unwrap, tensors_in(value)):
+        for node in graph(tensor):
+            if name := names.get(id(getattr(node, "variable", None))):
+                raise ValueError(
+                    f"the model holds what was computed from {name} of the first network, and is "
+                    "not that of the others: compute it in the forward"
+                )
+    return value
+
+
+def tensors_of(model: nn.Module) -> Tensors:
+    """Return the parameters and buffers of a model, a buffer by each of its names."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _each(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """Change each tensor of a tree."""
+    return mapped(lambda _, leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, tree, "")
 
 
 def check_stackable(batch: Batch) -> None:
@@ -88,6 +91,8 @@ def explained() -> Iterator[None]:
     """Raise what torch says of networks that it cannot run together as one sentence."""
     try:
         yield
+    except Refusal as error:
+        raise ValueError(f"such networks cannot be taken together: {error}") from error
     except RuntimeError as error:
         said = str(error).partition("\n")[0]
         if "randomness error mode" in said:

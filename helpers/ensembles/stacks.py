@@ -1,7 +1,7 @@
 """Networks of one architecture as one set of tensors, `(M, *shape)`."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -9,7 +9,6 @@ from torch import nn
 
 from helpers.ensembles.likeness import tensors_of_each
 from helpers.optimizers import Tensors
-from helpers.transforms.call import on_meta
 
 
 @dataclass(frozen=True)
@@ -17,13 +16,11 @@ class Ensemble:
     """M networks of one architecture."""
 
     model: nn.Module
-    """Their structure, on the meta device: `functional_call` gives it tensors."""
+    """The first of them, which runs with the tensors of each."""
     params: Tensors
     """What training changes, by name: `(M, *shape)`, detached."""
     buffers: Tensors
     """Buffers and frozen parameters, by name: `(M, *shape)`, detached."""
-    first: nn.Module = field(repr=False)
-    """The first of the networks, which functions in the structure may close over."""
 
     def __len__(self) -> int:
         return len(next(iter((self.params | self.buffers).values())))
@@ -73,15 +70,16 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     differs must be a parameter or a buffer.
 
     Args:
-        models: M networks of one architecture and one mode. They are not changed.
+        models: M networks of one architecture and one mode. They are not changed. The first is
+            what runs: its mode and its attributes are those of all.
 
     Returns:
         Their tensors, copied and stacked.
 
     Raises:
-        ValueError: There is no model, or no tensor in it; one lies in several processes, is
-            scripted or cannot be copied; two differ in what is compared, or share a tensor, of
-            which each would get a copy of its own.
+        ValueError: There is no model, or no tensor in it; one lies in several processes or is
+            scripted; two differ in what is compared, or share a tensor, of which each would get a
+            copy of its own.
     """
     models = list(models)
     if not models:
@@ -91,15 +89,8 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         raise ValueError("models must have a parameter or a buffer at least, got none")
     stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
     trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
-    try:
-        structure = on_meta(models[0])
-    except (TypeError, RecursionError) as error:
-        raise ValueError(
-            f"models must hold what can be copied, got one that cannot: {error}"
-        ) from None
     return Ensemble(
-        model=structure,
+        model=models[0],
         params={name: stacked[name] for name in trained},
         buffers={name: tensor for name, tensor in stacked.items() if name not in trained},
-        first=models[0],
     )

@@ -4,17 +4,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad, vmap
 from tqdm import tqdm
 
-from helpers.ensembles.predictions import call_member, check_stackable, explained
+from helpers.ensembles.predictions import check_stackable, explained, run_member, tensors_of
 from helpers.ensembles.stacks import Ensemble
 from helpers.optimizers import Step, Tensors
 from helpers.transforms import checks
-from helpers.transforms.batches import Batch, Tree
-from helpers.transforms.call import batchable_recurrence, graph, on_meta
-from helpers.transforms.eager import eager
+from helpers.transforms.batches import Batch, Tree, call
+from helpers.transforms.samples import graph, running
 
 
 def draw_orders(
@@ -95,12 +94,12 @@ def train(
     """
     batch = Batch(data=data, targets=targets)
     checks.check_options(chunk_size, randomness)
-    size = len(ensemble)
+    model, size = ensemble.model, len(ensemble)
     _check_order(order, size, len(batch))
     check_stackable(batch)
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
-    for name, parameter in ensemble.first.named_parameters():
+    for name, parameter in model.named_parameters():
         if parameter._backward_hooks:
             raise ValueError(f"{name} has hooks on its gradient, which are those of one network")
     like = next(iter(ensemble.params.values()))
@@ -119,15 +118,14 @@ def train(
             # A forward may write into buffers, which under `grad` must be tensors made inside.
             own = {name: buffer.clone() for name, buffer in buffers.items()}
 
-            def read_buffers(module: nn.Module, *_: object) -> None:  # it may bind them anew
-                own.update((name, b) for name, b in module.named_buffers() if name in own)
+            def forward() -> tuple[Tensor, Tensors]:
+                loss = checks.check_scalar(loss_fn(call(model, x), y), given="a batch")
+                now = tensors_of(model)  # a forward may bind buffers anew
+                met = {id(getattr(node, "variable", None)) for node in graph(loss)}
+                reached.extend(name for name in params if id(now[name]) in met)
+                return loss, own | {name: now[name] for name in own if name in now}
 
-            with model.register_forward_hook(read_buffers):
-                predictions = call_member(ensemble, model, params | own, x)
-            loss = checks.check_scalar(loss_fn(predictions, y), given="a batch")
-            met = {id(getattr(node, "variable", None)) for node in graph(loss)}
-            reached.extend(name for name, tensor in params.items() if id(tensor) in met)
-            return loss, own
+            return run_member(model, params | own, forward)
 
         # A parameter that the loss does not reach has no `.grad`, and `torch.optim` leaves it as it
         # is, without weight decay. A transform gives zeros.
@@ -148,18 +146,17 @@ def train(
             state: Tensors = {}
             own_rates = [rate[part] for rate in rates]
             # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
-            model = on_meta(ensemble.model)
-            for indices in order[part].to(batch.leaves[0].device).unbind(dim=1):  # (m, B)
-                leaves = batch[indices].leaves
-                with explained(), batchable_recurrence(model), eager():
+            with explained(), running(model, ()):
+                for indices in order[part].to(batch.leaves[0].device).unbind(dim=1):  # (m, B)
+                    leaves = batch[indices].leaves
                     params, buffers, state = advance_all(params, buffers, state, leaves, *own_rates)
-                progress.update()
+                    progress.update()
             done.append((params, buffers))
     params, buffers = (
         {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         for parts in zip(*done, strict=True)
     )
-    return Ensemble(ensemble.model, params, buffers, ensemble.first)
+    return Ensemble(model, params, buffers)
 
 
 def _check_order(order: Tensor, size: int, samples: int) -> None:

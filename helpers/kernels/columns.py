@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp
+from torch.func import vjp, vmap
 from tqdm import tqdm
 
+from helpers.curvature import push
 from helpers.jacobians import loop_jacobians, unflatten_jacobians
-from helpers.transforms import batches, checks, derivatives, fallback, samples
+from helpers.transforms import batches, checks, fallback, samples
 from helpers.transforms.batches import Batch
+from helpers.transforms.known_wrong import JACREV, OUTSIDE
 
 
 def fill(model: nn.Module, x1: Batch, x2: Batch, kernel: Tensor, chunk_size: int) -> Tensor:
@@ -22,14 +24,14 @@ def fill(model: nn.Module, x1: Batch, x2: Batch, kernel: Tensor, chunk_size: int
         def run(model: nn.Module, *sample: Tensor) -> Tensor:
             return batches.call(model, *data.of_one(sample)).squeeze(0)
 
-        def transform(function: Callable) -> Callable:
-            def one(params: dict, buffers: dict, *sample: Tensor) -> Tensor:
-                return differentiate(*vjp(lambda own: function(own, buffers, *sample), params))
+        function = samples.functional(run, model, params, JACREV, OUTSIDE)
 
-            return one
+        def one(params: dict, buffers: dict, *sample: Tensor) -> dict | Tensor:
+            return differentiate(*vjp(lambda own: function(own, buffers, *sample), params))
 
-        options = {"transform": transform, "otherwise": otherwise, "chunk_size": chunk_size}
-        return samples.vmapped(run, model, params, data.leaves, **options)
+        compute = vmap(one, in_dims=(None, None, *data.in_dims))
+        options = {"otherwise": otherwise, "chunk_size": chunk_size}
+        return samples.batched(compute, model, params, data.leaves, **options)
 
     def pulled(sample: Batch, chosen: Tensor) -> dict:
         def pull(values: Tensor, back: Callable) -> dict:
@@ -47,18 +49,18 @@ def fill(model: nn.Module, x1: Batch, x2: Batch, kernel: Tensor, chunk_size: int
     for j, b in tqdm(directions, desc="kernel", leave=False, delay=1):
         tangent = pulled(x2[j : j + 1], one_hot[b])
 
-        def push(values: Tensor, back: Callable, tangent: dict = tangent) -> Tensor:
-            return derivatives.push(values, back, tangent)
+        def pushed(values: Tensor, back: Callable, tangent: dict = tangent) -> Tensor:
+            return push.push(values, back, tangent)
 
         def column(tangent: dict = tangent) -> Tensor:
             flat = torch.cat([tensor.flatten() for tensor in tangent.values()])
             singles = (x1[i : i + 1] for i in range(len(x1)))
             return torch.cat([loop_jacobians(model, each) @ flat for each in singles])
 
-        found = mapped(x1, push, column) if transformable else column()
+        found = mapped(x1, pushed, column) if transformable else column()
         if transformable and j == 0:
             try:
-                derivatives.check_pushed(found[0], torch.ones_like(found[0]), whole, tangent)
+                push.check_pushed(found[0], torch.ones_like(found[0]), whole, tangent)
             except NotImplementedError as error:
                 transformable, found = False, column()
                 fallback.warn(f"the kernel comes from a loop over the samples, slowly: {error}")

@@ -29,9 +29,9 @@ def structured(model: nn.Module, outputs: int, data: Batch) -> Side:
     found = of_outputs(model, data, outputs)
     side: Side = {}
     for name in checks.select_parameters(model):
-        call = linear(found, name)
-        if call is not None:  # the activations are the same for all outputs of a sample
-            side[name] = call.activations.flatten(1)[::outputs], call.output_grads.flatten(1)
+        vectors = linear(found, name)
+        if vectors is not None:  # the inputs are the same for all outputs of a sample
+            side[name] = vectors[0][::outputs], vectors[1]
         elif (rows := found.gradients(name)) is not None:
             side[name] = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     return side
@@ -51,12 +51,14 @@ def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradient
     return found
 
 
-def linear(found: PerSampleGradients, name: str) -> Linear | None:
-    """Return the call that makes a parameter's gradients outer products of two vectors."""
+def linear(found: PerSampleGradients, name: str) -> tuple[Tensor, Tensor] | None:
+    """Return the inputs and output gradients whose outer products are a parameter's gradients."""
     call = found.only_call(name)
-    if call is None or type(call[0]) is not Linear or call[1] != "weight":
+    if type(call) is not Linear:
         return None
-    return call[0] if call[0].activations.shape[1:-1].numel() == 1 else None
+    ((grads, inputs),) = call.matrices()
+    vectors = grads.shape[1:3].numel() == 1  # one group, one position
+    return (inputs.flatten(1), grads.flatten(1)) if vectors else None
 
 
 def contract(left: Side, right: Side, outputs: int) -> Tensor | None:

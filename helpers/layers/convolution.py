@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.layer_call import MatchedCall, Matcher, weighted_sum, write_or_add
+from helpers.layers.layer_call import MatchedCall, Matcher, write_or_add
 from helpers.layers.linear import Linear
 
 # How many numbers of inputs and gradients are taken at a time where nothing is unfolded: they stay
@@ -17,9 +17,8 @@ from helpers.layers.linear import Linear
 _CACHED = 2**18
 
 # With fewer channels than this, products of one place of the kernel are too small to be fast; with
-# fewer positions for each channel of the outputs, or rows padded to more than this times their
-# length, copies of windows take less.
-_CHANNELS, _POSITIONS, _LONGER = 8, 24, 1.5
+# fewer positions for each channel of the outputs, copies of windows take less.
+_CHANNELS, _POSITIONS = 8, 24
 
 # How many numbers the unfolded inputs of a convolution may have at a time: 4 MB in float32.
 _PIECE = 2**20
@@ -33,85 +32,55 @@ class Convolution(Linear):
 
     FORMULA = "ngto,ngti->ngoi"
 
-    def factors(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield windows of the inputs and gradients of the outputs; see `Linear`."""
+    def operands(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield gradients of the outputs and windows of the inputs."""
         groups, kernel = self.options["groups"], self.shape[2:]
         images, maps = self._images(), self._maps()
         positions = math.prod(maps.shape[3:]) * images.shape[1]
         step = max(1, _PIECE // max(1, positions * math.prod(self.shape[1:]) * groups))
         for x, d in zip(images.split(step), maps.split(step), strict=True):
-            count = len(x)
             windows = self._windows(x.flatten(0, 1), kernel, d.shape[3:])
-            # (b * N, groups, in, L) to (b, groups, N * L, in), without a copy where N is 1
-            windows, d = (
-                t.unflatten(0, (count, -1)).movedim(1, 2).movedim(3, -1).flatten(2, 3)
-                for t in (
-                    windows,
-                    d.flatten(0, 1).flatten(2).unflatten(1, (groups, -1)),
-                )
+            d = d.flatten(0, 1).flatten(2).unflatten(1, (groups, -1))
+            # (b * N, groups, n, L) to (b, groups, N * L, n), without a copy where N is 1
+            yield tuple(
+                each.unflatten(0, (len(x), -1)).movedim(1, 2).movedim(3, -1).flatten(2, 3)
+                for each in (d, windows)
             )
-            yield windows, d
 
-    def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
-        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
-        if role == "bias" or not self._slides():
-            super().write(role, out, add=add)
+    def write(self, out: Tensor, *, add: bool = False) -> None:
+        """Write the gradients of the samples into `out`, without windows where that is cheaper."""
+        if not self._slides():
+            super().write(out, add=add)
             return
-        groups, dims = self.options["groups"], range(self._dims)
-        images, maps = self._images().squeeze(1), self._maps().squeeze(1)
+        groups, sizes = self.options["groups"], self._maps().shape[3:]
+        images, maps = self._padded(self._images().squeeze(1)), self._maps().squeeze(1)
         step = max(1, _CACHED // (math.prod(images.shape[1:]) + math.prod(maps.shape[1:]) + 1))
-        # Gradients in rows as long as those of the inputs lie at one distance, for all positions,
-        # from what one place of the kernel sees: no window has to be copied.
-        padding, size = self.options["padding"], maps.shape[2:]
-        full = [n + 2 * p for n, p in zip(images.shape[2:], padding, strict=True)]
-        wide = maps.new_zeros((min(step, len(maps)), maps.shape[1], size[0], *full[1:]))
-        strides = [math.prod(full[dim + 1 :]) for dim in dims]
-        length = 1 + sum((size[dim] - 1) * strides[dim] for dim in dims)
-        jumps = [
-            gap * stride for gap, stride in zip(self.options["dilation"], strides, strict=True)
-        ]
-        starts = [
-            sum(n * jump for n, jump in zip(at, jumps, strict=True))
-            for at in itertools.product(*map(range, self.shape[2:]))
-        ]
-        pieces = (tensor.split(step) for tensor in (images, maps, out))
-        for x, d, rows in zip(*pieces, strict=True):
-            long = wide[: len(d)]
-            long[(..., *(slice(n) for n in size))] = d
-            x, d = (
-                t.flatten(2).unflatten(1, (groups, -1)).flatten(0, 1)
-                for t in (self._padded(x), long)
-            )
-            d = d[..., :length]
-            parts = [d @ x[..., start : start + length].mT for start in starts]
+        gaps = [*zip(sizes, self.options["stride"], self.options["dilation"], strict=True)]
+        for x, d, rows in zip(*(each.split(step) for each in (images, maps, out)), strict=True):
+            d = d.flatten(2).unflatten(1, (groups, -1))
+            parts = []
+            for place in itertools.product(*map(range, self.shape[2:])):
+                seen = (
+                    slice(k * dilation, k * dilation + (size - 1) * stride + 1, stride)
+                    for k, (size, stride, dilation) in zip(place, gaps, strict=True)
+                )
+                parts.append(d @ x[(..., *seen)].flatten(2).unflatten(1, (groups, -1)).mT)
             write_or_add(torch.stack(parts, -1).view(rows.shape), rows, add)
 
     def _slides(self) -> bool:
         """Say whether to take one place of the kernel after the other is the cheaper way."""
-        images, maps = self._images(), self._maps()
-        padded = [n + 2 * p for n, p in zip(images.shape[3:], self.options["padding"], strict=True)]
-        rows = math.prod(padded[1:]) / max(1, math.prod(maps.shape[4:]))
-        plain = all(stride == 1 for stride in self.options["stride"]) and images.shape[1] == 1
         positions, _, outputs = self._sizes()
         many = self.shape[1] >= _CHANNELS and positions >= _POSITIONS * outputs
-        return plain and many and rows <= _LONGER
+        return many and self._images().shape[1] == 1
 
-    def total(self, role: str, factors: Tensor) -> Tensor:
-        """Return the sum of the samples' gradients, each times its factor."""
-        if role == "bias":
-            return weighted_sum(factors, self._bias())
-        images, grads = self._images(), self._maps() * factors.view(-1, 1, *(1,) * self._dims, 1)
-        return torch.ops.aten.convolution_backward(
-            grads.flatten(0, 1),
-            images.flatten(0, 1),
-            images.new_empty(self.shape),
-            None,
-            *(self.options[name] for name in ("stride", "padding", "dilation")),
-            False,
-            [0] * self._dims,
-            self.options["groups"],
-            [False, True, False],
-        )[1]
+    def total(self, factors: Tensor) -> Tensor:
+        """Return the sum of the samples' gradients, each times its factor, without windows."""
+        images, grads, dims = self._images(), self._maps(), len(self.shape) - 2
+        grads = grads * factors.view(-1, *(1,) * (dims + 2))
+        sides = grads.flatten(0, 1), images.flatten(0, 1), images.new_empty(self.shape), None
+        options = [self.options[name] for name in ("stride", "padding", "dilation")]
+        rest = False, [0] * dims, self.options["groups"], [False, True, False]
+        return torch.ops.aten.convolution_backward(*sides, *options, *rest)[1]
 
     def _sizes(self) -> tuple[int, int, int]:
         maps, groups = self._maps(), self.options["groups"]
@@ -119,14 +88,8 @@ class Convolution(Linear):
         return positions, math.prod(self.shape[1:]), self.shape[0] // groups
 
     def _padded(self, images: Tensor) -> Tensor:
-        padding = self.options["padding"]
-        if not any(padding):
-            return images
-        return F.pad(images, [n for width in reversed(padding) for n in (width, width)])
-
-    @property
-    def _dims(self) -> int:
-        return len(self.shape) - 2
+        widths = [n for n in reversed(self.options["padding"]) for _ in range(2)]
+        return F.pad(images, widths) if any(widths) else images
 
     def _images(self) -> Tensor:
         """Return what windows are taken of."""
@@ -138,29 +101,21 @@ class Convolution(Linear):
 
     def _of_images(self, tensor: Tensor) -> Tensor:
         """Return `(B, N, channels, *size)`: a sample may be several images."""
-        return tensor if tensor.dim() == self._dims + 3 else tensor.unsqueeze(1)
-
-    def _bias(self) -> Tensor:
-        return self._of_images(self.output_grads).flatten(3).sum((1, 3))
+        return tensor if tensor.dim() == len(self.shape) + 1 else tensor.unsqueeze(1)
 
     def _ordered(self, out: Tensor) -> Tensor:
         return out.unflatten(1, (self.options["groups"], -1))
 
     def _windows(self, images: Tensor, kernel: torch.Size, size: torch.Size) -> Tensor:
         """Return what the kernel sees at each position: `(N, groups, in, positions)`."""
-        stride, dilation = self.options["stride"], self.options["dilation"]
-        images = self._padded(images).contiguous()
-        strides = images.stride()
-        view = images.as_strided(
-            (*images.shape[:2], *kernel, *size),
-            (
-                *strides[:2],
-                *(s * n for s, n in zip(strides[2:], dilation, strict=True)),
-                *(s * n for s, n in zip(strides[2:], stride, strict=True)),
-            ),
-        )
-        groups = self.options["groups"]
-        return view.reshape(len(images), groups, self.shape[1] * kernel.numel(), size.numel())
+        windows, dims = self._padded(images), len(kernel)
+        gaps = self.options["stride"], self.options["dilation"]
+        for dim, (k, n, stride, dilation) in enumerate(zip(kernel, size, *gaps, strict=True), 2):
+            windows = windows.unfold(dim, dilation * (k - 1) + 1, stride)[..., ::dilation]
+            windows = windows.narrow(dim, 0, n)
+        windows = windows.movedim([*range(-dims, 0)], [*range(2, 2 + dims)])
+        inputs = self.shape[1] * kernel.numel()
+        return windows.reshape(len(images), self.options["groups"], inputs, size.numel())
 
 
 class TransposedConvolution(Convolution):
@@ -173,7 +128,7 @@ class TransposedConvolution(Convolution):
         return self._of_images(self.activations)
 
 
-def _matcher(rule: type[Convolution], function: Callable[..., Tensor], dims: int) -> Matcher:
+def _matcher(rule: type[Convolution], dims: int) -> Matcher:
     names = ["stride", "padding", "dilation", "groups"]
     if rule is TransposedConvolution:
         names = ["stride", "padding", "output_padding", "groups", "dilation"]
@@ -190,27 +145,20 @@ def _matcher(rule: type[Convolution], function: Callable[..., Tensor], dims: int
         given |= {**dict(zip(names, args, strict=False)), **named}
         if isinstance(given["padding"], str):
             return None
-        options = {name: given[name] for name in ("stride", "padding", "dilation")}
-        options = {**_each_dimension(dims, **options), "groups": given["groups"]}
-
-        def run(weight: Tensor, bias: Tensor | None) -> Tensor:
-            return function(input, weight, bias, **given)
-
-        return MatchedCall(rule, input, {"weight": weight, "bias": bias}, run, options)
+        options = {"groups": given["groups"]}
+        for name in ("stride", "padding", "dilation"):
+            each = given[name]  # a number, or one for each dimension
+            options[name] = (
+                [each] * dims if isinstance(each, int) else [*each] * (dims // len(each))
+            )
+        images = "b" if input.dim() == dims + 2 else ""
+        return MatchedCall(rule, input, weight, bias, options, f"n{images}o...->no")
 
     return call
 
 
-def _each_dimension(dims: int, **options: Any) -> dict[str, list[int]]:
-    """Spell options out, a number for each dimension."""
-    return {
-        name: [value] * dims if isinstance(value, int) else list(value) * (dims // len(value))
-        for name, value in options.items()
-    }
-
-
 RULES: dict[Callable, Matcher] = {
-    getattr(F, f"{name}{dims}d"): _matcher(rule, getattr(F, f"{name}{dims}d"), dims)
+    getattr(F, f"{name}{dims}d"): _matcher(rule, dims)
     for name, rule in (("conv", Convolution), ("conv_transpose", TransposedConvolution))
     for dims in (1, 2, 3)
 }

@@ -1,6 +1,6 @@
 """Embeddings: tables of rows, of which a sample reads some."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,29 +13,27 @@ from helpers.layers.layer_call import LayerCall, MatchedCall, Matcher, Reducer, 
 class Embedding(LayerCall):
     """A weight `(rows, columns)` read at indices: activations are one-hot, `(n, ..., rows)`."""
 
-    FORMULA = "n...i,n...o->nio"
+    FORMULA = "n...o,n...i->nio"
 
-    def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
-        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
+    def operands(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield gradients and one-hot vectors, which the methods below do without."""
         index, rows = self._rows()
-        if not add:
-            out.zero_()
-        samples = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
-        out.index_put_((samples, index), rows, accumulate=True)
+        yield rows, F.one_hot(index, self.shape[0]).to(rows.dtype)
 
-    def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
+    def write(self, out: Tensor, *, add: bool = False) -> None:
+        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
+        _add_rows(*self._rows(), out if add else out.zero_())
+
+    def reduced(self, left: Reducer | None, right: Reducer | None) -> Tensor:
         """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
         index, rows = self._rows()
-        rows = rows if right is None else right(rows)
-        height = self.shape[0]
+        rows, height = rows if right is None else right(rows), self.shape[0]
         if left is not None:
             index, signs = left.places(index)
             rows, height = rows * signs[..., None], left.width
-        result = rows.new_zeros(len(rows), height, rows.shape[2])
-        samples = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
-        return result.index_put_((samples, index), rows, accumulate=True)
+        return _add_rows(index, rows, rows.new_zeros(len(rows), height, rows.shape[2]))
 
-    def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
+    def squares(self, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`; see `LayerCall`."""
         index, rows = self._rows()
         if rows.shape[1] ** 2 > self.shape[0]:
@@ -47,7 +45,7 @@ class Embedding(LayerCall):
             (sizes[:, :, None] * sizes[:, None, :] * same).sum((1, 2)),
         )
 
-    def total(self, role: str, factors: Tensor) -> Tensor:
+    def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""
         index, rows = self._rows()
         table = rows.new_zeros(self.shape)
@@ -64,6 +62,12 @@ class Embedding(LayerCall):
         return index, rows
 
 
+def _add_rows(index: Tensor, rows: Tensor, out: Tensor) -> Tensor:
+    """Add rows `(B, T, columns)` to those of `out`, `(B, rows, columns)`, at indices `(B, T)`."""
+    samples = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
+    return out.index_put_((samples, index), rows, accumulate=True)
+
+
 def _embedding(
     is_weight: Callable[[Any], bool],
     input: Tensor,
@@ -76,11 +80,7 @@ def _embedding(
 ) -> MatchedCall | None:
     if max_norm is not None or scale_grad_by_freq or sparse:
         return None
-
-    def run(weight: Tensor) -> Tensor:
-        return F.embedding(input, weight, padding_idx)
-
-    return MatchedCall(Embedding, input, {"weight": weight}, run, {"padding": padding_idx})
+    return MatchedCall(Embedding, input, weight, options={"padding": padding_idx})
 
 
 RULES: dict[Callable, Matcher] = {F.embedding: _embedding}

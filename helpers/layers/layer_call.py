@@ -1,4 +1,4 @@
-"""What a forward does with a weight: the layer's activations, and the gradients at its outputs.
+"""What a forward does with a parameter: a layer's activations, and the gradients at its outputs.
 
 From these two alone follow the gradients of the samples, their norms and the sum of scaled
 gradients, layer by layer (Goodfellow, arXiv:1510.01799; for sequences Li et al.,
@@ -6,7 +6,7 @@ arXiv:2110.05679; for convolutions Bu et al., arXiv:2205.10683; the sum without 
 Bu et al., arXiv:2210.00038).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -40,62 +40,111 @@ class Reducer(Protocol):
 
 @dataclass
 class LayerCall:
-    """One call of a layer with weights, for all samples of a chunk.
+    """What one call of a layer does with one parameter, for all samples of a chunk.
 
-    A rule is a subclass. Its `FORMULA` is the einsum of output gradients and activations that is
-    the gradient of the weight: n counts the samples.
+    A rule is a subclass. Its `FORMULA` is the einsum of output gradients and activations, in this
+    order, that gives the gradients of the samples, which its first letter counts. All methods
+    follow from it; a rule overrides those for which the einsum takes too much memory or time.
     """
 
     FORMULA: ClassVar[str]
 
-    names: dict[str, str]  # "weight" and "bias", where wanted, to the names of parameters
-    shape: torch.Size  # of the weight
-    options: dict[str, Any]
+    shape: torch.Size  # of the parameter
+    options: dict[str, Any]  # a "formula" among them stands for `FORMULA`
     activations: Tensor | None = None  # (B, ...), what goes into the layer
     output_grads: Tensor | None = None  # (B, ...); None as long as none has arrived: it is zero
 
-    def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
-        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
-        raise NotImplementedError
+    @property
+    def formula(self) -> str:
+        """The einsum of this call."""
+        return self.options.get("formula", self.FORMULA)
 
-    def gradients(self, role: str) -> Tensor:
+    def operands(self) -> Iterator[tuple[Tensor, ...]]:
+        """Yield what the formula takes, for some samples `(b, ...)` after the other."""
+        yield tuple(each for each in (self.output_grads, self.activations) if each is not None)
+
+    def gradients(self) -> Tensor:
         """Return the gradients of the samples, `(B, *shape)`."""
         gradients = self.output_grads.new_empty((len(self.output_grads), *self.shape))
-        self.write(role, gradients)
+        self.write(gradients)
         return gradients
 
-    def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
-        """Return the samples' gradients `(B, rows, columns)` with sides made smaller, unformed.
+    def write(self, out: Tensor, *, add: bool = False) -> None:
+        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
+        start = 0
+        for operands in self.operands():
+            part = out[start : start + len(operands[0])]
+            write_or_add(torch.einsum(self.formula, *operands).reshape(part.shape), part, add)
+            start += len(part)
 
-        A row is an index of the weight's first dimension. `left` maps `(..., rows)`, `right`
-        `(..., columns)` to fewer; `None` leaves a side as it is. Returns `None` where only the
-        gradients themselves lead there.
-        """
-        return None
-
-    def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
+    def squares(self, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`.
 
         Returns `None` where the gradients themselves are the cheaper way to them, or the exact
         one. They are cheaper, too, for a sum that is asked for next, `then_total`.
         """
-        raise NotImplementedError
+        return None
 
-    def total(self, role: str, factors: Tensor) -> Tensor:
+    def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor, `(B,)`."""
-        raise NotImplementedError
+        terms, _, result = self.formula.partition("->")
+        total, start = 0, 0
+        for grads, *rest in self.operands():
+            own = factors[start : start + len(grads)].view(-1, *(1,) * (grads.dim() - 1))
+            total += torch.einsum(f"{terms}->{result[1:]}", grads * own, *rest)
+            start += len(grads)
+        return total.reshape(self.shape)
+
+    def reduced(self, left: Reducer | None, right: Reducer | None) -> Tensor | None:
+        """Return the samples' gradients `(B, rows, columns)` with sides made smaller, unformed.
+
+        A row is an index of the parameter's first dimension. `left` maps `(..., rows)`, `right`
+        `(..., columns)` to fewer; `None` leaves a side as it is. Returns `None` where only the
+        gradients themselves lead there.
+        """
+        return None
+
+
+class Bias(LayerCall):
+    """A parameter that is added to the outputs, whose last dimension is its own."""
+
+    FORMULA = "n...o->no"
+
+
+class Dense(LayerCall):
+    """What no rule describes: the gradients of the samples themselves, as `output_grads`."""
+
+    FORMULA = "n...->n..."
+
+    def gradients(self) -> Tensor:
+        """Return the gradients of the samples, `(B, *shape)`, which are not to be written into."""
+        return self.output_grads
+
+    def squares(self, *, then_total: bool = False) -> Tensor:
+        """Return the squared norms of the samples' gradients, `(B,)`."""
+        return squared_norms(self.output_grads)
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return the sum of the samples' gradients, each times its factor, `(B,)`."""
+        rows = self.output_grads.reshape(len(factors), -1)
+        return (factors @ rows).view(self.output_grads.shape[1:])
+
+
+def dense(gradients: Tensor) -> Dense:
+    """Describe gradients `(B, *shape)` as a call."""
+    return Dense(gradients.shape[1:], {}, output_grads=gradients)
 
 
 @dataclass
 class MatchedCall:
     """A call of a function with weights, taken apart."""
 
-    rule: type[LayerCall]
+    rule: type[LayerCall]  # of the weight
     activations: Tensor
-    weights: dict[str, Tensor | None]  # by role
-    run: Callable[..., Tensor]  # given the weights by role, the output that the rule describes
+    weight: Tensor
+    bias: Tensor | None = None
     options: dict[str, Any] = field(default_factory=dict)  # what the rule has to know
-    finish: Callable[[Tensor], Tensor] | None = None  # from that output to the function's own
+    bias_formula: str = Bias.FORMULA
 
 
 # Takes a function that tells weights that are differentiated, and the arguments of a call; `None`
@@ -115,11 +164,6 @@ def squared_norms(gradients: Tensor) -> Tensor:
         runs = rows[:, :even].unflatten(1, (-1, _RUN))
         squares += torch.linalg.vector_norm(runs, dim=2, dtype=dtype).square().sum(1)
     return squares
-
-
-def weighted_sum(factors: Tensor, gradients: Tensor) -> Tensor:
-    """Return the sum of gradients `(B, *shape)`, each times its factor, `(B,)`."""
-    return (factors @ gradients.reshape(len(gradients), -1)).view(gradients.shape[1:])
 
 
 def unless_lost(

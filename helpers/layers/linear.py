@@ -1,6 +1,10 @@
 """Linear layers, by whatever function: `linear`, `addmm`, `matmul`, or `einsum` with a weight."""
 
+import functools
+import itertools
 import math
+import re
+import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +19,6 @@ from helpers.layers.layer_call import (
     Reducer,
     squared_norms,
     unless_lost,
-    weighted_sum,
     write_or_add,
 )
 
@@ -29,119 +32,121 @@ _LARGE = 2**18
 
 
 class Linear(LayerCall):
-    """A weight times inputs: a sum of outer products, and the base of what is one in some way.
-
-    `options["order"]` are the dimensions of the weight, those of the outputs first, and
-    `options["outputs"]` is the number of these.
-    """
+    """A weight times inputs: a sum of outer products, and the base of what is one in some way."""
 
     FORMULA = "n...o,n...i->noi"
 
-    def factors(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs `(b, groups, T, in)` and output gradients `(b, groups, T, out)`."""
-        size = len(self.activations)
-        yield tuple(
-            t.reshape(size, 1, math.prod(t.shape[1:-1]), t.shape[-1])
-            for t in (self.activations, self.output_grads)
-        )
+    def matrices(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield output gradients `(b, groups, T, out)` and inputs `(b, groups, T, in)`."""
+        order = self._orders()
+        for grads, inputs in self.operands():
+            yield _matrices(grads, order[0]), _matrices(inputs, order[1])
 
-    def write(self, role: str, out: Tensor, *, add: bool = False) -> None:
-        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
-        if role == "bias":
-            write_or_add(self._bias(), out, add)
-            return
+    def write(self, out: Tensor, *, add: bool = False) -> None:
+        """Write the gradients of the samples into `out`; no second copy of them exists."""
         start = 0
-        for x, d in self.factors():
-            _add_outer(d, x, self._ordered(out[start : start + len(x)]), add)
-            start += len(x)
+        for grads, inputs in self.matrices():
+            part = self._ordered(out[start : start + len(grads)])
+            _add_outer(grads.flatten(0, 1).mT, inputs.flatten(0, 1), part, add)
+            start += len(grads)
 
-    def gradients(self, role: str) -> Tensor:
-        """Return the gradients of the samples, `(B, *shape)`."""
-        return self._bias() if role == "bias" else super().gradients(role)
-
-    def reduced(self, role: str, left: Reducer | None, right: Reducer | None) -> Tensor | None:
-        """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
-        plain = tuple(range(len(self.shape)))
-        order = self.options.get("order", plain)
-        swapped = order == (1, 0)
-        if role == "bias" or self.options.get("outputs", 1) > 1 or not (swapped or order == plain):
+    def squares(self, *, then_total: bool = False) -> Tensor | None:
+        """Return the squared norms of the samples' gradients, by T x T products of their sides."""
+        positions, inputs, outputs = self._sizes()
+        share = _GRAM_THEN_TOTAL if then_total else _GRAM
+        if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
             return None
         pieces = []
-        for x, d in self.factors():
-            if d.shape[1] > 1:
-                return None  # groups, of which each has but a part of the rows
-            rows, columns = (x, d) if swapped else (d, x)
+        for grads, inputs in self.matrices():
+            squares = _squares(grads, inputs)
+            if squares is None:
+                return None
+            pieces.append(squares)
+        return torch.cat(pieces)
+
+    def reduced(self, left: Reducer | None, right: Reducer | None) -> Tensor | None:
+        """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
+        (_, outputs, inputs), pieces = self._orders()[2], []
+        first = min(outputs + inputs)
+        for grads, values in self.matrices():
+            rows, columns = (values, grads) if first in inputs else (grads, values)
+            if rows.shape[1] > 1 or [first] not in (outputs, inputs):
+                return None  # groups have a part of the rows each, or several dimensions are rows
             rows, columns = (
                 side.squeeze(1) if reducer is None else reducer(side.squeeze(1))
                 for side, reducer in ((rows, left), (columns, right))
             )
             dtype = torch.promote_types(rows.dtype, columns.dtype)
             pieces.append(rows.to(dtype).mT @ columns.to(dtype))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def squares(self, role: str, *, then_total: bool = False) -> Tensor | None:
-        """Return the squared norms of the samples' gradients, `(B,)`; see `LayerCall`."""
-        if role == "bias":
-            return None
-        positions, inputs, outputs = self._sizes()
-        share = _GRAM_THEN_TOTAL if then_total else _GRAM
-        if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
-            return None
-        pieces = []
-        for x, d in self.factors():
-            squares = _squares(x, d)
-            if squares is None:
-                return None
-            pieces.append(squares)
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def total(self, role: str, factors: Tensor) -> Tensor:
-        """Return the sum of the samples' gradients, each times its factor."""
-        if role == "bias":
-            return weighted_sum(factors, self._bias())
-        grads = self.output_grads * factors.view(-1, *(1,) * (self.output_grads.dim() - 1))
-        total = grads.flatten(0, -2).mT @ self.activations.flatten(0, -2)
-        order = self.options["order"]
-        sizes = [self.shape[dim] for dim in order]
-        return total.view(sizes).permute([order.index(dim) for dim in range(len(order))])
+        return torch.cat(pieces)
 
     def _sizes(self) -> tuple[int, int, int]:
         """Return T, and how many inputs and outputs a group has."""
-        return (
-            math.prod(self.activations.shape[1:-1]),
-            self.activations.shape[-1],
-            self.output_grads.shape[-1],
-        )
-
-    def _bias(self) -> Tensor:
-        grads = self.output_grads
-        return grads.flatten(1, -2).sum(1) if grads.dim() > 2 else grads
+        (_, positions, outputs), (_, _, inputs), _ = self._orders()
+        grads, activations = self.output_grads.shape, self.activations.shape
+        return _size(grads, positions), _size(activations, inputs), _size(grads, outputs)
 
     def _ordered(self, out: Tensor) -> Tensor:
-        """Return `out`, `(b, *shape)`, as `(b, groups, *outputs, *inputs)`."""
-        return out.permute(0, *(1 + dim for dim in self.options["order"])).unsqueeze(1)
+        """Return `out`, `(b, *shape)`, as `(b, *groups, *outputs, *inputs)`."""
+        return out.permute(0, *itertools.chain(*self._orders()[2]))
+
+    def _orders(self) -> "Orders":
+        return _orders(self.formula, self.output_grads.dim())
+
+
+Orders = tuple[list[list[int]], ...]
+
+
+@functools.cache
+def _orders(formula: str, dims: int) -> Orders:
+    """Return which dimensions of a formula's terms are groups, positions, outputs and inputs.
+
+    That is `[groups, positions, outputs]` of the output gradients, `[groups, positions, inputs]` of
+    the activations, and `[groups, outputs, inputs]` of the weight.
+    """
+    dots = dims - len(formula.partition(",")[0].replace("...", ""))
+    formula = formula.replace("...", string.ascii_uppercase[:dots])
+    grads, activations, weight = re.split(",|->", formula)
+    groups = [each for each in weight[1:] if each in grads and each in activations]
+    positions = [each for each in grads if each not in weight]
+    outputs = [each for each in weight if each not in activations]
+    inputs = [each for each in weight if each not in grads]
+    of_terms = {
+        grads: (groups, positions, outputs),
+        activations: (groups, positions, inputs),
+        weight: (groups, outputs, inputs),
+    }
+    return tuple(
+        [[*map(term.index, each)] for each in letters] for term, letters in of_terms.items()
+    )
+
+
+def _size(shape: torch.Size, dims: list[int]) -> int:
+    return math.prod([shape[dim] for dim in dims])
+
+
+def _matrices(tensor: Tensor, order: list[list[int]]) -> Tensor:
+    """Return a tensor as `(b, groups, T, side)`."""
+    sizes = [_size(tensor.shape, dims) for dims in order]
+    return tensor.permute(0, *itertools.chain(*order)).reshape(len(tensor), *sizes)
 
 
 def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
-    """Write `grads^T inputs` into `out`, `(b, groups, ...)`, or add it to it."""
-    grads, inputs = grads.flatten(0, 1).mT, inputs.flatten(0, 1)
+    """Write matrix products into `out`, `(b, *groups, ...)`, or add them to it."""
     try:
         matrices = out.view(len(grads), grads.shape[1], inputs.shape[2])
     except RuntimeError:  # its dimensions do not lie side by side in memory
         write_or_add((grads @ inputs).view(out.shape), out, add)
         return
     if grads.shape[2] > 1 or matrices[:1].numel() >= _LARGE:
-        if add:
-            matrices.baddbmm_(grads, inputs)
-        else:
-            torch.bmm(grads, inputs, out=matrices)
+        matrices.baddbmm_(grads, inputs, beta=int(add))
     elif add:
         matrices.addcmul_(grads, inputs)
     else:
         torch.mul(grads, inputs, out=matrices)
 
 
-def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
+def _squares(grads: Tensor, inputs: Tensor) -> Tensor | None:
     """Return squared norms of `grads^T inputs` by T x T products of their rows (Gram matrices)."""
     count = max(inputs.shape[3], grads.shape[3])
     if inputs.shape[1:3].numel() == 1:
@@ -156,89 +161,65 @@ def _squares(inputs: Tensor, grads: Tensor) -> Tensor | None:
 
 
 IsWeight = Callable[[Any], bool]
-_PLAIN, _TRANSPOSED = {"order": (0, 1), "outputs": 1}, {"order": (1, 0), "outputs": 1}
+_TRANSPOSED = {"formula": "n...o,n...i->nio"}
+_FROM_THE_LEFT = {"formula": "n...ot,n...it->noi"}
 
 
 def _linear(
     is_weight: IsWeight, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> MatchedCall | None:
-    if weight.dim() != 2:
-        return None
-
-    def run(weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(input, weight, bias)
-
-    return MatchedCall(Linear, input, {"weight": weight, "bias": bias}, run, _PLAIN)
+    plain = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    return MatchedCall(Linear, input, weight, bias) if plain else None
 
 
 def _addmm(
-    is_weight: IsWeight, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1
+    is_weight: IsWeight,
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    **others: Any,
 ) -> MatchedCall | None:
-    if not is_weight(mat2) or input.shape != mat2.shape[1:] or (beta, alpha) != (1, 1):
+    plain = input.shape == mat2.shape[1:] and (beta, alpha) == (1, 1) and not others
+    return MatchedCall(Linear, mat1, mat2, input, _TRANSPOSED) if plain else None
+
+
+def _matmul(
+    is_weight: IsWeight, input: Tensor, other: Tensor | None = None, **others: Any
+) -> MatchedCall | None:
+    if others:
         return None
-
-    def run(weight: Tensor, bias: Tensor) -> Tensor:
-        return F.linear(mat1, weight.mT, bias)
-
-    return MatchedCall(Linear, mat1, {"weight": mat2, "bias": input}, run, _TRANSPOSED)
-
-
-def _matmul(is_weight: IsWeight, input: Tensor, other: Tensor) -> MatchedCall | None:
     if is_weight(other) and other.dim() == 2:
-        weights = {"weight": other}
-        return MatchedCall(
-            Linear, input, weights, lambda weight: F.linear(input, weight.mT), _TRANSPOSED
-        )
+        return MatchedCall(Linear, input, other, options=_TRANSPOSED)
     if is_weight(input) and input.dim() == 2:
-        columns = other.mT if other.dim() > 1 else other
-        return MatchedCall(
-            Linear,
-            columns,
-            {"weight": input},
-            lambda weight: F.linear(columns, weight),
-            _PLAIN,
-            (lambda output: output.mT) if other.dim() > 1 else None,
-        )
+        return MatchedCall(Linear, other, input, options=_FROM_THE_LEFT if other.dim() > 1 else {})
     return None
 
 
 def _einsum(is_weight: IsWeight, equation: str, *operands: Any) -> MatchedCall | None:
-    """Take apart a contraction of inputs with a weight that share no dimension of the result."""
+    """Take a contraction with a weight in which each letter is in two of the three terms."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
-        operands = tuple(operands[0])
-    terms = equation.replace(" ", "").split("->")
-    if len(operands) != 2 or len(terms) != 2 or "." in equation:
+        operands = operands[0]
+    terms = re.split(",|->", equation.replace(" ", ""))
+    if len(operands) != 2 or len(terms) != 3 or "->" not in equation or "." in equation:
         return None
-    pairs = list(zip(terms[0].split(","), operands, strict=True))
+    pairs = [*zip(terms, operands, strict=False)]
     if not is_weight(operands[1]):
         pairs.reverse()
     (of_input, input), (of_weight, weight) = pairs
-    of_output = terms[1]
-    outputs = [letter for letter in of_weight if letter not in of_input]
-    summed = [letter for letter in of_weight if letter in of_input]
-    kept = [letter for letter in of_input if letter not in of_weight]
+    terms, sizes = (terms[2], of_input, of_weight), dict(zip(of_input, input.shape, strict=False))
+    letters = "".join(terms)
     if (
-        not is_weight(weight)
-        or not outputs
-        or not summed
-        or any(len(set(term)) < len(term) for term in (of_input, of_weight, of_output))
-        or sorted(of_output) != sorted(kept + outputs)
+        any(len(set(term)) < len(term) for term in terms)
+        or any(letters.count(letter) != 2 for letter in letters)
+        or any(sizes.get(x, n) != n for x, n in zip(of_weight, weight.shape, strict=False))
     ):
         return None
-    order = tuple(of_weight.index(letter) for letter in outputs + summed)
-    sizes = [weight.shape[dim] for dim in order[: len(outputs)]]
-    rows = input.permute([of_input.index(letter) for letter in kept + summed])
-    rows = rows.flatten(len(kept))
-
-    def run(weight: Tensor) -> Tensor:
-        return F.linear(rows, weight.permute(order).flatten(0, len(outputs) - 1).flatten(1))
-
-    def finish(output: Tensor) -> Tensor:
-        letters = kept + outputs
-        return output.unflatten(-1, sizes).permute([letters.index(x) for x in of_output])
-
-    options = {"order": order, "outputs": len(outputs)}
-    return MatchedCall(Linear, rows, {"weight": weight}, run, options, finish)
+    n = next(letter for letter in string.ascii_lowercase if letter not in letters)
+    formula = "{0}{1},{0}{2}->{0}{3}".format(n, *terms)
+    return MatchedCall(Linear, input, weight, options={"formula": formula})
 
 
 RULES: dict[Callable, Matcher] = {

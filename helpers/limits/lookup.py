@@ -1,17 +1,12 @@
-"""The entries of lesson 6, read from the lesson itself: what is seen, why, and the way out."""
+"""The entries of lesson 6, by name, by message and by word: what is seen, why, and the way out."""
 
 import functools
-import json
-import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LESSON = Path(__file__).parents[2] / "notebooks" / "06_limits.ipynb"
-COPY = Path(__file__).with_name("entries.md")
-"""What stands in a copy of the helpers that travels without the lesson; `text` wrote it."""
-LABELS = {"Cause": "cause", "Way out": "fix", "Told apart": "apart"}
-"""How the paragraphs begin that an entry is read from, and what they are called here."""
+DATA = Path(__file__).with_name("entries.toml")
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class Entry:
     """What one sees: `Type: ...fragment of a message...`, or `wrong: ...`, or `slow: ...`."""
     cause: str
     fix: str
-    apart: str
+    apart: str = ""
     """How to tell it from other entries with the same message; `""` if there are none."""
 
     @property
@@ -53,29 +48,11 @@ class Markdown(str):
         return "print(_) shows this as text"
 
 
-def text(lesson: Path = LESSON) -> str:
-    """Return the text of the entries in a lesson, each from its heading to the next one."""
-    cells = json.loads(lesson.read_text("utf-8"))["cells"]
-    told = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
-    return "\n\n".join(re.findall(r"(?ms)^### [a-z0-9-]+\n.*?(?=^#{2,3} |\Z)", told))
-
-
 @functools.cache
 def entries() -> dict[str, Entry]:
-    """Read the entries of the lesson, by name and in its order."""
-    told = text() if LESSON.exists() else COPY.read_text("utf-8")
-    found = {}
-    for section in re.split(r"(?m)^### ", told)[1:]:
-        name, *paragraphs = re.split(r"\n\n+", section.strip())
-        seen = [re.fullmatch(r"(`+)(.+)\1|((?:wrong|slow): .+)", each) for each in paragraphs]
-        parts = dict.fromkeys(LABELS.values(), "")
-        for each in paragraphs:
-            label, _, rest = each.removeprefix("**").partition(".** ")
-            if label in LABELS:
-                parts[LABELS[label]] = rest
-        shown = tuple(each[2] or each[3] for each in seen if each)
-        found[name] = Entry(name, shown, **parts)
-    return found
+    """Read the entries, by name and in the order of the lesson."""
+    told = tomllib.loads(DATA.read_text("utf-8"))
+    return {name: Entry(name, tuple(each.pop("seen")), **each) for name, each in told.items()}
 
 
 def find(message: str) -> Markdown:

@@ -21,6 +21,7 @@ from helpers.gradient_computers import (
     FunctionalGradientComputer,
     Given,
 )
+from helpers.layers.layer_call import dense
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection import matrices
 from helpers.projection.factors import Map
@@ -150,7 +151,8 @@ def _factored(
         grads = computer.compute_per_sample_grad(batch)
         _check_grads(grads)
         params = {name: tensor.new_empty(tensor.shape[1:]) for name, tensor in grads.items()}
-        chunks = [(slice(None), PerSampleGradients(grads))]
+        calls = {name: [dense(tensor)] for name, tensor in grads.items()}
+        chunks = [(slice(None), PerSampleGradients(calls))]
         like = next(iter(grads.values())).new_empty(0)
     if not params:
         raise ValueError("the computer must have a parameter to differentiate, got none")

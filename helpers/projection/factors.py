@@ -51,14 +51,11 @@ class Map:
     def add(self, found: PerSampleGradients, name: str, total: Total, rows: slice) -> None:
         """Add the features of a parameter, for the samples of a chunk."""
         sides = self.left, self.right
-        for call, role in found.calls.get(name, []):
+        for call in found.calls.get(name, []):
             # Where no side becomes smaller, the gradient is as cheap as its factors.
-            pieces = call.reduced(role, *sides) if any(sides) else None
-            pieces = self.reduced(call.gradients(role)) if pieces is None else pieces
+            pieces = call.reduced(*sides) if any(sides) else None
+            pieces = self.reduced(call.gradients()) if pieces is None else pieces
             total.add(pieces.flatten(1), (*self.stream, 0), rows)
-        if name in found.dense:
-            rest = self.reduced(found.dense[name])
-            total.add(rest.flatten(1), (*self.stream, 0), rows)
 
 
 def _sides(rows: int, columns: int) -> tuple[int, int]:

@@ -182,7 +182,6 @@ def _section(needed: Sequence[Path]) -> list[NotebookNode]:
     """Make the folded section that writes the modules of `helpers`, up to the next heading."""
     folders = sorted({path.parent.as_posix() for path in needed})
     sources = {path: (imports.ROOT / path).read_text("utf-8") for path in needed}
-    sources |= copies.entries(needed)
     return [
         new_markdown_cell(
             f"## {HEADING}", id=SECTION, metadata={"jp-MarkdownHeadingCollapsed": True}

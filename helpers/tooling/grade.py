@@ -75,7 +75,8 @@ def grade(lesson: Path, folder: Path, hidden_folder: Path | None = None) -> Path
     handed_in = submissions.read(folder, lesson, student.editions(lesson))
     out = BUILD / lesson.stem
     record = Record(out / "record.jsonl")
-    same = [lesson, *sorted((imports.ROOT / "helpers").rglob("*.py"))]
+    own = (imports.ROOT / "helpers").rglob("*.*")
+    same = [lesson, *sorted(each for each in own if each.suffix in (".py", ".toml"))]
     code = hashlib.sha256(b"".join(each.read_bytes() for each in same)).hexdigest()
 
     def key(number: int, source: str) -> str:

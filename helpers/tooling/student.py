@@ -104,8 +104,6 @@ def write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
     for path in needed:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(imports.ROOT / path, folder / path)
-    for path, text in copies.entries(needed).items():
-        (folder / path).write_text(text, encoding="utf-8")
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:

@@ -1,9 +1,8 @@
 """Batches as people have them: trees of tensors, taken apart into leaves, and made again.
 
-A tree is a tensor `(B, ...)`; or a dictionary or another mapping, a list, a tuple, a named tuple or
-a dataclass of trees. What has no dimension B is shared by all samples: a number, a string, `None`,
-a tensor without dimensions. A `PackedSequence` counts as a leaf of B sequences, and
-`helpers.transforms.sequences` says how `nn.EmbeddingBag` gets its offsets.
+A tree is a tensor `(B, ...)`; or a mapping, a list, a tuple or a dataclass of trees. What has no
+dimension B is shared by all samples: a number, a string, `None`, a tensor of shape (). A
+`PackedSequence` is a leaf of B sequences.
 """
 
 import copy
@@ -29,10 +28,7 @@ _SHARED = str | bytes | Number | np.bool_ | Enum | torch.dtype | torch.device | 
 
 
 def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
-    """Return a tree of the same kinds, with `change(path, leaf)` in place of each leaf.
-
-    A list or a tuple of constants alone, such as a size, is one leaf.
-    """
+    """Return a tree with `change(path, leaf)` in place of each leaf; a list of constants is one."""
     if isinstance(tree, Tensor | PackedSequence | _SHARED):
         return change(path, tree)
     if isinstance(tree, MutableMapping):
@@ -115,10 +111,7 @@ def call(model: Callable[..., Any], data: Tree) -> Any:
 
 
 def take(model: nn.Module, **trees: Tree) -> "Batch":
-    """Take apart what a model is called with, and other trees, such as targets, behind it.
-
-    A `Batch` in the first place is returned as it is.
-    """
+    """Make a `Batch` of what a model is called with, unless it is one, and of other trees."""
     name, data = next(iter(trees.items()))
     if isinstance(data, Batch):
         return data
@@ -128,22 +121,18 @@ def take(model: nn.Module, **trees: Tree) -> "Batch":
 
 
 class _Place:
-    """Where a leaf was."""
-
-    index: int
+    index: int  # of the leaf that was here
 
 
 class Batch:
-    """The leaves of some trees, `(B, ...)`, and how to make such trees of other leaves.
-
-    A batch is indexed like its leaves: with a slice or a tensor, it is the batch of these samples.
+    """The leaves of trees, `(B, ...)`, indexed like a tensor, and how to make trees of others.
 
     Args:
-        trees: By the names of arguments, for the sentences. The first has a leaf at least.
+        trees: By the names of arguments. The first has a leaf at least.
 
     Raises:
-        TypeError: A tree holds what is neither a tensor nor a constant, the first holds no tensor,
-            or one holds a list of B constants, of which nothing says whether samples share them.
+        TypeError: A tree holds what is neither a tensor nor a constant, or B constants in a list;
+            or the first holds no tensor.
         ValueError: Batch sizes differ, or a tree is a tensor without dimensions.
     """
 
@@ -178,33 +167,28 @@ class Batch:
                 raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
         first, like, _ = found[0]
         for path, leaf, _ in found:
-            one, other = len(like), len(leaf)
-            if one != other and {first, path} <= trees.keys():
-                raise ValueError(
-                    f"{first} and {path} must have one batch size, got {one} and {other}"
-                )
-            if one != other:
-                raise ValueError(
-                    f"{path} has {other} samples, {first} {one}: all must have one batch size"
-                )
+            if len(leaf) != len(like):
+                sizes = f"{len(like)} and {len(leaf)}"
+                raise ValueError(f"{first} and {path} must have one batch size, got {sizes}")
         for path, values in lists:
             if len(values) == len(like) > 1:
                 raise TypeError(
-                    f"{path} must be a tensor (B, ...), got {type(values).__name__}: whether each "
-                    f"of the {len(values)} samples has its own entry, nothing says"
+                    f"{path} must be a tensor (B, ...), got {type(values).__name__} of "
+                    f"{len(values)} constants, which could be one a sample or shared by all"
                 )
         # The device of the first is where samples are taken to lie; lengths may be on the CPU.
-        found.sort(key=lambda each: each[1].device.type == "cpu")
-        for index, (_, _, place) in enumerate(found):
+        front, behind = [], []
+        for each in found:
+            (behind if each[1].device.type == "cpu" else front).append(each)
+        for index, (_, _, place) in enumerate(front + behind):
             place.index = index
-        self.paths, self.leaves = [path for path, *_ in found], tuple(leaf for _, leaf, _ in found)
-        self._of_one = [getattr(leaf, "of_one", None) for leaf in self.leaves]
+        self.paths, self.leaves, _ = zip(*front, *behind, strict=True)
+        self.in_dims = (0,) * len(found)  # for `vmap`
 
     def __len__(self) -> int:
         return len(self.leaves[0])
 
     def __getitem__(self, rows: slice | Tensor) -> "Batch":
-        """Return the batch of some samples."""
         chosen = copy.copy(self)
         index = [rows.to(leaf.device) if isinstance(rows, Tensor) else rows for leaf in self.leaves]
         chosen.leaves = tuple(leaf[own] for leaf, own in zip(self.leaves, index, strict=True))
@@ -223,20 +207,25 @@ class Batch:
         pairs = zip(self.paths, self.leaves, strict=True)
         return {path: leaf for path, leaf in pairs if isinstance(leaf, Tensor)}
 
-    def trees(self, leaves: Sequence[Tensor]) -> list[Tree]:
-        """Make the trees of other leaves, as these are: of samples without B, or of batches."""
-        pairs = zip(self._of_one, leaves, strict=True)
-        made = [leaf if of_one is None else of_one(leaf) for of_one, leaf in pairs]
+    def trees(self, leaves: Sequence[Tensor], *, of_one: bool = False) -> list[Tree]:
+        """Make the trees of other leaves, as they are or as batches `of_one` sample each."""
 
         def put(_: str, value: Any) -> Any:
-            return made[value.index] if isinstance(value, _Place) else _copied(value)
+            if not isinstance(value, _Place):
+                return _copied(value)
+            own, leaf = self.leaves[value.index], leaves[value.index]
+            if isinstance(own, Sequences):
+                return own.of_one(leaf)
+            return leaf.unsqueeze(0) if of_one else leaf
 
-        return [mapped(put, tree, "") for tree in self._trees]
+        made = []
+        for tree in self._trees:
+            made.append(mapped(put, tree, ""))
+        return made
 
     def of_one(self, sample: Sequence[Tensor]) -> list[Tree]:
         """Make the trees of one sample, with a dimension B of 1."""
-        pairs = zip(self._of_one, sample, strict=True)
-        return self.trees([leaf.unsqueeze(0) if one is None else leaf for one, leaf in pairs])
+        return self.trees(sample, of_one=True)
 
     def whole(self) -> list[Tree]:
         """Make the trees of copies of all leaves; `Sequences` of several samples are none."""

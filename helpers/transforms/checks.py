@@ -1,7 +1,6 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
-from collections.abc import Iterable, MutableMapping, Sequence
-from inspect import Parameter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,16 +47,14 @@ def check_one_process(model: nn.Module) -> None:
 
 def check_callable(model: nn.Module) -> None:
     """Check that `functional_call` calls a model, for tasks that use it."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError(
-            "the model is a scripted module, which functional_call cannot give other weights: "
-            "take the module that it was made of"
-        )
-    if isinstance(model, nn.DataParallel):
-        raise ValueError(
-            "the model is wrapped in DataParallel, which functional_call cannot give other "
-            "weights: take its .module"
-        )
+    for kind, what, remedy in (
+        (torch.jit.ScriptModule, "a scripted module", "take the module that it was made of"),
+        (nn.DataParallel, "wrapped in DataParallel", "take its .module"),
+    ):
+        if isinstance(model, kind):
+            raise ValueError(
+                f"the model is {what}, which functional_call cannot give other weights: {remedy}"
+            )
 
 
 def check_batch(name: str, batch: Tensor) -> None:
@@ -75,39 +72,13 @@ def check_batch(name: str, batch: Tensor) -> None:
         )
 
 
-def check_fits(batch: Any, parameters: Sequence[Parameter]) -> dict[str, Any]:
-    """Name the parts of a batch, if a function with these parameters could take them.
-
-    The batch is a tuple or a list; or a mapping, for a function that takes one argument. The
-    parameters are a name for each part, or one such as `*sample` for any number.
-    """
-    names = [parameter.name for parameter in parameters]
-    if isinstance(batch, MutableMapping) and len(names) == 1:
-        return {names[0]: batch}
-    if not isinstance(batch, list | tuple):
-        raise TypeError(
-            f"batch must be a tuple or a list of tensors, ({', '.join(names)}), "
-            f"got {type(batch).__name__}"
-        )
-    if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters):
-        names = [f"tensor_{index}" for index in range(len(batch) or 1)]
-    if len(batch) != len(names):
-        raise ValueError(
-            f"batch must hold {len(names)} tensors, ({', '.join(names)}), got {len(batch)}"
-        )
-    return dict(zip(names, batch, strict=True))
-
-
 def check_scalar(
     value: Tensor,
     source: str = "loss_fn",
     given: str = "a batch of one",
     remedy: str = "reduction='sum' or 'mean'",
 ) -> Tensor:
-    """Return the value of a function for one sample, if it is one number, a tensor `()`.
-
-    For the sentence: the name of the function, what it was given, and what gives a scalar there.
-    """
+    """Return the value of a function for one sample, if it is one number, a tensor `()`."""
     if not isinstance(value, Tensor) or value.dim() != 0:
         what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
@@ -126,10 +97,9 @@ def check_options(chunk_size: int | None = None, randomness: str = "error") -> N
 
 
 def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
-    """Check that tensors are made for the results of a batch of some size to be written into.
+    """Check that tensors fit the results of a batch of some size, `like` but for the dimension B.
 
-    `like` has, by the same names, tensors with the dtype and device of the results, and with their
-    shapes but for the dimension B; `read` is as in `check_buffers`.
+    `read` is as in `check_buffers`.
     """
     if not isinstance(out, dict):
         raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
@@ -146,11 +116,9 @@ def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read
 
 
 def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **read: Any) -> None:
-    """Check that tensors are made for results to be written into.
+    """Check that results can be written into tensors, each given with its shape and one like it.
 
-    By what the sentence calls them, `buffers` are the tensor, the shape that it must have, and a
-    tensor with the dtype and device that it must have; `read` are models and tensors that are read
-    while the buffers are written, and share no storage with them.
+    `read` are models and tensors that are read meanwhile, and must share no memory with them.
     """
     owners: dict[int, str] = {}
     for name, value in read.items():
@@ -180,22 +148,13 @@ def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **
         owners[address] = name
 
 
-def check_dtype(dtype: torch.dtype) -> None:
-    """Check that gradients can have a dtype: a floating point one."""
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype must be floating point, such as torch.float32, got {dtype}")
-
-
 def select_parameters(
     model: nn.Module, wrt: Iterable[str] | None = None, *, argument: str = "wrt"
 ) -> dict[str, Tensor]:
     """Choose the parameters to differentiate: all with `requires_grad`, or those named in `wrt`.
 
-    Returns them detached by name, sharing their storage with the model's, in the order of `wrt` or
-    else of `model.named_parameters()`. A tied weight has one name, its first. The sentences call
-    `wrt` as the caller does, `argument`.
+    Returns them detached, by name, in the order of `wrt` or else of `model.named_parameters()`. A
+    tied weight has one name, its first. `argument` is what the caller calls `wrt`.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -217,10 +176,18 @@ def select_parameters(
     chosen = {}
     for name in names:
         parameter = parameters[name]
-        if wrt is not None or parameter.requires_grad:
-            if not (parameter.is_floating_point() or parameter.is_complex()):
-                raise ValueError(
-                    f"{argument} names {name}, which has no gradient: it is {parameter.dtype}"
-                )
-            chosen[name] = parameter.detach()
+        if wrt is None and not parameter.requires_grad:
+            continue
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            raise ValueError(
+                f"{argument} names {name}, which has no gradient: it is {parameter.dtype}"
+            )
+        if not parameter.is_leaf:
+            raise ValueError(f"{name} was computed from other tensors: differentiate those instead")
+        if hooks := parameter._post_accumulate_grad_hooks:
+            raise ValueError(
+                f"{name} has {len(hooks)} hooks on its .grad, which no per-sample gradient passes "
+                "through: remove them (register_hook acts on the gradient itself)"
+            )
+        chosen[name] = parameter.detach()
     return chosen

@@ -1,56 +1,24 @@
-"""What cannot be batched: where it is and why, in words, for those who get it from a loop."""
+"""What the loop takes over from `vmap`: which errors lead there, and the warning that says so."""
 
-import contextlib
 import functools
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import nn
 
-_WRITES = "writes what belongs to one sample into a tensor of all samples"
-# What stands in torch's messages, and what the model does to get it.
-_CAUSES = {
-    ".item()": "reads numbers out of tensors, with .item(), float() or if",
-    "data-dependent control flow": "decides by the values of a tensor",
-    "dynamic shape": "makes shapes that depend on values",
-    "vmap: inplace arithmetic": _WRITES,
-    "doesn't match the broadcast shape": _WRITES,
-    "vmap: aten::": _WRITES,
-    "mutate a captured": "writes into a tensor that is no parameter or buffer of its own",
-    # Before 2.13, checkpointing saved its inputs by such a function.
-    "_NoopSaveInputs": "uses activation checkpointing, or hooks on saved tensors",
-    "setup_context": "uses a torch.autograd.Function without setup_context",
-    "generate_vmap_rule": "uses a torch.autograd.Function without a rule for vmap",
-    "saved_tensors_hooks": "uses activation checkpointing, or hooks on saved tensors",
-    "saved tensor hooks": "uses activation checkpointing, or hooks on saved tensors",
-    "Checkpoint": "uses activation checkpointing",
-    "Jitted": "is a scripted module",
-    "DataParallel": "is wrapped in DataParallel: take its .module",
-    "sparse": "uses sparse tensors",
-    "Sparse": "uses sparse tensors",
-    "nested": "uses nested tensors",
-    "memory_format": "asks for an order in memory, such as channels_last",
-    "UnequalLengths": "has samples of unequal length",
-    "OutOfReach": "uses a parameter past torch.func: by a view of it, or in a scripted function",
-    "backward()": "calls backward() in its forward",
-    "requires_grad_()": "calls requires_grad_() in its forward",
-    "BackwardHook": "has full backward hooks",
-    "randomness error mode": "draws random numbers, from a seed of its own",
-    "is a view": "has full backward hooks, or writes into a view",
-}
-ELSEWHERE = "the loss, or the backward pass,"
-"""The place of what no module has raised."""
-_PASSED_ON = ("__torch_function__", "_call")  # of modes, which call what a model calls
+from helpers.transforms.known_wrong import Refusal, Watched
+
+ELSEWHERE = "the loss or the backward pass"
+"""Where an error was raised, if not in a module of the model."""
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 class FallbackWarning(UserWarning):
-    """A model, or a part of it, could not be batched: samples were taken one after the other."""
+    """The samples were taken one after the other; `__cause__` is what `vmap` raised."""
 
 
 _warned: ContextVar[set[str] | None] = ContextVar("warned", default=None)
@@ -72,112 +40,89 @@ def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def is_no_memory(error: Exception) -> bool:
-    """Return whether memory is what was missing: a loop is no answer to that."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+def leads_to_loop(error: Exception) -> bool:
+    """Return whether a loop may answer where a transform raised: not missing memory or our bugs.
+
+    Torch's messages about transforms have many types, and a model may raise any of them itself. If
+    it does, the loop raises the same.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError) or any(
         words in str(error) for words in _NO_MEMORY
-    )
+    ):
+        return False
+    # A RuntimeError in a frame of ours comes from torch, which we called.
+    return isinstance(error, Refusal | RuntimeError) or not _is_ours(error)
 
 
 def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module) -> Any:
-    """Compute in a loop what failed under `vmap`, and warn of it.
+    """Compute in a loop what a transform raised an error for, and warn of it.
 
-    What the loop raises too is no matter of `vmap`, and is raised.
+    What the loop raises itself is no matter of the transform.
     """
-    place, cause = find_place(error, model), find_cause(error)
-    error.__traceback__ = None  # it holds the tensors of the attempt
+    place, said = told(error, model)
     result = compute()
     warn(
-        f"the samples were taken one after the other, which is slower: {place} {cause}, which "
-        "torch.vmap cannot transform"
+        f"{place} cannot be batched by torch.vmap, so the samples were taken one after the other, "
+        f"which is slower ({said})",
+        error,
     )
     return result
 
 
+def told(error: Exception, model: nn.Module) -> tuple[str, str]:
+    """Return where an error was raised and its first line, and forget its tracebacks."""
+    place, seen = find_place(error, model), error
+    while seen is not None:  # they hold the tensors of the attempt
+        seen.__traceback__, seen = None, seen.__context__
+    return place, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def add_place(error: Exception, model: nn.Module) -> None:
-    """Add to an error of the model itself, not of `helpers`, that no transform is to blame."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    code, here = step.tb_frame.f_code, step.tb_frame.f_globals.get("__name__", "")
-    if not here.startswith("helpers.") or code.co_name in _PASSED_ON:
+    """Note on an error of the model or the loss that no transform is to blame."""
+    if not _is_ours(error):
         error.add_note(
             f"{find_place(error, model)} raised this for a batch of one, without any transform: "
-            "mend the model or the loss"
+            "fix the model or the loss"
         )
 
 
 def find_place(error: Exception, model: nn.Module) -> str:
     """Name the innermost module in whose code an error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
-    place = None
+    place = "the model" if isinstance(error, Refusal) else ELSEWHERE
     step = error.__traceback__
     while step is not None:
         module = step.tb_frame.f_locals.get("self")
-        if id(module) in names and isinstance(module, nn.Module):
+        if isinstance(module, nn.Module) and id(module) in names:
             place = names[id(module)] or "the model"
         step = step.tb_next
-    # What is told by the result, or by the samples.
-    told = {"OutOfReach": "the model", "UnequalLengths": "the batch"}
-    return place or told.get(type(error).__name__, ELSEWHERE)
+    return place
 
 
-def find_cause(error: Exception) -> str:
-    """Return what a model does, given the message of torch."""
-    says = f"{type(error).__name__} {error}"
-    fitting = (cause for words, cause in _CAUSES.items() if words in says)
-    return next(fitting, "does something that has no rule for batches")
-
-
-def warn(text: str) -> None:
-    """Warn of a fallback at the line of code that called these helpers."""
+def warn(
+    text: str, cause: Exception | None = None, category: type[Warning] = FallbackWarning
+) -> None:
+    """Warn at the line of code that called these helpers."""
     warned = _warned.get()
     if warned is not None:
         if text in warned:
             return
         warned.add(text)
-    warnings.warn(text, FallbackWarning, stacklevel=_outside())
-
-
-def running_module() -> str:
-    """Name the kind of the innermost module that is running."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module):
-            return type(module).__name__
-        frame = frame.f_back
-    return ELSEWHERE
-
-
-def _outside() -> int:
-    """Count the frames up to the first that is not in `helpers`."""
-    level, frame = 1, sys._getframe(1)
+    warning = category(text)
+    warning.__cause__ = cause
+    level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("helpers.", "torch.", "contextlib")
     ):
         level, frame = level + 1, frame.f_back
-    return level
+    warnings.warn(warning, stacklevel=level)
 
 
-@contextlib.contextmanager
-def slow_operations_named() -> Iterator[None]:
-    """Name the layer where torch warns of an operation that has no rule for `vmap`."""
-    found: dict[str, str] = {}  # by operation, what uses it; a backward comes behind its forward
-
-    def show(message: Warning | str, *rest: Any) -> None:
-        operation = re.search(r"batching rule for (?:aten::)?([\w:]+)", str(message))
-        if operation is None:
-            heard(message, *rest)
-        else:
-            found.setdefault(operation[1].removesuffix("_backward"), running_module())
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", message="There is a performance drop")
-        heard, warnings.showwarning = warnings.showwarning, show
-        yield
-    for operation, place in found.items():
-        warn(
-            f"{place} uses {operation}, which torch.vmap takes one sample after the other: that "
-            "is slower"
-        )
+def _is_ours(error: Exception) -> bool:
+    """Tell whether the innermost frame is of helpers, and not where a mode passes a call on."""
+    step = error.__traceback__
+    while step.tb_next is not None:
+        step = step.tb_next
+    here = step.tb_frame.f_globals.get("__name__", "")
+    passed_on = step.tb_frame.f_code is Watched.__torch_function__.__code__
+    return here.startswith("helpers.") and not passed_on

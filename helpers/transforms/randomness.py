@@ -1,29 +1,25 @@
-"""Random streams: which a forward draws from, whether it drew, and back to where they were."""
+"""Random streams: where they are, whether a forward pass drew from them, and back again."""
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 RANDOMNESS = (
     "the model draws random numbers (dropout in training mode?) and nothing says whether samples "
     "share them: call model.eval(), or pass randomness='different' or 'same' where it is taken"
 )
 
-
-State = tuple[Tensor, ...]
-"""Where the stream of the CPU is, and behind it that of a device, where it has one of its own."""
+State = tuple[Any, ...]
+"""Where the streams of Python, NumPy and torch are, and that of a device, if it has its own."""
 
 
 def random_state(device: torch.device) -> State:
-    """Read where the streams are that a forward on this device draws from.
-
-    That of the CPU is always one of them: a model on a GPU may draw there too.
-    """
-    states = [torch.get_rng_state()]
+    """Read where the streams are that a forward pass on this device may draw from."""
+    states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]  # noqa: NPY002
     if device.type != "cpu":
         states.append(torch.get_device_module(device).get_rng_state(*_index(device)))
     return tuple(states)
@@ -31,28 +27,32 @@ def random_state(device: torch.device) -> State:
 
 def restore_random_state(state: State, device: torch.device) -> None:
     """Set the streams back to where `random_state` read them."""
-    of_cpu, *own = state
+    of_python, of_numpy, of_cpu, *of_device = state
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002
     torch.set_rng_state(of_cpu)
-    for of_device in own:
-        torch.get_device_module(device).set_rng_state(of_device, *_index(device))
+    for own in of_device:
+        torch.get_device_module(device).set_rng_state(own, *_index(device))
 
 
 def alike(one: State, other: State) -> bool:
-    """Return whether streams are where they were."""
-    return all(map(torch.equal, one, other))
+    """Return whether all streams are where they were."""
+    return alike_outside_torch(one, other) and all(map(torch.equal, one[2:], other[2:]))
+
+
+def alike_outside_torch(one: State, other: State) -> bool:
+    """Return whether the streams of Python and NumPy are, which no transform of torch knows."""
+    return one[0] == other[0] and all(map(np.array_equal, one[1], other[1]))
 
 
 @contextmanager
 def streams_kept(device: torch.device) -> Iterator[None]:
-    """Give all random streams back as they were, those of NumPy and Python too."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
-    of_torch = random_state(device)
+    """Set all random streams back at the end of a block."""
+    before = random_state(device)
     try:
         yield
     finally:
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        random.setstate(of_python)
-        restore_random_state(of_torch, device)
+        restore_random_state(before, device)
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:

@@ -1,11 +1,13 @@
-"""A model put back as it was: its tensors, flags, gradients, attributes and containers.
+"""A model put back as it was: its buffers, flags, gradients, attributes and containers.
 
-The model that a caller hands in is the one that runs. What lies in it is put back between samples
-or chunks. What a forward keeps outside of it (in globals, in its class, in what a function closes
-over, in a file) belongs to the caller and stays as the forward leaves it.
+The model that a caller hands in is the one that runs. What it holds is put back between samples or
+chunks, but for the values of its parameters: they are neither copied nor compared, and a write into
+one stays, as by hand. What a forward pass keeps outside of the model (in globals, its class, what a
+function closes over, files) belongs to the caller and stays as the forward pass leaves it.
 """
 
 import copy
+import functools
 import itertools
 import types
 from collections import OrderedDict, deque
@@ -19,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from helpers.transforms import fallback
+
 # What cannot change, or leads out of the model: there a walk ends.
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, range, slice)
 _KINDS = (torch.dtype, torch.device, torch.Size, type, types.ModuleType, types.BuiltinFunctionType)
@@ -28,49 +32,59 @@ _SEQUENCES = (list, tuple, set, deque)
 _OF_ITERATORS = ("builtins", "itertools")  # the modules of their classes; others may be files
 _BUILT_IN = frozenset((*_PLAIN, *_SEQUENCES))
 _WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type)
+_EMPTY = object()  # what a slot holds that nothing was written to
 _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
 
 
 @contextmanager
 def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapshot]":
-    """Let a block run a model, and put the model back at its end.
+    """Let a block run a model, and put the model back at its end, but for its parameters' values.
 
-    Inside, exactly the named parameters require a gradient, and no parameter has a `.grad`. Yields
-    the state of the model, to be restored within the block as well. Raises ValueError for a
-    parameter that was made in inference mode.
+    Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
+    state of the model, to be restored within the block as well. Warns of parameters written into.
     """
-    snapshot = Snapshot([model, *model.parameters(), *model.buffers()])
-    before = []
-    for name, parameter in model.named_parameters():
+    own, before = dict(model.named_parameters()), []
+    for name, parameter in own.items():
         if parameter.is_inference():
             raise ValueError(
                 f"{name} was made in inference mode, so it cannot require a gradient: make the "
                 "model outside of torch.inference_mode()"
             )
-        if parameter.is_leaf:
-            before.append((parameter, parameter.requires_grad, parameter.grad))
-            parameter.requires_grad = name in names  # as a method, torch forbids it under vmap
-            parameter.grad = None
+    snapshot = Snapshot([model, *model.buffers()], own.values())
+    for name, parameter in own.items():
+        before.append((parameter.requires_grad, parameter.grad, parameter._version, parameter.data))
+        parameter.requires_grad = name in names  # as a method, torch forbids it under vmap
+        parameter.grad = None
     try:
         yield snapshot
     finally:
         snapshot.restore()
-        for parameter, flag, gradient in before:
+        for parameter, (flag, gradient, *_) in zip(own.values(), before, strict=True):
             parameter.requires_grad = flag
             parameter.grad = gradient
+    for (name, parameter), (*_, version, data) in zip(own.items(), before, strict=True):
+        moved = parameter.layout is torch.strided and not parameter.is_set_to(data)
+        if moved or parameter._version != version:
+            fallback.warn(
+                f"the forward pass writes into the parameter {name}, which stays as written: "
+                "each sample behind a write was computed with the new values",
+                category=UserWarning,
+            )
 
 
 class Snapshot:
-    """The state of modules when this is made: tensors, attributes, containers; see `walk`."""
+    """The state of modules and buffers; of `parameters`, values are neither copied nor restored."""
 
-    def __init__(self, roots: Iterable[Any]) -> None:
+    def __init__(self, roots: Iterable[Any], parameters: Iterable[Tensor] = ()) -> None:
         self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._empty: list[dict[Any, Any]] = []  # of which a module has a dozen, for hooks
         self._collections: list[tuple[Any, Any]] = []
         self._iterators: list[tuple[dict[Any, Any], Any, Any]] = []  # copies go back
+        self._slots: list[tuple[Any, Any, Any]] = []  # object, slot, value
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._generators: list[tuple[torch.Generator, Tensor]] = []
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
+        kept = set(map(id, parameters))
         for value in walk(roots):
             if isinstance(value, dict):
                 if dict.__len__(value):
@@ -84,20 +98,21 @@ class Snapshot:
                 self._collections.append((value, _contents(value)))
             elif isinstance(value, Tensor):
                 # A tensor with a graph is what an earlier forward left, or a view of a parameter.
-                if value.grad_fn is None and not value.is_inference() and not value.is_meta:
+                own = id(value) not in kept and value.grad_fn is None
+                if own and not value.is_inference() and not value.is_meta:
                     self._tensors.append((value, value.detach().clone(), value._version))
             elif isinstance(value, np.ndarray):
                 self._arrays.append((value, value.copy()))
             elif isinstance(value, torch.Generator):
                 self._generators.append((value, value.get_state()))
+            else:
+                for slot in _slots(type(value)):
+                    self._slots.append((value, slot, _held(value, slot)))
         if self._iterators:
-            self.restore(compare=False)
+            self.restore()
 
-    def restore(self, *, compare: bool = True) -> bool:
-        """Bring the state back; return whether there was a write that left no trace.
-
-        Such a write, into `tensor.data`, is found where the numbers of dense tensors are compared.
-        """
+    def restore(self) -> None:
+        """Bring the state back."""
         for dictionary in self._empty:
             if dict.__len__(dictionary):
                 _base(dictionary).clear(dictionary)
@@ -114,35 +129,24 @@ class Snapshot:
                 kind = _base(collection)
                 kind.clear(collection)
                 (set.update if kind is set else kind.extend)(collection, values)
+        for owner, slot, value in self._slots:
+            if _held(owner, slot) is not value:
+                slot.__delete__(owner) if value is _EMPTY else slot.__set__(owner, value)
         for array, values in self._arrays:
             if array.flags.writeable:
                 np.copyto(array, values)
         for generator, state in self._generators:
             generator.set_state(state)
-        hidden = False
         for index, (tensor, values, version) in enumerate(self._tensors):
-            written = tensor._version != version or tensor.grad_fn is not None
-            dense = tensor.layout is torch.strided
-            if written or (compare and dense and not torch.equal(tensor, values)):
-                hidden = hidden or not written
+            # A write into `tensor.data` leaves no trace but the numbers.
+            hidden = tensor.layout is torch.strided and not torch.equal(tensor, values)
+            if hidden or tensor._version != version or tensor.grad_fn is not None:
                 _rewrite(tensor, values)
                 self._tensors[index] = (tensor, values, tensor._version)
-        return hidden
-
-    def written(self) -> set[int]:
-        """Return the `id` of tensors that were written into, and of containers that changed."""
-        found = {id(each) for each in self._empty if dict.__len__(each)}
-        found |= {id(now) for now, then in self._dictionaries if not _alike(now, then)}
-        found |= {id(now) for now, then in self._collections if not _alike(now, then)}
-        found |= {id(now) for now, then in self._arrays if not np.array_equal(now, then)}
-        return found | {id(now) for now, _, version in self._tensors if now._version != version}
 
 
 def walk(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield each object once that modules lead to by attributes, containers and bound methods.
-
-    What a function closes over is not its own: a list that a hook fills for its user stays filled.
-    """
+    """Yield each object once that modules lead to by attributes, containers and bound methods."""
     seen: set[int] = set()
     waiting = [*roots]
     while waiting:
@@ -167,8 +171,31 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
                 waiting.append(vars(value))
         elif isinstance(value, _WITHOUT_ATTRIBUTES) or kind.__module__.startswith(_FOREIGN):
             continue
-        elif hasattr(value, "__dict__"):
-            waiting.append(vars(value))
+        else:
+            for slot in _slots(kind):
+                waiting.append(_held(value, slot))
+            if hasattr(value, "__dict__"):
+                waiting.append(vars(value))
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[types.MemberDescriptorType, ...]:
+    """Return what reads and writes the `__slots__` of a class."""
+    if kind.__module__.startswith(_FOREIGN):
+        return ()
+    return tuple(
+        each
+        for own in map(vars, kind.__mro__)
+        for each in own.values()
+        if "__slots__" in own and isinstance(each, types.MemberDescriptorType)
+    )
+
+
+def _held(value: Any, slot: types.MemberDescriptorType) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return _EMPTY
 
 
 def _contents(collection: Collection[Any]) -> dict[Any, Any] | list[Any]:

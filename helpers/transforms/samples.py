@@ -1,197 +1,92 @@
-"""Samples of a batch, one function call for each: in a loop, or in one `vmap`.
+"""Samples of a batch under `torch.func`: a model as a function of its parameters, in one `vmap`.
 
-The function is `function(model, *sample)`. It gets the caller's own model, and a copy of one sample
-without its dimension B. Under transforms, the tensors by which it is differentiated take the place
-of the model's. Between samples of a loop, and around each call of `vmap`, the model is put back as
-it was.
+As in lesson 3, a per-sample gradient is `vmap(grad(functional(...)))`. Only that here the model's
+own parameters become the tensors that are differentiated, wherever code holds them, and that what
+cannot be vouched for raises, so that the loop takes it (`helpers.transforms.loop`).
 """
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import debug_unwrap, vmap
+from torch.func import debug_unwrap
 
-from helpers.transforms import fallback
+from helpers.transforms import fallback, switches
 from helpers.transforms import randomness as streams
-from helpers.transforms.call import (
-    OutOfReach,
-    ParameterAliases,
-    batchable_recurrence,
-    graph,
-    swap_registered,
-)
-from helpers.transforms.eager import eager
-from helpers.transforms.mended import Cured
+from helpers.transforms.known_wrong import VMAP, Refusal, Watched, reaches_script
+from helpers.transforms.recurrence import RECURRENT, batchable_recurrence
 from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences, UnequalLengths
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
 
-# How torch says that a batched value does not fit into a tensor that has no batch dimension; the
-# last is InstanceNorm, which updates its running statistics.
-_UNBATCHED = (
-    "vmap: inplace arithmetic",
-    "doesn't match the broadcast shape",
-    "running_mean or running_var, which will be updated in place, were not batched",
-)
+
+class OutOfReach(Refusal):
+    """A forward pass uses a parameter, or random numbers, in a way that no transform follows."""
 
 
-def loop(
-    function: Function,
-    model: nn.Module,
-    names: Collection[str],
-    batch: Batch,
-    take: Callable[[int, Any], None],
-    *,
-    randomness: str = "error",
-) -> None:
-    """Call a function for one sample after the other, in plain autograd.
+def functional(
+    function: Function, model: nn.Module, names: Collection[str], *places: str
+) -> Function:
+    """Make `function(model, *sample)` one of `(params, buffers, *sample)`, to be transformed.
 
-    The function does its backward too, if there is one, by the parameters of these names. `take`
-    is called with the number of a sample and what the function returned for it, for some samples
-    twice, and the second time counts.
-
-    Raises:
-        ValueError: The function draws random numbers, and `randomness` is `"error"`.
+    Each sample has buffers of its own. What is known to be wrong under `vmap`, or in further
+    `places` (`helpers.transforms.known_wrong`), raises, and so does a parameter out of reach.
     """
-    device, size = batch[0].device, len(batch[0])
-    first = streams.random_state(device)
-    cured, ends = Cured(), []
-    # A write into `tensor.data` leaves no trace but the numbers, and to compare all of them takes
-    # longer than many a sample. So they are compared behind the first sample, and at the end.
-    compare, index = False, 0
-    with preserved(model, names) as snapshot, eager(), torch.enable_grad():
-        while index < size:
-            if randomness == "same":
-                streams.restore_random_state(first, device)
-            # Clones, since autograd does not save tensors that were made in inference mode.
-            sample = [tensor[index].detach().clone() for tensor in batch]
-            try:
-                with cured if index == 0 or cured.used else contextlib.nullcontext():
-                    take(index, function(model, *sample))
-            except Exception as error:
-                fallback.add_place(error, model)
-                raise
-            if index == 0 and randomness == "error":
-                ends.append(streams.random_state(device))
-                if len(ends) == 1 and not streams.alike(first, ends[0]):
-                    snapshot.restore()
-                    continue  # one that sets a seed itself ends at one place, wherever it begins
-                if not streams.alike(ends[-1], ends[0]):
-                    streams.restore_random_state(first, device)
-                    raise ValueError(streams.RANDOMNESS)
-            last = index == size - 1
-            wrote = snapshot.restore(compare=compare or index == 0 or last)
-            if wrote and last and not compare and index:  # samples in between met what others wrote
-                index = -1
-                streams.restore_random_state(first, device)
-            compare = compare or wrote
-            index += 1
+    parameters = dict(model.named_parameters())
+    own = parameters | dict(model.named_buffers())
+    scripted, wanted = reaches_script((function, model)), set()
+    for name in names:
+        wanted.add(id(own[name]))
+
+    def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
+        if scripted:
+            raise OutOfReach("what is scripted has wrong gradients under transforms")
+        others = dict(params)
+        for name, buffer in buffers.items():
+            others[name] = buffer.clone()
+        watched = Watched(VMAP, *places, parameters=parameters.values())
+        with watched, standing_in(own, others):
+            value = function(model, *map(torch.clone, sample))
+            if not isinstance(value, Tensor):
+                return value
+            value = value.clone()  # it may be a parameter itself
+        # The parameters themselves require a gradient. So one that was met as it is, by a view of
+        # it, say, has left a graph.
+        for node in graph(debug_unwrap(value)):
+            if id(getattr(node, "variable", None)) in wanted:
+                raise OutOfReach("a parameter is used by a view that was taken of it before")
+        return value
+
+    return run
 
 
-def vmapped(
-    function: Function,
-    model: nn.Module,
-    names: Collection[str],
-    batch: Batch,
-    *,
-    transform: Callable[[Function], Function],
-    otherwise: Callable[[], Any],
-    chunk_size: int | None = None,
-    randomness: str = "error",
-    out: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
-    dtype: torch.dtype | None = None,
-) -> Any:
-    """Call a transformed function for all samples at once, with `torch.vmap`.
+@contextmanager
+def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let tensors of a model be others for the length of a block, by name.
 
-    Args:
-        function: See the module.
-        model: Any module.
-        names: The parameters that the function gets.
-        batch: Tensors `(B, ...)`, at least one.
-        transform: What is to be batched, such as `torch.func.grad` by the parameters; it gets and
-            returns a function `(params, buffers, *sample)`, the latter of a tensor or a dictionary.
-        otherwise: Computes and returns the same, in a loop, where `vmap` cannot, or has nothing to
-            do: for no sample, or no parameter.
-        chunk_size: How many samples at a time; `None` means all.
-        randomness: `"error"`, `"different"` or `"same"`, as in `torch.vmap`.
-        out: Returns where results are to be written, given those of the first chunk; `None` means
-            into new tensors.
-        dtype: Of the results; `None` means that which they come with.
-
-    Returns:
-        What the function returns, with a dimension B in front of each tensor, detached.
-
-    Raises:
-        ValueError: The function draws random numbers and `randomness` is `"error"`.
+    `functional_call` puts others into their modules. These are others wherever code holds them: in
+    a list, a set, a closure, an argument. Their identity, class and attributes stay.
     """
-    size, device = len(batch[0]), batch[0].device
-    if not size or not names:
-        return otherwise()
-    step = size if chunk_size is None else chunk_size
-    state = None if randomness == "error" else streams.random_state(device)
-    failed = None
-    with running(model, names) as (snapshot, params, buffers), fallback.slow_operations_named():
-        # Each chunk is written where it belongs: to concatenate them takes the memory of all
-        # results a second time. So `torch.vmap` is not told the chunk size.
-        start, swap, per_sample = 0, False, None
-        while start < size:
-            if randomness == "same":  # what `torch.vmap` does for its chunks
-                streams.restore_random_state(state, device)
-            try:
-                chunk = [*map(itemgetter(slice(start, start + step)), batch)]
-                if per_sample is None:
-                    per_sample = transform(reaching(function, model, names, swap=swap))
-                inputs = per_sample, params, buffers
-                results = map_samples(*inputs, chunk, snapshot.restore, randomness=randomness)
-                rows = results if isinstance(results, dict) else {"": results}
-                if start == 0 and "" not in rows:
-                    unreached = [n for n, each in rows.items() if each.stride(0) == 0]
-                    if len(chunk[0]) == 1 and not all(each.any() for each in rows.values()):
-                        # What is not reached is expanded by `vmap`, which two samples show.
-                        drawn = streams.random_state(device)
-                        twice = [each.expand(2, *each.shape[1:]) for each in chunk]
-                        seen = map_samples(*inputs, twice, snapshot.restore, randomness=randomness)
-                        unreached = [n for n, each in seen.items() if each.stride(0) == 0]
-                        streams.restore_random_state(drawn, device)
-                        del seen
-                    if unreached:
-                        check_unreached(function, model, unreached, batch)
-            except Exception as error:  # whatever a model can raise; the loop tells
-                if fallback.is_no_memory(error):
-                    raise
-                if isinstance(error, OutOfReach) and not swap:
-                    swap, per_sample = True, None
-                    if state is not None and start == 0:
-                        streams.restore_random_state(state, device)
-                    continue
-                failed = error
-                break
-            if start == 0:
-                places = out(rows) if out else {}
-            for name, each in rows.items():
-                if out is None and step >= size:
-                    places[name] = each.detach().to(dtype or each.dtype)
-                    continue
-                if name not in places:
-                    places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
-                with torch.no_grad():
-                    places[name][start : start + step].copy_(each)
-            del results, rows  # or they would lie beside those of the next chunk
-            start, each = start + step, None
-    if failed is None:
-        return places.get("", places)
-    if state is not None:
-        streams.restore_random_state(state, device)
-    return fallback.to_loop(otherwise, failed, model)
+    try:
+        from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
+    except ImportError as error:
+        raise OutOfReach("this torch cannot exchange tensors") from error
+    swapped = []
+    try:
+        for name, other in others.items():
+            swap(own[name], other)
+            swapped.append((own[name], other))
+        yield
+    finally:
+        for tensor, other in swapped[::-1]:
+            swap(tensor, other)
 
 
-@contextlib.contextmanager
+@contextmanager
 def running(
     model: nn.Module, names: Collection[str]
 ) -> Iterator[tuple[Snapshot, dict[str, Tensor], dict[str, Tensor]]]:
@@ -199,99 +94,107 @@ def running(
 
     Yields the state of the model; its parameters of these names and its buffers, detached.
     """
-    with preserved(model, names) as snapshot, batchable_recurrence(model), eager():
-        own, params, buffers = dict(model.named_parameters()), {}, {}
-        for name in names:
-            params[name] = own[name].detach()
-        for name, buffer in model.named_buffers():
-            buffers[name] = buffer.detach()
-        with torch.enable_grad():
-            yield snapshot, params, buffers
+    own, params, buffers = dict(model.named_parameters()), {}, {}
+    for name in names:
+        if own[name]._backward_hooks:
+            raise OutOfReach(f"the parameter {name} has hooks on its gradient")
+        params[name] = own[name].detach()
+    for name, buffer in model.named_buffers():
+        buffers[name] = buffer.detach()
+    with ExitStack() as stack:
+        snapshot = stack.enter_context(preserved(model, names))
+        for module in model.modules():
+            if isinstance(module, RECURRENT):
+                stack.enter_context(batchable_recurrence(module))
+            if module._compiled_call_impl or hasattr(module, "_orig_mod"):
+                stack.enter_context(switches.uncompiled)
+        stack.enter_context(torch.enable_grad())
+        yield snapshot, params, buffers
 
 
-def reaching(
-    function: Function, model: nn.Module, names: Collection[str], *, swap: bool = False
-) -> Function:
-    """Make `function(model, *sample)` one of `(params, buffers, *sample)`.
-
-    Wherever the model meets its own parameters, the tensors in their place are used, or it is
-    refused; with `swap`, they stand in the modules, too. And it writes neither into the buffers of
-    other samples nor into the caller's data.
-    """
-    own = dict(model.named_parameters())
-    ids = {id(tensor): name for name, tensor in (*own.items(), *model.named_buffers())}
-    hooked = [name for name in names if own[name]._backward_hooks]
-    wanted = {id(own[name]) for name in names}
-
-    def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
-        buffers = dict(zip(buffers, map(torch.clone, buffers.values()), strict=True))
-        for name in hooked:
-            for hook in own[name]._backward_hooks.values():
-                params[name].register_hook(hook)
-        with ParameterAliases(ids, params | buffers):
-            if swap:
-                swap_registered(model, ids, params | buffers)
-            value = function(model, *map(torch.clone, sample))
-        # The parameters themselves require a gradient while others are differentiated in their
-        # place. So one that was used as it is, by a view of it or in an autograd Function, has left
-        # a graph.
-        bare = debug_unwrap(value) if isinstance(value, Tensor) else None
-        nodes = graph(bare) if bare is not None and bare.requires_grad else ()
-        if any(id(getattr(node, "variable", None)) in wanted for node in nodes):
-            raise OutOfReach("a parameter is used as it is, out of reach of the transforms")
-        return value
-
-    return run
-
-
-def check_unreached(
-    function: Function, model: nn.Module, names: Collection[str], batch: Batch
-) -> None:
-    """Raise `OutOfReach` if parameters without a gradient under transforms have one without.
-
-    A scripted function is called past all of them. The first sample is run.
-    """
-    device = batch[0].device
-    state = streams.random_state(device)
-    with preserved(model, names):
-        own = dict(model.named_parameters())
-        leaves = [own[name] for name in names]
-        value = function(model, *(tensor[0].detach().clone() for tensor in batch))
-        grads = [None]
-        if value.requires_grad:
-            grads = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
-    streams.restore_random_state(state, device)
-    if any(each is not None and each.any() for each in grads):
-        raise OutOfReach("a parameter is used as it is, out of reach of the transforms")
-
-
-def map_samples(
-    per_sample: Function,
-    params: dict[str, Tensor],
-    buffers: dict[str, Tensor],
-    batch: Sequence[Any],
-    restore: Callable[[], Any],
+def batched(
+    compute: Function,
+    model: nn.Module,
+    names: Collection[str],
+    batch: Batch,
     *,
+    otherwise: Callable[[], Any],
+    chunk_size: int | None = None,
     randomness: str = "error",
+    out: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Any:
-    """Run `per_sample(params, buffers, *sample)` for each sample of a batch, with `torch.vmap`.
+    """Call a batched function for all samples, chunk by chunk, or let a loop answer.
 
-    All samples share the parameters, and the buffers unless the model writes a sample's values into
-    them: then each sample gets its own. `restore` puts the model back after each run.
+    Args:
+        compute: `compute(params, buffers, *chunk)`, a `vmap` of what `functional` made, with the
+            same randomness; it returns a tensor `(B, ...)` or a dictionary of such tensors.
+        model: Any module.
+        names: The parameters that the function gets.
+        batch: Tensors `(B, ...)`, at least one.
+        otherwise: Computes the same in a loop, also where there is no sample or no parameter.
+        chunk_size: How many samples at a time; `None` means all.
+        randomness: `"error"`, `"different"` or `"same"`.
+        out: Given the results of the first chunk, returns where all are to be written.
+        dtype: Of the results; `None` means that which they come with.
+
+    Returns:
+        What `compute` returns, detached, each tensor in memory of its own.
     """
-    if any(isinstance(leaf, Sequences) for leaf in batch):
-        raise UnequalLengths
-    for own in (False, True):
-        dims = (None, 0 if own else None, *(0,) * len(batch))
-        if own:
-            size = len(batch[0])
-            buffers = {name: each.expand(size, *each.shape) for name, each in buffers.items()}
-        try:
-            compute = vmap(per_sample, in_dims=dims, randomness=randomness)
-            return compute(params, buffers, *batch)
-        except RuntimeError as error:
-            if own or not any(fragment in str(error) for fragment in _UNBATCHED):
-                raise
-        finally:
-            restore()
-    raise AssertionError("the second attempt returns or raises")
+    size, device = len(batch[0]), batch[0].device
+    if not size or not names:
+        return otherwise()
+    step, first = chunk_size or size, streams.random_state(device)
+    places: dict[str, Tensor] = {}
+    owners: set[int] = set()
+    try:
+        with running(model, names) as (snapshot, params, buffers):
+            # Each chunk is written where it belongs: to concatenate them takes the memory of all
+            # results a second time. So `torch.vmap` is not told the chunk size.
+            for start in range(0, size, step):
+                if start and randomness == "same":  # what `torch.vmap` does for its chunks
+                    streams.restore_random_state(first, device)
+                chunk = []
+                for leaf in batch:
+                    if isinstance(leaf, Sequences):
+                        raise UnequalLengths("samples of unequal length")
+                    chunk.append(leaf[start : start + step])
+                results = compute(params, buffers, *chunk)
+                snapshot.restore()
+                rows = results if isinstance(results, dict) else {"": results}
+                if start == 0 and out:
+                    places = out(rows)
+                for name, each in rows.items():
+                    if out is None and step >= size:
+                        places[name] = each.detach().to(dtype or each.dtype)
+                        address = places[name].untyped_storage().data_ptr()
+                        if address in owners or 0 in each.stride():  # views of one, as of a sum
+                            places[name] = each.detach().contiguous().clone()
+                        owners.add(address)
+                        continue
+                    if name not in places:
+                        places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
+                    with torch.no_grad():
+                        places[name][start : start + step].copy_(each)
+                del results, rows, each  # or they would lie beside those of the next chunk
+        last = streams.random_state(device)
+        if randomness != "same" and not streams.alike_outside_torch(first, last):
+            raise OutOfReach("NumPy or Python draws random numbers, once for all samples")
+        return places.get("", places)
+    except Exception as error:
+        if not fallback.leads_to_loop(error):
+            raise
+        failed = error
+    streams.restore_random_state(first, device)
+    return fallback.to_loop(otherwise, failed, model)
+
+
+def graph(value: Tensor) -> Iterator[Any]:
+    """Yield the nodes of the graph behind a tensor."""
+    seen, waiting = set(), [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+            yield node

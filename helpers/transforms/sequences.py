@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
+from helpers.transforms.known_wrong import Refusal
 
-class UnequalLengths(RuntimeError):
+
+class UnequalLengths(Refusal):
     """Samples of unequal length do not make one tensor, so that `torch.vmap` cannot take them."""
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from nbformat import NotebookNode
 
 from helpers.limits import entries
 from helpers.limits.diagnosis.watch import Case
-from helpers.limits.lookup import LESSON
+from helpers.limits.lookup import Entry
 from helpers.tooling.lesson import files
 
+LESSON = Path(__file__).parents[2] / "notebooks" / "06_limits.ipynb"
 NAMES = list(entries())
 as_seen = pytest.mark.xfail(
     not torch.__version__.startswith(("2.13.", "2.15.")),
@@ -45,6 +47,21 @@ def _sections() -> dict[str, list[NotebookNode]]:
 
 
 SECTIONS = _sections()
+
+
+def told() -> dict[str, Entry]:
+    """Read the entries as the text of the lesson tells them."""
+    cells = [cell.source for cell in files.read(LESSON).cells if cell.cell_type == "markdown"]
+    text = "\n\n".join(cells)
+    labels = {"Cause": "cause", "Way out": "fix", "Told apart": "apart"}
+    found = {}
+    for section in re.findall(r"(?ms)^### ([a-z0-9-]+\n.*?)(?=^#{2,3} |\Z)", text):
+        name, *paragraphs = re.split(r"\n\n+", section.strip())
+        seen = [re.fullmatch(r"(`+)(.+)\1|((?:wrong|slow): .+)", each) for each in paragraphs]
+        parts = [each.removeprefix("**").partition(".** ") for each in paragraphs]
+        said = {labels[label]: rest for label, _, rest in parts if label in labels}
+        found[name] = Entry(name, tuple(each[2] or each[3] for each in seen if each), **said)
+    return found
 
 
 @dataclass

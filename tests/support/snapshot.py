@@ -61,7 +61,9 @@ class Snapshot:
         elif isinstance(value, type | torch.jit.ScriptModule):
             return
         elif isinstance(value, nn.Module) or type(value).__module__.startswith("tests"):
-            self._record(f"{place}.", vars(value))
+            self._record(f"{place}.", getattr(value, "__dict__", None))
+            for name in getattr(value, "__slots__", ()):
+                self._record(f"{place}.{name}", getattr(value, name))
 
     def _record_tensor(self, place: str, tensor: Tensor) -> None:
         if nn.parameter.is_lazy(tensor):

@@ -72,6 +72,13 @@ class Memory:
         self.steps, self.scale = [], 1.0
 
 
+class Slotted:
+    """The same, without a dictionary of attributes."""
+
+    __slots__ = ("scale", "steps")
+    __init__ = Memory.__init__
+
+
 def _object(self: Apply, inputs: Tensor) -> Tensor:
     self.cache.steps.append(1)
     self.cache.scale *= 1.5
@@ -167,10 +174,8 @@ def _halved(frozen: bool = False) -> nn.Module:
 
 
 def flipping(self: Apply, inputs: Tensor) -> Tensor:
-    """Change mode, flags and a weight, and then fail."""
+    """Change mode and state, and then fail."""
     self.fc.training = False
-    with torch.no_grad():
-        self.fc.weight.zero_()
     self.seen.append(1)
     raise KeyError("the model fails")
 
@@ -277,6 +282,27 @@ def typed() -> nn.Module:
     """Look at the class of a parameter."""
     model = Apply(lambda m, x: m.fc(x) * (m.scale if isinstance(m.scale, Scale) else 1))
     model.fc, model.scale = nn.Linear(3, 2).double(), Scale(torch.randn(2, dtype=torch.float64))
+    return model
+
+
+def _identified(scale: Callable[..., float]) -> nn.Module:
+    """Look at which object a parameter is: `scale(model, weight)` says by how much it counts."""
+    model = Apply(lambda m, x: m.fc(x) * scale(m, m.fc.weight), fc=nn.Linear(3, 2))
+    model.kept, model.rates = [model.fc.weight], {model.fc.weight: 0.5}
+    return model
+
+
+def _penalised_by_a_set() -> tuple[nn.Module, Loss]:
+    model = nn.Linear(3, 2)
+    decay = {model.weight}
+    penalty = lambda: sum(p.square().sum() for p in model.parameters() if p in decay)  # noqa: E731
+    return model, lambda p, t: squared(p, t) + penalty()
+
+
+def _read_by_a_hook() -> nn.Module:
+    model = nn.Linear(3, 2)
+    bias = model.bias
+    model.register_forward_hook(lambda layer, inputs, outputs: outputs * bias)
     return model
 
 
@@ -429,6 +455,7 @@ Build = Callable[[], nn.Module | tuple[nn.Module, Loss]]
 ROWS: dict[str, Build] = {
     "kept deep inside": lambda: _one(_nested, cache={"inner": {"calls": []}, "more": ()}),
     "kept in an object": lambda: _one(_object, cache=Memory()),
+    "kept in slots": lambda: _one(_object, cache=Slotted()),
     "kept in a tensor": lambda: _one(lambda m, x: m.fc(x * m.cache.mul_(1.5)), cache=torch.rand(3)),
     "kept on a layer": lambda: _one(_new_layer_scale),
     "hooks on first use": lambda: _two(_hidden_states, cache=[], seen=[]),
@@ -493,6 +520,11 @@ LINKED: dict[str, Build] = {
     "loss of what a method kept": _collected,
     "weak reference to the parent": _weakly_linked,
     "a class of parameters": typed,
+    "type of a parameter": lambda: _identified(lambda m, w: 0.5 + (type(w) is nn.Parameter)),
+    "identity of a parameter": lambda: _identified(lambda m, w: 0.5 + (w is m.kept[0])),
+    "parameter as a key": lambda: _identified(lambda m, w: m.rates.get(w, 1.0)),
+    "penalty over a set": _penalised_by_a_set,
+    "hook that reads a parameter": _read_by_a_hook,
     "a view of a parameter": _viewed,
     "scripted function of a closure": _closure_for_a_script,
     "select_scatter": lambda: Apply(

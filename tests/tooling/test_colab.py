@@ -93,7 +93,8 @@ def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python
     copy.cells.append(new_code_cell(WHERE))
     execute(quick(copy, path.stem), folder, colab_python, monkeypatch)
     assert texts(copy.cells[-1]) == [f"{folder / 'helpers' / '__init__.py'} 7.34.0"]
-    written = {file.relative_to(folder): file for file in folder.rglob("helpers/**/*.py")}
+    found = (file for kind in ("py", "toml") for file in folder.rglob(f"helpers/**/*.{kind}"))
+    written = {file.relative_to(folder): file for file in found}
     assert sorted(written) == imports.reached(files.read(path))
     for name, file in written.items():
         assert file.read_text().strip() == f"# @title {name}\n{(ROOT / name).read_text()}".strip()

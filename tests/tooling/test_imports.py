@@ -9,10 +9,12 @@ SOURCES = {
     "__init__.py": "",
     "text.py": "def shape(): ...",
     "limits/__init__.py": "def cases():\n    from helpers import text",
+    "limits/entries.toml": "",
     "limits/slow.py": "import torch, helpersome",
 }
 TEXT = ["helpers/__init__.py", "helpers/text.py"]
-LIMITS = ["helpers/__init__.py", "helpers/limits/__init__.py", "helpers/text.py"]
+LIMITS = [f"helpers/{name}" for name in ("__init__.py", "limits/__init__.py", "text.py")]
+LIMITS.append("helpers/limits/entries.toml")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ LIMITS = ["helpers/__init__.py", "helpers/limits/__init__.py", "helpers/text.py"
         ("from helpers import text", TEXT),
         ("from helpers.text import shape", TEXT),
         ("def load():\n    from helpers import text", TEXT),
-        ("from helpers.limits import cases", LIMITS),
+        ("from helpers.limits import cases", sorted(LIMITS)),
         ("from helpers.limits import slow", sorted([*LIMITS, "helpers/limits/slow.py"])),
         ("import torch, helpersome", []),
     ],

@@ -16,9 +16,8 @@ from helpers.limits.diagnosis.watch import Case
 from helpers.limits.lookup import entries, markdown
 from helpers.transforms import batches, checks
 from helpers.transforms.batches import Tree
-from helpers.transforms.eager import eager
 from helpers.transforms.randomness import streams_kept
-from helpers.transforms.restore import preserved
+from helpers.transforms.switches import uncompiled
 
 FEW = 4
 """How many samples are run, at most."""
@@ -129,7 +128,7 @@ def diagnose(
         inner, wrapped = inspection.unwrap(model)
         checks.check_one_process(inner)
         case = Case(inner, loss_fn, few)
-        with preserved(inner, trial.trainable(inner)), eager():
+        with trial.untouched(inner), uncompiled:
             seen = list(observation.observe(case))
             own = list(habits.observe(case))
             loud, bare = trial.transforms(case)
@@ -154,6 +153,7 @@ def _findings(found: list[tuple[str, ...]]) -> tuple[Finding, ...]:
     """Make findings, the first of each entry and place, loud ones first."""
     names = {each[0] for each in found}
     covered = {
+        "state-in-a-container": ("wrapped-forward",),  # which is met again
         "sample-into-buffer": ("aliased-buffers",),  # it is what the writing does
         "stashed-activation": ("state-on-self", "state-in-a-container"),  # made anew
         "embedding-max-norm": ("written-weights",),
@@ -200,7 +200,7 @@ def _compare(case: Case) -> Compared:
     """Compare `func_gradients` with the loop; in evaluation mode where training is refused."""
     comparison, says, expected = _compare_as_it_is(case)
     if comparison is None and case.model.training:
-        with preserved(case.model, trial.trainable(case.model)):
+        with trial.untouched(case.model):
             case.model.eval()
             in_eval, says_in_eval, _ = _compare_as_it_is(case)
         if in_eval is not None:
@@ -212,7 +212,8 @@ def _compare_as_it_is(case: Case) -> Compared:
     results = {}
     for method in (gradients.func_gradients, gradients.loop_gradients):
         try:
-            results[method.__name__] = method(*case)
+            with trial.untouched(case.model):
+                results[method.__name__] = method(*case)
         except ValueError as error:
             return None, f"{method.__name__} refuses: {one_line(error)}", {}
         except Exception as error:  # anything that a model can raise

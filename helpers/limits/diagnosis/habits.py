@@ -4,34 +4,34 @@ Reaching its parameters by other ways than as registered, writing into them, kee
 `self`, and normalising what is then read in another order.
 """
 
-import copy
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.diagnosis.inspection import Found, listed
-from helpers.limits.diagnosis.trial import norms_in_eval, trainable
+from helpers.limits.diagnosis.trial import norms_in_eval, untouched
 from helpers.limits.diagnosis.watch import Case
-from helpers.transforms.batches import Batch, call
-from helpers.transforms.call import ParameterAliases
+from helpers.transforms.batches import Batch, call, tensors_in
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
-from helpers.transforms.mended import Cured
+from helpers.transforms.known_wrong import Watched
 from helpers.transforms.randomness import streams_kept
-from helpers.transforms.restore import Snapshot, preserved, walk
+from helpers.transforms.restore import walk
+from helpers.transforms.samples import graph
 
 
 def observe(case: Case) -> Iterator[Found]:
     """Find habits in runs of one sample."""
-    cured = Cured()
-    with preserved(case.model, trainable(case.model)), cured:
+    with untouched(case.model), Watched():
         found = _observed(case, case.batch[:1])
     yield from found
-    if cured.met_norm:
-        yield from _transposed(case)
+    yield from _transposed(case)
 
 
 def _observed(case: Case, sample: Batch) -> list[Found]:
@@ -39,34 +39,33 @@ def _observed(case: Case, sample: Batch) -> list[Found]:
     model = case.model
     norms_in_eval(model)
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    ids = {id(tensor): name for name, tensor in (*own.items(), *buffers.items())}
-    # As `functional_call` swaps them: what is met besides, was out of its reach.
+    ids = {id(tensor) for tensor in (*own.values(), *buffers.values())}
+    # As `functional_call` swaps them: what the loss depends on besides, was out of its reach.
     swapped = {name: tensor.detach().clone() for name, tensor in own.items()}
     versions = {name: tensor._version for name, tensor in swapped.items()}
     copies = {name: buffer.detach().clone() for name, buffer in buffers.items()}
     kept, modules = _kept(model), {*model.modules()}
-    aliases = ParameterAliases(ids, swapped | copies)
     try:
-        with streams_kept(sample.leaves[0].device), aliases:
+        with streams_kept(sample.leaves[0].device):
             data, targets = sample.whole()
             predictions = call(
                 lambda *args, **named: functional_call(model, swapped | copies, args, named), data
             )
-            met = aliases.met.copy()
-            case.loss_fn(predictions, targets)
+            met, in_both = (
+                _behind(value, own) for value in (predictions, case.loss_fn(predictions, targets))
+            )
     except Exception:  # it runs by itself, and what refuses to be swapped is named elsewhere
         return []
     after = _kept(model)
-    changed = [place for place, each in kept.items() if each.changed(ids.keys())]
+    changed = [place for place, each in kept.items() if each.changed(ids)]
     changed += [
         place
         for place, each in after.items()
         if place not in kept and not isinstance(each.value, Tensor) and each.module in modules
     ]
     inside = {id(value) for each in kept.values() for value in walk([each.value])}
-    held = [name for number, name in ids.items() if name in met and number in inside]
-    closed = met.difference(held) | _met_by_a_copy(model, ids, sample)
-    if in_loss := aliases.met - met:
+    held = [name for name in met if id(own[name]) in inside]
+    if in_loss := in_both - met:
         held.append(f"loss_fn ({listed(sorted(in_loss))})")
     written = [
         name
@@ -74,7 +73,7 @@ def _observed(case: Case, sample: Batch) -> list[Found]:
         if tensor._version != versions[name] or not torch.equal(tensor, own[name])
     ]
     places = {
-        "wrapped-forward": sorted(closed),
+        "wrapped-forward": sorted(met.difference(held)),
         "parameter-in-a-list": sorted(held),
         "state-on-self": changed,
         "written-weights": written,
@@ -82,23 +81,25 @@ def _observed(case: Case, sample: Batch) -> list[Found]:
     return [(entry, listed(each)) for entry, each in places.items() if each]
 
 
-def _met_by_a_copy(model: nn.Module, ids: dict[int, str], sample: Batch) -> set[str]:
-    """Return the names of tensors of the model itself that a deep copy of it uses."""
-    aliases = ParameterAliases(ids, dict(model.named_parameters()))
-    try:
-        duplicate = copy.deepcopy(model)
-        with streams_kept(sample.leaves[0].device), aliases:
-            call(duplicate, sample.whole()[0])
-    except Exception:  # whatever a model holds may refuse to be copied
-        return set()
-    return aliases.met
+def _behind(value: Any, own: dict[str, Tensor]) -> set[str]:
+    """Return the names of the parameters in the graph of the tensors in a value."""
+    nodes = (node for tensor in tensors_in(value) for node in graph(tensor))
+    met = {id(getattr(node, "variable", None)) for node in nodes}
+    return {name for name, parameter in own.items() if id(parameter) in met}
 
 
 def _transposed(case: Case) -> Iterator[Found]:
     """Find normalisations whose gradient is another one where memory is put in order."""
+    norms = [
+        name or "the model"
+        for name, module in case.model.named_modules()
+        if isinstance(module, BATCH_NORM | INSTANCE_NORM)
+    ]
+    if not norms:
+        return
     gradients, of_tokens = [], []
-    for mode in (Cured(), nullcontext()):
-        with preserved(case.model, trainable(case.model)):
+    for mode in (Watched(), nullcontext()):
+        with untouched(case.model):
             norms_in_eval(case.model)
             leaves = [p for p in case.model.parameters() if p.requires_grad]
             for module in case.model.modules():
@@ -117,13 +118,8 @@ def _transposed(case: Case) -> Iterator[Found]:
                 return
         gradients.append(torch.cat([each.flatten() for each in found]))
     if largest_error(*gradients[::-1]) > 100 * TOLERANCES.get(gradients[0].dtype, 1e-5):
-        norms = [
-            name or "the model"
-            for name, module in case.model.named_modules()
-            if isinstance(module, BATCH_NORM | INSTANCE_NORM)
-        ]
         entry = "normalisation-of-tokens" if any(of_tokens) else "normalisation-transposed"
-        yield entry, listed(norms or ["the model"])
+        yield entry, listed(norms)
 
 
 # What swapping a parameter changes by itself; the last two are of recurrent layers.
@@ -136,14 +132,40 @@ class _Attribute:
     def __init__(self, module: nn.Module, key: str) -> None:
         self.module, self._key = module, key
         self.value = vars(module).get(key)
-        self._snapshot = Snapshot([self.value])
+        self._inside = _inside(self.value)
 
     def changed(self, registered: Collection[int]) -> bool:
         """Return whether it, or what is in it but for registered tensors' `id`, is another one."""
         value = vars(self.module).get(self._key)
         if isinstance(value, Tensor) and value is not self.value:
             return False  # a stash, or a rebound tensor: other findings
-        return value is not self.value or bool(self._snapshot.written().difference(registered))
+        now = _inside(value)
+        return len(now) != len(self._inside) or any(
+            one is not other or (id(one) not in registered and not _alike(holds, held))
+            for (one, holds), (other, held) in zip(now, self._inside, strict=True)
+        )
+
+
+def _inside(value: Any) -> list[tuple[Any, list[Any]]]:
+    """List the objects in a value, each with what it holds."""
+    return [(each, _held(each)) for each in (value, *walk([value]))]
+
+
+def _held(value: Any) -> list[Any]:
+    if isinstance(value, Tensor):
+        return [None if value.is_inference() else value._version]
+    if isinstance(value, np.ndarray):
+        return [value.tobytes()]
+    if isinstance(value, dict):
+        return [*dict.keys(value), *dict.values(value)]
+    kinds = (kind for kind in (list, tuple, set, deque) if isinstance(value, kind))
+    return [each for kind in kinds for each in kind.__iter__(value)]
+
+
+def _alike(now: list[Any], then: list[Any]) -> bool:
+    return len(now) == len(then) and all(
+        a is b or (isinstance(a, int | bytes) and a == b) for a, b in zip(now, then, strict=True)
+    )
 
 
 def _kept(model: nn.Module) -> dict[str, _Attribute]:

@@ -10,11 +10,10 @@ from torch import Tensor
 from helpers.compare import TOLERANCES, largest_error
 from helpers.limits.diagnosis.inspection import Found, attributes, listed
 from helpers.limits.diagnosis.signs import describe
-from helpers.limits.diagnosis.trial import norms_in_eval, trainable
+from helpers.limits.diagnosis.trial import norms_in_eval, trainable, untouched
 from helpers.limits.diagnosis.watch import Case, Watch
 from helpers.transforms.batches import call
-from helpers.transforms.mended import Cured
-from helpers.transforms.restore import preserved
+from helpers.transforms.known_wrong import Watched
 
 
 @dataclass
@@ -73,8 +72,8 @@ def tolerance(case: Case) -> float | None:
 
 def _run(case: Case, part: slice, found: list[Found]) -> Observation:
     """Run some samples, note what changed in the model, and put it back."""
-    model, names = case.model, trainable(case.model)
-    with preserved(model, names):
+    model = case.model
+    with untouched(model):
         norms_in_eval(model)
         watch = Watch(model, case.batch.leaves[0].device)
         before, buffers = {*model.parameters()}, dict(model.named_buffers())
@@ -82,7 +81,7 @@ def _run(case: Case, part: slice, found: list[Found]) -> Observation:
         stashes = attributes(model)
         loss_fn = watch.follow(case.loss_fn)
         try:
-            with watch.hearing(), Cured(), watch:
+            with watch.hearing(), Watched(), watch:
                 data, targets = case.batch[part].whole()
                 predictions = call(model, data)
                 loss = loss_fn(predictions, targets)
@@ -107,7 +106,8 @@ def _run(case: Case, part: slice, found: list[Found]) -> Observation:
         own = dict(model.named_parameters())
         if made := [name for name, each in own.items() if each not in before]:
             found.append(("state-on-self", listed(made)))
-        unreached = _unreached_by(loss, {name: own[name] for name in names})
+        params = {name: own[name] for name in trainable(model)}
+        unreached = None if watch.opaque else _unreached_by(loss, params)
     return Observation(watch, predictions, loss, unreached)
 
 

@@ -1,6 +1,7 @@
 """Runs of a model under the bare transforms, for `diagnose`."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -9,9 +10,9 @@ from helpers.limits.diagnosis.inspection import listed
 from helpers.limits.diagnosis.signs import FALLBACKS, SIGNS, Sign, describe, one_line
 from helpers.limits.diagnosis.watch import Case, Watch
 from helpers.transforms.batches import call
-from helpers.transforms.call import add_zero_state
 from helpers.transforms.checks import BATCH_NORM, INSTANCE_NORM
-from helpers.transforms.restore import preserved
+from helpers.transforms.recurrence import add_zero_state
+from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences
 
 UNKNOWN = "unknown"
@@ -22,6 +23,17 @@ _WRITES = ("in-place-into-zeros", "copy-into-zeros")
 def trainable(model: nn.Module) -> list[str]:
     """List the parameters that require a gradient."""
     return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Put a model back at the end of a block, with the values of its parameters."""
+    values = Snapshot(model.parameters())
+    try:
+        with preserved(model, trainable(model)):
+            yield
+    finally:
+        values.restore()
 
 
 def norms_in_eval(model: nn.Module) -> None:
@@ -42,7 +54,7 @@ def transforms(case: Case) -> tuple[list[tuple[str, str, str]], dict[str, Tensor
     found: list[tuple[str, str, str]] = []
     mended: set[str] = set()
     while True:
-        with preserved(case.model, trainable(case.model)):
+        with untouched(case.model):
             watch, error = _attempt(case, mended)
         if error is None:
             return [*found, *_fallbacks(watch)], {} if mended else watch.gradients
@@ -50,7 +62,7 @@ def transforms(case: Case) -> tuple[list[tuple[str, str, str]], dict[str, Tensor
         name = sign.entry if sign else UNKNOWN
         place = _place(sign, watch)
         if name in _WRITES and "sample-into-buffer" not in mended:
-            with preserved(case.model, trainable(case.model)):
+            with untouched(case.model):
                 second, other = _attempt(case, mended | {"sample-into-buffer"})
             if other is None or one_line(other) != one_line(error) or second.place != watch.place:
                 name, place = "sample-into-buffer", watch.place

@@ -56,6 +56,7 @@ class Watch(TorchFunctionMode):
         self.loss_calls: list[tuple[str, dict[str, Any]]] = []  # of torch, with named arguments
         self.gradients: dict[str, Tensor] = {}  # what the bare composition returned
         self.asked: list[str] = []  # where a forward asked if a tensor requires a gradient
+        self.opaque = False  # whether an operator such as torch.cond hid what its branches meet
         self.fallbacks: list[tuple[str, str]] = []  # operations of `vmap`, each with the place
         self._device = draws_on
         self._states: list[tuple[Any, Any]] = []
@@ -73,6 +74,7 @@ class Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if type(func).__name__.startswith("OpOverload") and not str(func).startswith("aten."):
             name = CUSTOM_OPERATOR
+        self.opaque = self.opaque or type(func).__module__.startswith("torch._higher_order_ops")
         if getattr(func, "__self__", None) in _IN_AUTOGRAD:
             asker = sys._getframe(1).f_globals.get("__name__", "")
             if (
@@ -148,7 +150,8 @@ class Watch(TorchFunctionMode):
         if self._device is None:
             return dict.fromkeys(self.drew)
         try:
-            torch_state = [each.numpy(force=True).tobytes() for each in random_state(self._device)]
+            states = (each for each in random_state(self._device) if isinstance(each, Tensor))
+            torch_state = [each.numpy(force=True).tobytes() for each in states]
         except RuntimeError:  # under a transform, the model's own too, no state can be read
             return dict.fromkeys(self.drew)
         _, keys, position, *_ = np.random.get_state()  # noqa: NPY002

@@ -36,16 +36,6 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
     return notebook
 
 
-def entries(needed: Collection[Path]) -> dict[Path, str]:
-    """Return the entries of lesson 6, by the path where modules of a copy that need them look."""
-    reader = Path("helpers/limits/lookup.py")
-    if reader not in needed:
-        return {}
-    from helpers.limits.lookup import text  # imports torch, which other lessons' copies spare
-
-    return {reader.with_name("entries.md"): text()}
-
-
 def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
     """Put `target` before lessons in links to them; with None, the text of a link alone stays.
 

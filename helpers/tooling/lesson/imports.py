@@ -16,7 +16,8 @@ def reached(notebook: NotebookNode) -> list[Path]:
     """List the modules of `helpers` that the cells of a lesson need, wherever they import them.
 
     Returns:
-        Paths such as `helpers/norms.py` in order, with the packages that hold the modules.
+        Paths such as `helpers/norms.py` in order, with the packages that hold the modules, and the
+        data beside them.
     """
     finder = ModuleFinder([str(ROOT)])
     with tempfile.TemporaryDirectory() as desk:
@@ -25,4 +26,6 @@ def reached(notebook: NotebookNode) -> list[Path]:
         finder.run_script(str(script))
     found = (module.__file__ for name, module in finder.modules.items() if name != "__main__")
     paths = (Path(each).relative_to(ROOT) for each in found if each)
-    return sorted(path for path in paths if path.parts[0] == "helpers")
+    modules = {path for path in paths if path.parts[0] == "helpers"}
+    data = {each for path in modules for each in (ROOT / path).parent.glob("*.toml")}
+    return sorted(modules | {each.relative_to(ROOT) for each in data})

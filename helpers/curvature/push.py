@@ -1,0 +1,41 @@
+"""Products of a Jacobian with a vector, made of backward passes."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import debug_unwrap, vjp
+
+
+def push(
+    outputs: Tensor, pull: Callable[[Tensor], tuple[dict[str, Tensor]]], vector: dict[str, Tensor]
+) -> Tensor:
+    """Multiply a Jacobian with a vector, given the `vjp` of a function.
+
+    What `pull` returns is linear in what it is given, so a `vjp` of it is the product: a `jvp` made
+    of backwards. The `jvp` of torch is not the transpose of each backward: it moves the padding of
+    an embedding, and takes a custom operator for a constant. `check_pushed` says if this one is.
+    """
+    return vjp(pull, torch.zeros_like(outputs))[1]((vector,))[0]
+
+
+def check_pushed(
+    pushed: Tensor, outputs: Tensor, pulled: dict[str, Tensor], vector: dict[str, Tensor]
+) -> None:
+    """Check that a push and a pull belong to one Jacobian: `u (J v)` is `(u J) v`.
+
+    It is not where a backward cannot be differentiated, or a hook on gradients is not linear. The
+    vector became `pushed`, and `outputs`, of its shape, became `pulled`.
+
+    Raises:
+        NotImplementedError: They do not.
+    """
+    one, other = (torch.cat([e[name].flatten() for name in vector]) for e in (pulled, vector))
+    there, back = pushed.flatten().dot(outputs.flatten()), one.dot(other)
+    sizes = pushed.norm() * outputs.norm() + one.norm() * other.norm()
+    right = (there - back).abs() <= torch.finfo(there.dtype).eps ** 0.5 * sizes
+    if not debug_unwrap(right).all():  # under `vmap`, there may be many vectors
+        raise NotImplementedError(
+            "torch.func pushes forward another Jacobian than it pulls back, by a hook on "
+            "gradients, a scripted module, or a backward that cannot be differentiated"
+        )

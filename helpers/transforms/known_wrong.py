@@ -1,0 +1,198 @@
+"""Functions of torch whose gradients are wrong: a few are mended, the others end a transform."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from inspect import getclosurevars
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import debug_unwrap
+from torch.overrides import TorchFunctionMode
+
+AUTOGRAD = "in plain autograd, and under transforms"
+VMAP, JACREV = "under vmap", "under vmap over jacrev"
+OUTSIDE = "where autograd lies outside of vmap"
+
+
+class Refusal(Exception):
+    """The engine cannot vouch for a transform of this model: a loop over the samples can."""
+
+
+class KnownWrong(Refusal):
+    """A forward pass calls what torch is known to differentiate wrongly under a transform."""
+
+
+class ParameterWritten(Refusal):
+    """A forward pass writes into a parameter, which under `vmap` belongs to all samples."""
+
+
+class Watched(TorchFunctionMode):
+    """Let a forward pass call functions of torch, but for those that are wrong in `places`.
+
+    Args:
+        places: Of `VMAP`, `JACREV` and `OUTSIDE`; `AUTOGRAD` is always one.
+        parameters: Tensors that the forward pass must not write into.
+    """
+
+    def __init__(self, *places: str, parameters: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self._places = (AUTOGRAD, *places)
+        self._parameters = set(map(id, parameters))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch; what it raises is the error of the code that calls it."""
+        self._check(func, args, kwargs or {})
+        return MENDED.get(func, func)(*args, **(kwargs or {}))
+
+    def _check(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        if func in KNOWN_WRONG:
+            place, is_wrong = KNOWN_WRONG[func]
+            if place in self._places and is_wrong(*args, **kwargs):
+                raise KnownWrong(f"torch.{func.__name__} has wrong gradients {place}")
+        if self._parameters and not self._parameters.isdisjoint(
+            map(id, (*args[:1], kwargs.get("out")))
+        ):
+            name = getattr(func, "__name__", "")
+            in_place = name.endswith("_") and not name.endswith("__")
+            given = func == Tensor.data.__get__  # a write into it would leave no trace
+            out = kwargs.get("out") is not None
+            if in_place or given or out or name in ("__setitem__", "__set__"):
+                raise ParameterWritten(f"{name} of a parameter, which may write into it")
+
+
+def reaches_script(roots: Iterable[Any]) -> bool:
+    """Return whether modules or functions lead to something scripted, which no mode sees.
+
+    Code that TorchScript has optimised for one kind of run has wrong gradients in another. Followed
+    are attributes of modules, closures and global names of functions, and what containers hold.
+    """
+    seen: set[int] = set()
+    waiting = [*roots]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule):
+            return True
+        if id(value) not in seen and (callable(value) or type(value) in (list, tuple, dict)):
+            seen.add(id(value))
+            waiting += _named_by(value)
+    return False
+
+
+def _named_by(value: Any) -> Iterator[Any]:
+    """Yield what an object may call."""
+    value = getattr(value, "__func__", value)
+    if isinstance(value, list | tuple | dict):
+        yield from filter(callable, value.values() if isinstance(value, dict) else value)
+    elif isinstance(value, partial):
+        yield from (value.func, *value.args)
+    elif isinstance(value, nn.Module):
+        yield from (type(value).forward, *vars(value).values(), *value.children())
+    elif isinstance(value, FunctionType):
+        yield from getclosurevars(value).nonlocals.values()
+        if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
+            names = _names(value.__code__)
+            for found in map(value.__globals__.get, names):
+                yield found
+                if isinstance(found, ModuleType) and not found.__name__.startswith("torch"):
+                    yield from (getattr(found, each, None) for each in names)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that code and the functions in it read."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
+
+
+def _is_unknown(tensor: Tensor) -> bool:
+    """Tell whether a tensor may require a gradient that only a transform further out knows of."""
+    return debug_unwrap(tensor) is not tensor and not tensor.requires_grad
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _is_ambiguous(A: Tensor, B: Tensor, **_: Any) -> bool:
+    """Tell whether `vmap` may take matrices for a batch of vectors."""
+    return A.dim() != B.dim() or A.shape[:-2] != B.shape[:-2]
+
+
+def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:
+    return not input.dim()
+
+
+def _has_options(*args: Any, padding_idx: int | None = None, **kwargs: Any) -> bool:
+    """Tell whether a call of `F.embedding` looks at its indices in the backward."""
+    padding = args[2] if len(args) > 2 else padding_idx
+    frequency = args[5] if len(args) > 5 else kwargs.get("scale_grad_by_freq")
+    return padding not in (None, -1) or bool(frequency)
+
+
+_BY_NAME = {
+    "index_fill": VMAP,  # the value of one sample goes to all
+    "prelu": JACREV,
+    "lu_solve": JACREV,
+    "select_scatter": OUTSIDE,
+    "as_strided": OUTSIDE,
+    "as_strided_copy": OUTSIDE,
+    "embedding": OUTSIDE,  # of a table that is computed; layer rules take the others before
+}
+OF_AUTOGRAD = {each.__get__ for each in (Tensor.requires_grad, Tensor.grad_fn, Tensor.is_leaf)}
+KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
+    **{each: (OUTSIDE, _is_unknown) for each in OF_AUTOGRAD},
+    F.embedding: (OUTSIDE, _has_options),
+    torch.cdist: (JACREV, _always),
+    torch.linalg.lu_solve: (JACREV, _always),
+    torch.linalg.solve: (VMAP, _is_ambiguous),
+    torch.roll: (VMAP, _is_scalar),  # which rolls the samples
+    Tensor.roll: (VMAP, _is_scalar),
+    torch.ops.higher_order.while_loop: (AUTOGRAD, _always),
+    **{
+        getattr(owner, name): (place, _always)
+        for name, place in _BY_NAME.items()
+        for owner in (torch, Tensor, torch.ops.aten)
+        if hasattr(owner, name)
+    },
+}
+"""Functions of torch, where they are wrong, and for which arguments; see lesson 6."""
+
+
+class _Contiguous(torch.autograd.Function):
+    """The identity, whose gradient lies in memory in the order of its dimensions."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(outputs: Tensor) -> Tensor:
+        """Return the same memory, into which a layer behind it may write."""
+        return outputs.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor) -> Tensor:
+        """Copy the gradient, if it has to be."""
+        return grads.contiguous()
+
+
+def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Normalise images.
+
+    On a CPU, torch reads the gradient of a single image in the wrong order where it lies in another
+    one than the image, in plain autograd too: as behind `flatten(2).transpose(1, 2)`.
+    """
+    return _Contiguous.apply(func(input.contiguous(), *args, **kwargs))
+
+
+MENDED: dict[Callable[..., Any], Callable[..., Any]] = {
+    norm: partial(_norm, norm)
+    for norm in (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
+}
+"""What is wrong without any transform, too, and so has to be right in the loop."""

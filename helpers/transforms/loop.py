@@ -1,0 +1,130 @@
+"""One sample after the other, in plain autograd: slow, and right for every differentiable model."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from helpers.transforms import fallback
+from helpers.transforms import randomness as streams
+from helpers.transforms.known_wrong import Watched
+from helpers.transforms.restore import preserved
+from helpers.transforms.samples import graph
+
+
+def gradients(
+    function: Callable[..., Tensor],
+    model: nn.Module,
+    params: dict[str, Tensor],
+    batch: tuple[Tensor, ...],
+    *,
+    dtype: torch.dtype | None = None,
+    randomness: str = "error",
+) -> dict[str, Tensor]:
+    """Differentiate a scalar function of each sample with respect to parameters.
+
+    Returns `{name: (B, *shape)}`, detached, in `dtype` or each parameter's own; zeros where the
+    function does not reach a parameter.
+    """
+    grads = {
+        name: tensor.new_zeros((len(batch[0]), *tensor.shape), dtype=dtype, requires_grad=False)
+        for name, tensor in params.items()
+    }
+    if not grads or not len(batch[0]):
+        return grads
+    own = dict(model.named_parameters())
+    leaves = [own[name] for name in grads]
+
+    missed = False
+
+    def differentiate(model: nn.Module, *sample: Tensor) -> list[Tensor | None]:
+        return _backward(function(model, *sample), leaves)
+
+    def take(index: int, rows: list[Tensor | None]) -> None:
+        nonlocal missed
+        missed = missed or any(row is None for row in rows)
+        for per_sample_grad, row in zip(grads.values(), rows, strict=True):
+            per_sample_grad[index] = 0 if row is None else row
+
+    for_each(differentiate, model, grads, batch, take, randomness=randomness)
+    flagged = {name for name, each in own.items() if each.requires_grad}
+    if missed and not flagged <= grads.keys():
+        # A checkpoint may need gradients of parameters that are not asked for.
+        for_each(differentiate, model, flagged | {*grads}, batch, take, randomness=randomness)
+    return grads
+
+
+def for_each(
+    function: Callable[..., Any],
+    model: nn.Module,
+    names: Collection[str],
+    batch: tuple[Tensor, ...],
+    take: Callable[[int, Any], None],
+    *,
+    randomness: str = "error",
+) -> None:
+    """Call `take(index, function(model, *sample))` for each sample, and put the model back.
+
+    The function does its backward pass too, if there is one; exactly the parameters of these names
+    require a gradient. Raises ValueError where random numbers are drawn and `randomness` is
+    `"error"`.
+    """
+    device = batch[0].device
+    first = streams.random_state(device)
+
+    def run(index: int) -> Any:
+        # Clones, since autograd does not save tensors that were made in inference mode.
+        sample = [tensor[index].detach().clone() for tensor in batch]
+        try:
+            return function(model, *sample)
+        except Exception as error:
+            fallback.add_place(error, model)
+            raise
+
+    with preserved(model, names) as snapshot, torch.enable_grad(), Watched():
+        for index in range(len(batch[0])):
+            if randomness == "same":
+                streams.restore_random_state(first, device)
+            result, ends = run(index), [first]
+            while index == 0 and randomness == "error":
+                ends.append(streams.random_state(device))
+                # A model with a seed of its own ends in one state, wherever it begins.
+                if any(streams.alike(ends[-1], each) for each in ends[:-1]):
+                    break
+                snapshot.restore()
+                if len(ends) > 3:  # another thread may have drawn, but hardly each time
+                    streams.restore_random_state(first, device)
+                    raise ValueError(streams.RANDOMNESS)
+                result = run(index)
+            take(index, result)
+            snapshot.restore()
+
+
+def by_backward(
+    scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
+) -> list[Tensor]:
+    """Differentiate a scalar with respect to leaves: dense, zeros where it reaches none."""
+    grads = _backward(scalar, leaves, retain_graph=retain_graph)
+    pairs = zip(grads, leaves, strict=True)
+    return [torch.zeros_like(leaf) if each is None else each for each, leaf in pairs]
+
+
+def _backward(
+    scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
+) -> list[Tensor | None]:
+    for leaf in leaves:
+        leaf.grad = None
+    if scalar.requires_grad:
+        # The backward pass of a custom function, such as a reentrant checkpoint, may run another
+        # one, for leaves that this graph does not show.
+        custom = any(isinstance(node, BackwardCFunction) for node in graph(scalar))
+        scalar.backward(inputs=None if custom else leaves, retain_graph=retain_graph)
+    grads = []
+    for leaf in leaves:
+        found, leaf.grad = leaf.grad, None
+        if found is not None:
+            found = (found if found.layout is torch.strided else found.to_dense()).detach()
+        grads.append(found)
+    return grads

@@ -1,0 +1,57 @@
+"""Recurrent layers under `vmap`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from helpers.transforms.switches import native_kernels
+
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
+@contextmanager
+def batchable_recurrence(layer: nn.RNNBase | nn.RNNCellBase) -> Iterator[None]:
+    """Let a recurrent layer run on kernels that `vmap` can batch, from a state of its batch size.
+
+    A layer that makes its own initial state makes it without the dimension of `vmap`, and then
+    writes into it.
+    """
+    hook = layer.register_forward_pre_hook(add_zero_state, with_kwargs=True)
+    try:
+        with native_kernels:
+            yield
+    finally:
+        hook.remove()
+
+
+def add_zero_state(
+    layer: nn.RNNBase | nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Give a layer its initial state, zeros unless it got one, with the dimension of `vmap`."""
+    inputs = args[0] if args else kwargs.get("input")
+    given = args[1] if len(args) > 1 else kwargs.get("hx")
+    if not isinstance(inputs, Tensor):
+        return None
+    if isinstance(given, tuple):
+        start = tuple(state + inputs.new_zeros(state.shape) for state in given)
+    elif given is not None:
+        start = given + inputs.new_zeros(given.shape)
+    else:
+        start = _zero_state(layer, inputs)
+    return args[:1], {**kwargs, "hx": start}
+
+
+def _zero_state(layer: nn.RNNBase | nn.RNNCellBase, inputs: Tensor) -> Any:
+    if isinstance(layer, nn.RNNCellBase):
+        lead, output_size = inputs.shape[:-1], layer.hidden_size
+    else:
+        layers = layer.num_layers * (2 if layer.bidirectional else 1)
+        batch = inputs.shape[:-1][0 if layer.batch_first else 1 :][:1]
+        lead = (layers, *(batch if inputs.dim() == 3 else ()))
+        output_size = layer.proj_size or layer.hidden_size
+    start = inputs.new_zeros((*lead, output_size))
+    if isinstance(layer, nn.LSTM | nn.LSTMCell):
+        return start, inputs.new_zeros((*lead, layer.hidden_size))
+    return start

@@ -1,0 +1,57 @@
+"""Switches of torch that hold for the whole process, set while a call needs them.
+
+Each is set by the first call that needs it and set back by the last one to leave, so that calls in
+several threads may overlap in any order.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+class Shared:
+    """A context that all threads share: the first to enter opens it, the last to leave closes it.
+
+    Args:
+        make: Makes the context anew each time it is opened.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+        self._make, self._lock, self._users = make, threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._open = self._make()
+                self._open.__enter__()
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._open.__exit__(None, None, None)
+
+
+@contextmanager
+def _native_kernels() -> Iterator[None]:
+    backends = torch.backends.mkldnn, torch.backends.cudnn
+    before = [backend.enabled for backend in backends]
+    try:
+        for backend in backends:
+            backend.enabled = False
+        yield
+    finally:
+        for backend, enabled in zip(backends, before, strict=True):
+            backend.enabled = enabled
+
+
+native_kernels = Shared(_native_kernels)
+"""Torch's own kernels in place of those of oneDNN and cuDNN, which `vmap` cannot batch."""
+plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+"""Attention by matrix products: fused attention can be differentiated only once."""
+uncompiled = Shared(lambda: torch.compiler.set_stance("force_eager"))
+"""What `torch.compile` has wrapped runs as it is written."""

@@ -1,0 +1,200 @@
+"""What a call leaves of the process and the parameters, and whose an error is: ours, or not."""
+
+import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from helpers import benchmark, curvature, gradients, jacobians, norms
+from helpers.layers import linear, recorder
+from helpers.transforms import batches
+from helpers.transforms.fallback import FallbackWarning
+from tests.support import zoo
+from tests.support.oracle import TOLERANCE, assert_equal, oracle
+from tests.support.ways import LOOP, WAYS, into_out
+from tests.support.zoo import Apply, squared
+
+met = threading.local()
+
+
+def functions() -> tuple[object, ...]:
+    return torch.compile, torch.cond, torch.jit.ScriptFunction.__call__, warnings.showwarning
+
+
+def switches() -> tuple[object, ...]:
+    stance = sys.modules["torch._dynamo.eval_frame"]._stance.stance
+    return stance, torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
+
+
+class Meeting(nn.Module):
+    """A model whose first forward of each call waits for those of the other threads."""
+
+    def __init__(self, kind: str, meet: threading.Barrier) -> None:
+        super().__init__()
+        images = nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()
+        layers = {
+            "mlp": nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Tanh()),
+            "cnn": nn.Sequential(*images, nn.Linear(16, 4)),
+            "lstm": nn.LSTM(4, 4, batch_first=True),
+            "gru": nn.GRU(4, 4, batch_first=True),
+        }
+        self.body, self.meet, self.was = layers[kind], [meet.wait], functions()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if met.waiting:
+            met.waiting = False
+            self.meet[0](10)
+        assert functions() == self.was
+        outputs = self.body(inputs)
+        return outputs[0][:, -1] if isinstance(outputs, tuple) else outputs
+
+
+def test_calls_in_threads_do_not_notice_each_other():
+    kinds, data, targets = ("mlp", "lstm", "gru", "cnn"), torch.randn(3, 4, 4), torch.randn(3, 4)
+    ways = [
+        lambda model: gradients.func_gradients(model, squared, data, targets),
+        lambda model: {"": norms.gradient_norms(model, squared, data, targets)},
+        lambda model: {"": jacobians.func_jacobians(model, data)},
+    ]
+
+    def models(meet: threading.Barrier) -> list[list[nn.Module]]:
+        torch.manual_seed(0)
+        rows = [kinds[first:] + kinds * 3 for first in range(4)]
+        return [[Meeting(kind, meet) for kind in row[:10]] for row in rows]
+
+    def calls(models: list[nn.Module]) -> list[dict[str, Tensor]]:
+        results = []
+        for turn, model in enumerate(models):
+            met.waiting = True
+            results.append(ways[turn % 3](model))
+        return results
+
+    compiled = []
+
+    def note(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    def compiling(size: int) -> None:
+        function = torch.compile(lambda x: x.sin() * 2, backend=note, dynamic=False)
+        assert torch.equal(function(torch.ones(size)), torch.ones(size).sin() * 2)
+
+    compiling(1)
+    alone = [*map(calls, models(threading.Barrier(1)))]
+    before, several, size = (functions(), switches()), models(threading.Barrier(4)), 1
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(calls, each) for each in several]
+        while not all(each.done() for each in running):
+            compiling(size := min(size + 1, 6))
+        together = [each.result() for each in running]
+    assert (functions(), switches()) == before
+    for got, expected in zip(chain(*together), chain(*alone), strict=True):
+        assert_equal(got, expected, 1e-6)
+    compiling(7)
+    assert len(compiled) == size + 1
+
+
+ERRORS = NameError, AttributeError, KeyError, TypeError, AssertionError
+VECTOR = {"fc.weight": torch.ones(2, 3).double(), "fc.bias": torch.ones(2).double()}
+CALLERS = {
+    "func": gradients.func_gradients,
+    "loop, wrt": lambda *args: gradients.loop_gradients(*args, wrt=["fc.bias"]),
+    "functorch": gradients.functorch_gradients,
+    "norms": norms.gradient_norms,
+    "func, out": lambda *args: into_out(zoo.Case(args[0], *args[2:], args[1]), None),
+    "Jacobians": lambda model, _, data, __: jacobians.func_jacobians(model, data),
+    "Fisher": lambda *args: curvature.fisher_product(args[0], args[2], VECTOR),
+    "empirical Fisher": lambda *args: curvature.empirical_fisher_product(*args, VECTOR),
+}
+
+
+def one_linear(forward=lambda m, x: m.fc(x)) -> zoo.Case:
+    case = zoo.make("linear")
+    case.model = Apply(forward, fc=case.model)
+    return case
+
+
+def planted(module: object, right: object, error: Exception) -> object:
+    """Make a function of helpers fail the first time, so that a slower way would get through."""
+    values = {**vars(module), "right": right, "errors": [error]}
+    code = "def planted(*a, **k):\n if errors: raise errors.pop()\n return right(*a, **k)"
+    exec(compile(code, module.__file__, "exec"), values)
+    return values["planted"]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("caller", CALLERS)
+def test_a_bug_of_helpers_is_raised(caller, error, monkeypatch):
+    bug = error("planted")
+    monkeypatch.setattr(batches, "call", planted(batches, batches.call, bug))
+    with warnings.catch_warnings(action="error"), pytest.raises(error) as raised:
+        CALLERS[caller](*one_linear().args)
+    assert raised.value is bug
+
+
+def test_a_bug_of_a_layer_rule_is_raised(monkeypatch):
+    bug, rules = KeyError("planted"), recorder.LAYER_RULES
+    monkeypatch.setitem(rules, F.linear, planted(linear, rules[F.linear], bug))
+    with pytest.raises(KeyError) as raised:
+        norms.gradient_norms(*one_linear().args)
+    assert raised.value is bug
+
+
+@pytest.mark.parametrize("caller", [each for each in CALLERS if each != "loop, wrt"])
+def test_a_warning_has_its_error_with_it(caller):
+    case = one_linear(lambda m, x: m.deep(m.fc(x)))
+    case.model.deep = Apply(lambda m, x: x * x.sum().item())
+    with pytest.warns(FallbackWarning) as heard:
+        CALLERS[caller](*case.args)
+    for said in (each.message for each in heard if each.category is FallbackWarning):
+        assert isinstance(said.__cause__, RuntimeError)
+        assert "deep" in str(said)
+        assert str(said.__cause__).splitlines()[0] in str(said)
+
+
+@pytest.mark.parametrize("way", ["norms", LOOP, "func", "func, out", "func Jacobians", "Fisher"])
+def test_parameters_are_not_copied(way):
+    """Norms of trained ones are small, and so is all that is computed beside frozen ones."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)), nn.Linear(256, 2))
+    model[:-1].requires_grad_(way == "norms")
+    case = zoo.Case(model, torch.randn(2, 256), torch.randn(2, 2), squared)
+    assert benchmark.memory(lambda: WAYS[way].compute(case, None)).peak < 2 * 256 * 256 * 4
+
+
+def times(self: Apply, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.fc.weight.mul_(0.5)
+    return self.fc(inputs)
+
+
+def rebound(self: Apply, inputs: Tensor) -> Tensor:
+    self.fc.weight.data = self.fc.weight.detach() * 0.5
+    return self.fc(inputs)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("way", [LOOP, "func", "norms"])
+@pytest.mark.parametrize("write", [times, rebound])
+def test_a_write_into_a_parameter_stays_and_is_warned_of(write, way, frozen):
+    case = one_linear(write)
+    weight = case.model.fc.weight.requires_grad_(not frozen)
+    start, first = (
+        weight.detach().clone(),
+        oracle(case.model, squared, *(b[:1] for b in case.batch)),
+    )
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        got = WAYS[way].compute(case, None)
+    assert sum("fc.weight" in str(each.message) for each in heard) == 1
+    assert case.model.fc.weight is weight
+    writes = (start / weight.detach()).log2()
+    assert torch.equal(writes, writes[:1, :1].expand(2, 3))
+    assert writes[0, 0] == 3 if way == LOOP else writes[0, 0] >= 1
+    if way != "norms":
+        assert_equal({name: rows[:1] for name, rows in got.items()}, first, TOLERANCE)
