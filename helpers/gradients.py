@@ -15,14 +15,13 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
 - Samples of unequal length are taken one after the other. A `PackedSequence` holds B of them, in
   the order in which they were packed. And where the forward of a model with an `nn.EmbeddingBag`
   takes an argument `offsets`, it divides the argument before it, as in that layer.
-- The model that is handed in is the one that runs, as by hand. Its buffers, `.grad`, flags, modes,
-  attributes and the containers in them are put back. Parameters are neither copied nor compared: a
-  write into one stays, with a warning that names it. What a forward pass keeps elsewhere, in a list
-  that a hook fills, in its class, in a global, stays as the forward pass leaves it.
+- The model that is handed in is the one that runs. Its buffers, `.grad`, flags, modes, attributes
+  and the containers in them are put back; a parameter that is written into stays so, with a warning
+  that names it, and so does what a forward pass keeps elsewhere, as in a class or a global.
 - Refused, each with one sentence: sizes that differ, by the paths of two tensors; what is neither a
   tensor nor a constant, and a list of B constants; an unknown name in `wrt`, a loss that is not a
   scalar, BatchNorm in training mode, a model that lies in several processes, and random numbers in
-  the forward when nothing says how samples share them.
+  the forward pass when nothing says how samples share them.
 """
 
 import functools
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from helpers import legacy
+from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import batches, checks, fallback, samples
 from helpers.transforms import loop as loops
@@ -42,7 +42,6 @@ from helpers.transforms.batches import Batch, Tree
 from helpers.transforms.randomness import random_state, restore_random_state
 
 LossFn = Callable[[Any, Any], Tensor]
-Leaves = tuple[Tensor, ...]
 
 
 @torch.inference_mode(False)
@@ -106,11 +105,8 @@ def functorch_gradients(
         ValueError: One of the refusals of the module's contract.
     """
     params, batch = prepare(model, data, targets, wrt)
-
-    def loop() -> dict[str, Tensor]:
-        loss = functools.partial(sample_loss, loss_fn, batch)
-        return loops.gradients(loss, model, params, batch.leaves)
-
+    loss = functools.partial(sample_loss, loss_fn, batch)
+    loop = functools.partial(loops.gradients, loss, model, params, batch.leaves)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
@@ -163,10 +159,9 @@ def func_gradients(
         randomness: What samples share when the forward draws random numbers: `"error"` refuses,
             `"different"` draws for each sample, `"same"` draws once.
         out: `{name: (B, *parameter.shape)}`, tensors to write the result into, for example what
-            an earlier call returned; `None` means new ones. Each has a storage of its own: no
-            two are views of one tensor. What is known of layers (`helpers.layers`) is written
-            straight into them, after one ordinary forward and backward for all samples, so that
-            no second copy of the result ever exists; what is not known comes as without `out`.
+            an earlier call returned, each in memory of its own; `None` means new ones. What is
+            known of layers (`helpers.layers`) is written straight into them, so that no second
+            copy of the result ever exists; what is not known comes as without `out`.
         check: Compare the first and the last sample with the loop, which takes 5 to 27 % of a call,
             and take all from the loop where they differ by more than the square root of the
             dtype's `eps`: for faults of torch that nobody knows yet.
@@ -196,7 +191,7 @@ def func_gradients(
     device = batch.leaves[0].device
     first = random_state(device) if check else None
 
-    def loop(leaves: Leaves = batch.leaves) -> dict[str, Tensor]:
+    def loop(leaves: tuple[Tensor, ...] = batch.leaves) -> dict[str, Tensor]:
         if first is not None:
             restore_random_state(first, device)
         return loops.gradients(loss, model, params, leaves, randomness=randomness)
@@ -204,19 +199,15 @@ def func_gradients(
     if out is not None:
         checks.check_out(out, params, len(batch), model=model, **batch.tensors)
         grads = {name: out[name] for name in params}
-        _write(grads, loss, model, batch, chunk_size, randomness)
+        if len(batch) and params:
+            options = {"chunk_size": chunk_size, "randomness": randomness}
+            _write(grads, per_sample_gradients(loss, model, params, batch.leaves, **options))
     else:
         compute_grads = grad(samples.functional(loss, model, params))
         in_dims = (None, None, *batch.in_dims)
-        grads = samples.batched(
-            vmap(compute_grads, in_dims=in_dims, randomness=randomness),
-            model,
-            params,
-            batch.leaves,
-            otherwise=loop,
-            chunk_size=chunk_size,
-            randomness=randomness,
-        )
+        compute_sample_grads = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
+        options = {"otherwise": loop, "chunk_size": chunk_size, "randomness": randomness}
+        grads = samples.batched(compute_sample_grads, model, params, batch.leaves, **options)
     if check and (found := _difference(grads, loop, batch)):
         fallback.warn(f"torch.vmap and the loop differ, so the loop was taken: {found}")
         right = loop()
@@ -225,21 +216,11 @@ def func_gradients(
 
 
 @fallback.warning_once
-def _write(
-    grads: dict[str, Tensor],
-    loss: Callable[..., Tensor],
-    model: nn.Module,
-    batch: Batch,
-    chunk_size: int | None,
-    randomness: str,
-) -> None:
-    """Write the gradients into tensors `(B, *shape)`, by what layers meet."""
-    if len(batch) and grads:
-        params = checks.select_parameters(model, grads)
-        for part, found in per_sample_gradients(
-            loss, model, params, batch.leaves, chunk_size, randomness=randomness
-        ):
-            found.write({name: tensor[part] for name, tensor in grads.items()})
+def _write(grads: dict[str, Tensor], chunks: Iterable[tuple[slice, PerSampleGradients]]) -> None:
+    """Write gradients, which are computed chunk by chunk here, into tensors `(B, *shape)`."""
+    for part, found in chunks:
+        found.write({name: tensor[part] for name, tensor in grads.items()})
+        del found  # or it would lie beside that of the next chunk
 
 
 def _difference(

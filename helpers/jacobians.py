@@ -38,10 +38,7 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
     """
     checks.check_model(model)
     batch = batches.take(model, data=data)
-    params = checks.select_parameters(model)
-    if len(batch) == 0 or not params:
-        return no_jacobians(model, batch, size=len(batch))
-    return _by_loop(model, params, batch, None)
+    return _by_loop(model, checks.select_parameters(model), batch, None)
 
 
 @torch.inference_mode(False)
@@ -82,38 +79,21 @@ def func_jacobians(
     batch = batches.take(model, data=data)
     checks.check_options(chunk_size)
     params = checks.select_parameters(model)
-    if len(batch) == 0 or not params:
-        empty = no_jacobians(model, batch, size=len(batch))
-        if out is None:
-            return empty
-        buffers = {"out": (out, tuple(empty.shape), empty)}
-        checks.check_buffers(buffers, model=model, **batch.tensors)
-        return out
-
-    result = out
+    result = None
 
     def columns(blocks: dict[str, Tensor]) -> dict[str, Tensor]:
         # Each parameter's block is written into its columns of the result: no concatenation.
         nonlocal result
-        first = next(iter(blocks.values()))
-        result = _allocated(model, params, batch, [*blocks.values()], first.shape[1], out)
+        outputs = next(iter(blocks.values())).shape[1]
+        result = _allocated(model, params, batch, outputs, out)
         return _named(result, params)
 
-    def by_loop() -> None:
-        nonlocal result
-        result = _by_loop(model, params, batch, out)
-
+    by_loop = functools.partial(_by_loop, model, params, batch, out)
     compute_jacobian = jacrev(samples.functional(_outputs(batch), model, params, JACREV))
-    samples.batched(
-        vmap(compute_jacobian, in_dims=(None, None, *batch.in_dims)),
-        model,
-        params,
-        batch.leaves,
-        otherwise=by_loop,
-        chunk_size=chunk_size,
-        out=columns,
-    )
-    return result
+    compute_jacobians = vmap(compute_jacobian, in_dims=(None, None, *batch.in_dims))
+    options = {"otherwise": by_loop, "chunk_size": chunk_size, "out": columns}
+    found = samples.batched(compute_jacobians, model, params, batch.leaves, **options)
+    return found if isinstance(found, Tensor) else result
 
 
 def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor]:
@@ -141,20 +121,20 @@ def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor
 def _by_loop(
     model: nn.Module, params: dict[str, Tensor], batch: Batch, out: Tensor | None
 ) -> Tensor:
-    """Compute Jacobians `(B, Y, P)`, B and P at least 1, a row at a time."""
-    result = None
-    own = dict(model.named_parameters())
-    leaves, run = [own[name] for name in params], _outputs(batch)
+    """Compute Jacobians `(B, Y, P)`, a row at a time."""
+    if not len(batch) or not params:
+        empty = no_jacobians(model, batch, size=len(batch))
+        return _allocated(model, params or {"": empty}, batch, empty.shape[1], out)
+    own, run, result = dict(model.named_parameters()), _outputs(batch), None
+    leaves = [own[name] for name in params]
 
     def differentiate(*args: Any) -> list[list[Tensor]]:
-        outputs = run(*args)
-        return [loop.by_backward(each, leaves, retain_graph=True) for each in outputs]
+        return [loop.by_backward(each, leaves, retain_graph=True) for each in run(*args)]
 
     def take(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result
         if result is None:
-            blocks = rows[0] if rows else [*params.values()]
-            result = _allocated(model, params, batch, blocks, len(rows), out)
+            result = _allocated(model, params, batch, len(rows), out)
         for place, blocks in zip(result[index], rows, strict=True):
             place.copy_(torch.cat([block.flatten() for block in blocks]))
 
@@ -163,16 +143,10 @@ def _by_loop(
 
 
 def _allocated(
-    model: nn.Module,
-    params: dict[str, Tensor],
-    batch: Batch,
-    blocks: list[Tensor],
-    outputs: int,
-    out: Tensor | None,
+    model: nn.Module, params: dict[str, Tensor], batch: Batch, outputs: int, out: Tensor | None
 ) -> Tensor:
     """Return memory for Jacobians `(B, Y, P)`: `out`, checked, or a new tensor."""
-    dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
-    like = blocks[0].detach().new_empty((), dtype=dtype)
+    like = torch.cat([tensor.detach().new_empty(0) for tensor in params.values()])
     shape = (len(batch), outputs, _count(params))
     if out is None:
         return like.new_empty(shape)
@@ -185,7 +159,9 @@ def _outputs(batch: Batch) -> Callable[..., Tensor]:
 
     def run(model: nn.Module, *sample: Tensor) -> Tensor:
         outputs = batches.call(model, batch.of_one(sample)[0])
-        _output_count(outputs)
+        if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 1:
+            what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
         return outputs.squeeze(0)
 
     return run
@@ -205,20 +181,10 @@ def _count(params: dict[str, Tensor]) -> int:
     return sum(parameter.numel() for parameter in params.values())
 
 
-def _output_count(outputs: Tensor) -> int:
-    """Return Y for the outputs of a batch of one; refuse what is not `(1, Y)`."""
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 1:
-        what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
-    return outputs.shape[1]
-
-
 def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
     """Return Jacobians `(size, Y, P)` without a number; a sample, or zeros, is run to find Y."""
     leaves = [leaf[0].clone() for leaf in batch.leaves] if len(batch) else batch.zeros()
-    sample, *_ = batch.of_one(leaves)
-    # A forward may differentiate itself.
-    with preserved(model, checks.select_parameters(model)), torch.enable_grad():
-        outputs = batches.call(model, sample)
-    shape = (size, _output_count(outputs), _count(checks.select_parameters(model)))
-    return outputs.detach().new_zeros(shape)
+    params = checks.select_parameters(model)
+    with preserved(model, params), torch.enable_grad():  # a forward may differentiate itself
+        outputs = _outputs(batch)(model, *leaves)
+    return outputs.detach().new_zeros((size, len(outputs), _count(params)))

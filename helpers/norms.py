@@ -3,8 +3,7 @@
 The batch is taken in chunks. In each, one forward and backward pass (`helpers.layers.recorder`)
 gives the activations of linear layers, convolutions and embeddings and the gradients at their
 outputs, from which norms and sums follow, and the gradients themselves of every parameter that is
-used in another way. Which way a parameter goes is found out for each chunk, and is exact either
-way. The refusals, and that the model is left as it was, are those of `helpers.gradients`.
+used in another way. Refusals, and how the model is left, are as in `helpers.gradients`.
 
 Opacus 1.6.0 has this way too, in `GradSampleModuleFastGradientClipping`, for linear layers and
 embeddings. It does not see a weight that is also used outside of its layer: the norm is then wrong,
@@ -76,12 +75,11 @@ def gradient_norms(
         >>> gradient_norms(model, nn.functional.mse_loss, data, targets)  # (0 - 1)^2 rises by 2
         tensor([2., 2.])
     """
-    given = model, loss_fn, data, targets, wrt, chunk_size, randomness
-    params, batch, chunks = _prepare(*given)
+    params, batch, chunks = _prepare(model, loss_fn, data, targets, wrt, chunk_size, randomness)
     result = torch.zeros(len(batch), dtype=_dtype(params), device=batch.leaves[0].device)
     for part, found in chunks:
         norms, _ = _norms_and_calls(params, found, result[part])
-        odd = ~((norms >= SMALL**2) & norms.isfinite())
+        odd = ~((norms >= SMALL**2) & (norms < math.inf))
         if odd.any():
             largest, unit = _scaled(params, found.rows(odd), norms[odd])
             norms[odd] = largest * unit
@@ -151,10 +149,16 @@ def clipped_sum(
     for part, found in chunks:
         zeros = batch.leaves[0].new_zeros(len(batch), dtype=_dtype(params))[part]
         norms, calls = _norms_and_calls(params, found, zeros, keep=True)
-        odd = ~norms.isfinite() | (limit < SMALL)
+        odd = ~(norms < math.inf) | (limit < SMALL)
         if odd.any():
-            for name, total in _scaled_totals(params, found.rows(odd), zeros[odd], limit):
-                result[name] += total
+            some = found.rows(odd)
+            largest, unit = _scaled(params, some, zeros[odd])
+            counts = largest.isfinite() & (largest > 0)
+            factors = (limit / unit).minimum(largest).where(counts, 0)
+            for name, gradient in _each(params, some):
+                gradient = (gradient / largest[:, None]).where(counts[:, None], 0)
+                total = factors.to(gradient.dtype) @ gradient
+                result[name] += total.view(params[name].shape)
             if odd.all():
                 continue
             found = found.rows(~odd)
@@ -177,8 +181,7 @@ def _norms_and_calls(
         call = found.only_call(name)
         own = call and call.squares(then_total=keep)
         if own is None and (gradients := found.gradients(name)) is not None:
-            call = dense(gradients)
-            own = call.squares()
+            call, own = dense(gradients), squared_norms(gradients)
         if own is not None:
             squares += own
             if keep:
@@ -189,10 +192,8 @@ def _norms_and_calls(
 def _scaled(
     params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the largest number of each gradient, and the norm of the gradient divided by it.
-
-    So no square overflows or vanishes. What is not finite is divided by 1.
-    """
+    """Compute the largest number of each gradient, and the norm of the gradient divided by it."""
+    # So no square overflows or vanishes. What is not finite is divided by 1.
     largest, squares = torch.zeros_like(zeros), torch.zeros_like(zeros)
     for _, gradient in _each(params, found):
         largest = largest.maximum(gradient.abs().amax(1))
@@ -200,18 +201,6 @@ def _scaled(
     for _, gradient in _each(params, found):
         squares += squared_norms(gradient / divisors)
     return largest, squares.sqrt()
-
-
-def _scaled_totals(
-    params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor, limit: float
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and sums of clipped gradients, of any size; what is not finite is left out."""
-    largest, unit = _scaled(params, found, zeros)
-    counts = largest.isfinite() & (largest > 0)
-    found, largest, unit = found.rows(counts), largest[counts], unit[counts]
-    for name, gradient in _each(params, found):
-        factors = (limit / unit).minimum(largest).to(gradient.dtype)
-        yield name, (factors @ (gradient / largest[:, None])).view(params[name].shape)
 
 
 def _each(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
@@ -223,11 +212,9 @@ def _each(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tupl
 
 
 def _estimated(batch: Batch, params: dict[str, Tensor]) -> int:
-    """Estimate how many samples a chunk may hold, before the network has run.
-
-    An image network keeps some tens of times what the sample has; of a token, each layer keeps its
-    inputs and its outputs. The gradients of the largest parameter may come to that.
-    """
+    """Estimate how many samples a chunk may hold, before the network has run."""
+    # An image network keeps some tens of times what the sample has; of a token, each layer keeps
+    # its inputs and its outputs. The gradients of the largest parameter may come to that.
     pairs = zip(batch.paths, batch.leaves, strict=True)
     first = [leaf[0] for path, leaf in pairs if not path.startswith("targets")]
     kept = 64 * sum(sample.numel() for sample in first if sample.is_floating_point())

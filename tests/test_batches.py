@@ -33,7 +33,7 @@ Pair = namedtuple("Pair", "x ids")
 @dataclass(frozen=True)
 class Sample:
     x: Tensor
-    rest: dict[str, object]
+    rest: object
 
 
 class Attributes(dict):
@@ -94,6 +94,10 @@ FORMS = {
     "list": ([X, IDS, [SCALE, "a"]], lambda batch: (*batch[:2], batch[2][0])),
     "list of its own class": (Two(X, IDS), lambda batch: (*batch, SCALE)),
     "dataclass": (Sample(X, {"ids": IDS}), lambda batch: (batch.x, batch.rest["ids"], SCALE)),
+    "dataclass of a number": (
+        (Sample(X, torch.tensor(SCALE)), IDS),
+        lambda batch, ids: (batch.x, ids, batch.rest),
+    ),
     "nested": (
         {"a": [Pair(X, (IDS, "text"))], "b": {"size": (2, 3), 0: UserDict(x=X)}},
         lambda a, b: (a[0].x / 2 + b[0]["x"] / 2, a[0].ids[0], SCALE),

@@ -14,9 +14,10 @@ from helpers import benchmark, gradients, jacobians, norms
 from helpers.layers import recorder
 from helpers.layers.layer_call import Dense, LayerCall, MatchedCall
 from helpers.layers.linear import Linear
-from helpers.layers.recorder import LAYER_RULES, NotRecorded, per_sample_gradients
+from helpers.layers.recorder import LAYER_RULES, per_sample_gradients
 from helpers.models import MLP, SimpleCNN
 from helpers.transforms.fallback import FallbackWarning
+from helpers.transforms.known_wrong import Refusal
 from tests.support import contract
 from tests.support.architectures import case_of
 from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
@@ -196,7 +197,7 @@ def test_what_cannot_be_recorded_says_so_once_and_why():
         with pytest.warns(FallbackWarning, match="^a cannot be recorded") as said:
             way(*case.args, chunk_size=1)
         (warning,) = said
-        assert isinstance(warning.message.__cause__, NotRecorded)
+        assert isinstance(warning.message.__cause__, Refusal)
         assert str(warning.message.__cause__) in str(warning.message)
 
 

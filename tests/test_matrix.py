@@ -63,7 +63,7 @@ in-place | wild: kept in a tensor
 inplace | wild: recurrence in place
 autograd.Function | wild: closure into an old function | wild: old function of a number
 autograd.Function | wild: checkpoint reentrant | wild: custom operator | wild: reversible
-saved tensor hooks | wild: checkpoint
+support | wild: checkpoint
 scripted | wild: scripted | wild: scripted function of a closure
 linalg_solve | wild: solve a vector | wild: solve columns
 index_fill | wild: index_fill

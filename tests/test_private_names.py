@@ -22,7 +22,6 @@ LATER = {
     ("layers/recorder.py", "_passed_on"): "test_without_them_gradients_are_formed",
     ("benchmark.py", "_each_operation"): "what torch's notes on extending name; measures alone",
     ("transforms/known_wrong.py", "_named_by"): "a documented part of functions, not in torch",
-    ("transforms/fallback.py", "_is_ours"): "a documented part of functions, not in torch",
     ("exercises/alone.py", "alone"): "a documented part of functions in Python, not in torch",
     # These are about what they import.
     ("study/peers/expanded_weights.py", "build"): "absent",

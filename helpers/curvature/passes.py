@@ -12,9 +12,9 @@ from helpers.curvature import push
 from helpers.curvature.parameter_vectors import Vector, check_vector
 from helpers.transforms import batches, checks, fallback, loop, randomness, samples
 from helpers.transforms.batches import Batch
-from helpers.transforms.known_wrong import JACREV, OUTSIDE
+from helpers.transforms.known_wrong import JACREV, OUTSIDE, Refusal
 from helpers.transforms.numbers import wide
-from helpers.transforms.sequences import Sequences, UnequalLengths
+from helpers.transforms.sequences import Sequences
 from helpers.transforms.switches import plain_attention
 
 Weigh = Callable[..., Tensor]
@@ -73,7 +73,7 @@ def _transformed(
 ) -> Vector:
     """Go from the parameters to the outputs of all samples, and back."""
     if len(chunk.tensors) < len(chunk.leaves):
-        raise UnequalLengths("samples of unequal length")
+        raise Refusal("samples of unequal length")
     run = samples.functional(loss or _outputs(chunk), model, vector, JACREV, OUTSIDE)
     with samples.running(model, vector) as (_, params, buffers), plain_attention:
         fixed = {name: _wide(buffer) for name, buffer in buffers.items()}

@@ -1,13 +1,13 @@
 """Embeddings: tables of rows, of which a sample reads some."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.layer_call import LayerCall, MatchedCall, Matcher, Reducer, unless_lost
+from helpers.layers.layer_call import IsWeight, LayerCall, MatchedCall, unless_lost
 
 
 class Embedding(LayerCall):
@@ -24,7 +24,7 @@ class Embedding(LayerCall):
         """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
         _add_rows(*self._rows(), out if add else out.zero_())
 
-    def reduced(self, left: Reducer | None, right: Reducer | None) -> Tensor:
+    def reduced(self, left: Any, right: Any) -> Tensor:
         """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
         index, rows = self._rows()
         rows, height = rows if right is None else right(rows), self.shape[0]
@@ -69,18 +69,13 @@ def _add_rows(index: Tensor, rows: Tensor, out: Tensor) -> Tensor:
 
 
 def _embedding(
-    is_weight: Callable[[Any], bool],
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    is_weight: IsWeight, input: Tensor, weight: Tensor, padding_idx: Any = None, **options: Any
 ) -> MatchedCall | None:
-    if max_norm is not None or scale_grad_by_freq or sparse:
+    """Take a call as `F.embedding` hands it on: all options by name."""
+    refused = options.get("scale_grad_by_freq") or options.get("sparse")
+    if refused or options.get("max_norm") is not None:
         return None
     return MatchedCall(Embedding, input, weight, options={"padding": padding_idx})
 
 
-RULES: dict[Callable, Matcher] = {F.embedding: _embedding}
+RULES = {F.embedding: _embedding}

@@ -1,14 +1,13 @@
 """What a forward does with a parameter: a layer's activations, and the gradients at its outputs.
 
 From these two alone follow the gradients of the samples, their norms and the sum of scaled
-gradients, layer by layer (Goodfellow, arXiv:1510.01799; for sequences Li et al.,
-arXiv:2110.05679; for convolutions Bu et al., arXiv:2205.10683; the sum without a second backward
-Bu et al., arXiv:2210.00038).
+gradients (Goodfellow, arXiv:1510.01799; sequences: Li et al., arXiv:2110.05679; convolutions: Bu et
+al., arXiv:2205.10683; the sum without a second backward pass: Bu et al., arXiv:2210.00038).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,18 +23,6 @@ _CANCELLED = 1 / 100
 
 # Norms are right to their last digits, or to some digits of this, whichever is more.
 SMALL = 2.0**-20
-
-
-class Reducer(Protocol):
-    """A linear map to fewer numbers, each of which goes to one place with a sign."""
-
-    width: int
-
-    def __call__(self, values: Tensor) -> Tensor:
-        """Map `(..., size)` to `(..., width)`."""
-
-    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where these coordinates go, and their signs."""
 
 
 @dataclass
@@ -74,7 +61,8 @@ class LayerCall:
         start = 0
         for operands in self.operands():
             part = out[start : start + len(operands[0])]
-            write_or_add(torch.einsum(self.formula, *operands).reshape(part.shape), part, add)
+            values = torch.einsum(self.formula, *operands).reshape(part.shape)
+            part.add_(values) if add else part.copy_(values)
             start += len(part)
 
     def squares(self, *, then_total: bool = False) -> Tensor | None:
@@ -88,19 +76,19 @@ class LayerCall:
     def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor, `(B,)`."""
         terms, _, result = self.formula.partition("->")
-        total, start = 0, 0
+        totals, start = [], 0
         for grads, *rest in self.operands():
             own = factors[start : start + len(grads)].view(-1, *(1,) * (grads.dim() - 1))
-            total += torch.einsum(f"{terms}->{result[1:]}", grads * own, *rest)
+            totals.append(torch.einsum(f"{terms}->{result[1:]}", grads * own, *rest))
             start += len(grads)
-        return total.reshape(self.shape)
+        return sum(totals[1:], totals[0]).reshape(self.shape)
 
-    def reduced(self, left: Reducer | None, right: Reducer | None) -> Tensor | None:
+    def reduced(self, left: Any, right: Any) -> Tensor | None:
         """Return the samples' gradients `(B, rows, columns)` with sides made smaller, unformed.
 
-        A row is an index of the parameter's first dimension. `left` maps `(..., rows)`, `right`
-        `(..., columns)` to fewer; `None` leaves a side as it is. Returns `None` where only the
-        gradients themselves lead there.
+        A row is an index of the parameter's first dimension. `left`, a `Sketch` of
+        `helpers.projection`, maps `(..., rows)` to fewer numbers, and `right` `(..., columns)`;
+        `None` leaves a side as it is. Returns `None` where only the gradients lead there.
         """
         return None
 
@@ -110,24 +98,24 @@ class Bias(LayerCall):
 
     FORMULA = "n...o->no"
 
-
-class Dense(LayerCall):
-    """What no rule describes: the gradients of the samples themselves, as `output_grads`."""
-
-    FORMULA = "n...->n..."
-
     def gradients(self) -> Tensor:
         """Return the gradients of the samples, `(B, *shape)`, which are not to be written into."""
-        return self.output_grads
+        grads = self.output_grads
+        return grads if grads.shape[1:] == self.shape else torch.einsum(self.formula, grads)
 
-    def squares(self, *, then_total: bool = False) -> Tensor:
-        """Return the squared norms of the samples' gradients, `(B,)`."""
-        return squared_norms(self.output_grads)
+    def write(self, out: Tensor, *, add: bool = False) -> None:
+        """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
+        out.add_(self.gradients()) if add else out.copy_(self.gradients())
 
     def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor, `(B,)`."""
-        rows = self.output_grads.reshape(len(factors), -1)
-        return (factors @ rows).view(self.output_grads.shape[1:])
+        return (factors @ self.gradients().reshape(len(factors), -1)).view(self.shape)
+
+
+class Dense(Bias):
+    """What no rule describes: the gradients of the samples themselves, as `output_grads`."""
+
+    FORMULA = "n...->n..."
 
 
 def dense(gradients: Tensor) -> Dense:
@@ -147,8 +135,8 @@ class MatchedCall:
     bias_formula: str = Bias.FORMULA
 
 
-# Takes a function that tells weights that are differentiated, and the arguments of a call; `None`
-# where the call is none that the rule describes.
+IsWeight = Callable[[Any], bool]  # tells the weights that are differentiated
+# Takes such a function and the arguments of a call; `None` where the rule does not describe it.
 Matcher = Callable[..., MatchedCall | None]
 
 
@@ -180,15 +168,7 @@ def unless_lost(
         x, d, count = sides
         info, norms = torch.finfo(squares.dtype), x + d
         vanished = 2 * info.tiny**0.5 * count**0.5
-        if not norms.max() * norms[0].numel() * vanished < info.eps * SMALL:  # nearly always
+        if not norms.max().item() * norms[0].numel() * vanished < info.eps * SMALL:  # nearly always
             vanished = vanished * norms.reshape(len(norms), -1).sum(1)
             lost |= vanished > info.eps * (squares.sqrt() + SMALL)
     return None if lost.any() else squares
-
-
-def write_or_add(values: Tensor, out: Tensor, add: bool) -> None:
-    """Write values into a tensor, or add them to it."""
-    if add:
-        out += values
-    else:
-        out.copy_(values)

@@ -5,22 +5,14 @@ import itertools
 import math
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.layer_call import (
-    LayerCall,
-    MatchedCall,
-    Matcher,
-    Reducer,
-    squared_norms,
-    unless_lost,
-    write_or_add,
-)
+from helpers.layers.layer_call import IsWeight, LayerCall, MatchedCall, squared_norms, unless_lost
 
 # Gram matrices are the faster way to norms where they take less than this of the multiplications
 # of the outer products, as measured at 8 to 65 positions and 32 to 1000 inputs and outputs.
@@ -56,15 +48,12 @@ class Linear(LayerCall):
         share = _GRAM_THEN_TOTAL if then_total else _GRAM
         if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
             return None
-        pieces = []
-        for grads, inputs in self.matrices():
-            squares = _squares(grads, inputs)
-            if squares is None:
-                return None
-            pieces.append(squares)
-        return torch.cat(pieces)
+        pieces = [_squares(*sides) for sides in self.matrices()]
+        if any(each is None for each in pieces):
+            return None
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
-    def reduced(self, left: Reducer | None, right: Reducer | None) -> Tensor | None:
+    def reduced(self, left: Any, right: Any) -> Tensor | None:
         """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
         (_, outputs, inputs), pieces = self._orders()[2], []
         first = min(outputs + inputs)
@@ -72,10 +61,8 @@ class Linear(LayerCall):
             rows, columns = (values, grads) if first in inputs else (grads, values)
             if rows.shape[1] > 1 or [first] not in (outputs, inputs):
                 return None  # groups have a part of the rows each, or several dimensions are rows
-            rows, columns = (
-                side.squeeze(1) if reducer is None else reducer(side.squeeze(1))
-                for side, reducer in ((rows, left), (columns, right))
-            )
+            rows = left(rows.squeeze(1)) if left else rows.squeeze(1)
+            columns = right(columns.squeeze(1)) if right else columns.squeeze(1)
             dtype = torch.promote_types(rows.dtype, columns.dtype)
             pieces.append(rows.to(dtype).mT @ columns.to(dtype))
         return torch.cat(pieces)
@@ -90,15 +77,12 @@ class Linear(LayerCall):
         """Return `out`, `(b, *shape)`, as `(b, *groups, *outputs, *inputs)`."""
         return out.permute(0, *itertools.chain(*self._orders()[2]))
 
-    def _orders(self) -> "Orders":
+    def _orders(self) -> tuple[list[list[int]], ...]:
         return _orders(self.formula, self.output_grads.dim())
 
 
-Orders = tuple[list[list[int]], ...]
-
-
 @functools.cache
-def _orders(formula: str, dims: int) -> Orders:
+def _orders(formula: str, dims: int) -> tuple[list[list[int]], ...]:
     """Return which dimensions of a formula's terms are groups, positions, outputs and inputs.
 
     That is `[groups, positions, outputs]` of the output gradients, `[groups, positions, inputs]` of
@@ -127,6 +111,8 @@ def _size(shape: torch.Size, dims: list[int]) -> int:
 
 def _matrices(tensor: Tensor, order: list[list[int]]) -> Tensor:
     """Return a tensor as `(b, groups, T, side)`."""
+    if tensor.dim() == 2:
+        return tensor[:, None, None]
     sizes = [_size(tensor.shape, dims) for dims in order]
     return tensor.permute(0, *itertools.chain(*order)).reshape(len(tensor), *sizes)
 
@@ -136,7 +122,8 @@ def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
     try:
         matrices = out.view(len(grads), grads.shape[1], inputs.shape[2])
     except RuntimeError:  # its dimensions do not lie side by side in memory
-        write_or_add((grads @ inputs).view(out.shape), out, add)
+        values = (grads @ inputs).view(out.shape)
+        out.add_(values) if add else out.copy_(values)
         return
     if grads.shape[2] > 1 or matrices[:1].numel() >= _LARGE:
         matrices.baddbmm_(grads, inputs, beta=int(add))
@@ -151,7 +138,8 @@ def _squares(grads: Tensor, inputs: Tensor) -> Tensor | None:
     count = max(inputs.shape[3], grads.shape[3])
     if inputs.shape[1:3].numel() == 1:
         x, d = squared_norms(inputs), squared_norms(grads)
-        return unless_lost(x * d, x * d, (x.sqrt(), d.sqrt(), count))
+        squares = x * d
+        return unless_lost(squares, squares, (x.sqrt(), d.sqrt(), count))
     x, d = inputs.norm(dim=3), grads.norm(dim=3)
     return unless_lost(
         ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2, 3)),
@@ -160,7 +148,6 @@ def _squares(grads: Tensor, inputs: Tensor) -> Tensor | None:
     )
 
 
-IsWeight = Callable[[Any], bool]
 _TRANSPOSED = {"formula": "n...o,n...i->nio"}
 _FROM_THE_LEFT = {"formula": "n...ot,n...it->noi"}
 
@@ -173,35 +160,24 @@ def _linear(
 
 
 def _addmm(
-    is_weight: IsWeight,
-    input: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-    **others: Any,
+    is_weight: IsWeight, input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any
 ) -> MatchedCall | None:
-    plain = input.shape == mat2.shape[1:] and (beta, alpha) == (1, 1) and not others
+    plain = input.shape == mat2.shape[1:] and not options
     return MatchedCall(Linear, mat1, mat2, input, _TRANSPOSED) if plain else None
 
 
 def _matmul(
     is_weight: IsWeight, input: Tensor, other: Tensor | None = None, **others: Any
 ) -> MatchedCall | None:
-    if others:
-        return None
-    if is_weight(other) and other.dim() == 2:
+    if is_weight(other) and other.dim() == 2 and not others:
         return MatchedCall(Linear, input, other, options=_TRANSPOSED)
-    if is_weight(input) and input.dim() == 2:
+    if is_weight(input) and input.dim() == 2 and not others:
         return MatchedCall(Linear, other, input, options=_FROM_THE_LEFT if other.dim() > 1 else {})
     return None
 
 
 def _einsum(is_weight: IsWeight, equation: str, *operands: Any) -> MatchedCall | None:
     """Take a contraction with a weight in which each letter is in two of the three terms."""
-    if len(operands) == 1 and isinstance(operands[0], list | tuple):
-        operands = operands[0]
     terms = re.split(",|->", equation.replace(" ", ""))
     if len(operands) != 2 or len(terms) != 3 or "->" not in equation or "." in equation:
         return None
@@ -211,24 +187,18 @@ def _einsum(is_weight: IsWeight, equation: str, *operands: Any) -> MatchedCall |
     (of_input, input), (of_weight, weight) = pairs
     terms, sizes = (terms[2], of_input, of_weight), dict(zip(of_input, input.shape, strict=False))
     letters = "".join(terms)
-    if (
-        any(len(set(term)) < len(term) for term in terms)
-        or any(letters.count(letter) != 2 for letter in letters)
-        or any(sizes.get(x, n) != n for x, n in zip(of_weight, weight.shape, strict=False))
-    ):
+    twice = any(len(set(term)) < len(term) for term in terms)
+    broadcast = any(sizes.get(x, n) != n for x, n in zip(of_weight, weight.shape, strict=False))
+    if twice or broadcast or any(letters.count(letter) != 2 for letter in letters):
         return None
     n = next(letter for letter in string.ascii_lowercase if letter not in letters)
     formula = "{0}{1},{0}{2}->{0}{3}".format(n, *terms)
     return MatchedCall(Linear, input, weight, options={"formula": formula})
 
 
-RULES: dict[Callable, Matcher] = {
+RULES = {
     F.linear: _linear,
-    torch.addmm: _addmm,
-    Tensor.addmm: _addmm,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    torch.mm: _matmul,
-    Tensor.mm: _matmul,
+    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, torch.mm, Tensor.mm), _matmul),
     torch.einsum: _einsum,
 }

@@ -10,21 +10,21 @@ from helpers.transforms.numbers import wide
 
 @dataclass
 class PerSampleGradients:
-    """The gradient of a parameter is the sum over its calls, of which a dense one comes last."""
+    """The gradient of a parameter is the sum over its calls."""
 
     calls: dict[str, list[LayerCall]]  # by parameter name
 
     def rows(self, index: slice | Tensor) -> "PerSampleGradients":
         """Return those of some samples, in float32 or wider, as they are to be added up."""
 
-        def pick(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None or not (tensor.is_floating_point() or tensor.is_complex()):
-                return tensor if tensor is None else tensor[index]  # indices of an embedding
-            return tensor[index].to(wide(tensor.dtype))
-
         def part(call: LayerCall) -> LayerCall:
-            sides = {side: pick(getattr(call, side)) for side in ("activations", "output_grads")}
-            return replace(call, **sides)
+            grads, inputs = call.output_grads[index], call.activations
+            if inputs is not None:
+                inputs = inputs[index]
+                if inputs.is_floating_point():  # and no index of an embedding
+                    inputs = inputs.to(wide(inputs.dtype))
+            grads = grads.to(wide(grads.dtype))
+            return replace(call, activations=inputs, output_grads=grads)
 
         return PerSampleGradients({n: [*map(part, own)] for n, own in self.calls.items()})
 
@@ -36,16 +36,16 @@ class PerSampleGradients:
     def gradients(self, name: str) -> Tensor | None:
         """Return the gradients of the samples, `(B, *shape)`; `None` where they are zero."""
         first, *others = self.calls.get(name) or [None]
-        gradients = first and first.gradients()
-        for call in others:
-            call.write(gradients, add=True)
+        if not others:
+            return first and first.gradients()
+        gradients = first.output_grads.new_empty((len(first.output_grads), *first.shape))
+        self.write({name: gradients})
         return gradients
 
     def write(self, out: dict[str, Tensor]) -> None:
         """Write the gradients of the samples into tensors `(B, *shape)`, by name."""
         for name, tensor in out.items():
-            calls = self.calls.get(name, [])
-            for index, call in enumerate(calls):
+            for index, call in enumerate(self.calls.get(name, [])):
                 call.write(tensor, add=index > 0)
-            if not calls:
+            if name not in self.calls:
                 tensor.zero_()

@@ -10,8 +10,7 @@ has arrived at its leaf.
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,235 +18,187 @@ from torch import Tensor, nn
 from torch.func import debug_unwrap, grad, vmap
 
 from helpers.layers import convolution, embedding, linear
-from helpers.layers.layer_call import Bias, LayerCall, MatchedCall, Matcher, dense
+from helpers.layers.layer_call import Bias, LayerCall, Matcher, dense
 from helpers.layers.per_sample import PerSampleGradients
-from helpers.transforms import fallback, loop, samples
+from helpers.transforms import fallback, known_wrong, loop, samples
 from helpers.transforms import randomness as streams
-from helpers.transforms.known_wrong import (
-    OF_AUTOGRAD,
-    OUTSIDE,
-    VMAP,
-    Refusal,
-    Watched,
-    reaches_script,
-)
-from helpers.transforms.restore import preserved
-from helpers.transforms.sequences import Sequences
+from helpers.transforms.known_wrong import Refusal, Watched
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
 """What is known of layers, by the function of torch that they call."""
 
 Function = Callable[..., Tensor]
-Chunk = tuple[slice, tuple[Tensor, ...]]  # where it lies in the batch, and its tensors
+Tensors, Batch = dict[str, Tensor], tuple[Tensor, ...]
 Named = list[tuple[str, LayerCall]]  # with the name of the parameter
-
-
-class NotRecorded(Refusal):
-    """The forward pass did something that a record cannot follow."""
 
 
 def per_sample_gradients(
     function: Function,
     model: nn.Module,
-    params: dict[str, Tensor],
-    batch: tuple[Tensor, ...],
+    params: Tensors,
+    batch: Batch,
     chunk_size: int | None = None,
     *,
     randomness: str = "error",
 ) -> Iterator[tuple[slice, PerSampleGradients]]:
     """Differentiate a scalar function of each sample, for one chunk of samples after the other.
 
-    What layers meet gives the gradients in factors. A model that cannot be recorded goes the way of
-    `vmap` over `grad`, with a warning, and its gradients are dense.
-
-    The arguments are those of `helpers.transforms.samples.batched`; there is a parameter and a
-    sample at least. Yields where the chunk lies in the batch, and its gradients.
+    The gradients come in the factors that layers have of them; those of a model that cannot be
+    recorded come from `vmap` over `grad`, with a warning, and are dense. The arguments are those of
+    `helpers.transforms.samples.batched`; there is a parameter and a sample at least. Yields where
+    the chunk lies in the batch, and its gradients.
     """
-    failed, device = None, batch[0].device
-    chunks = _chunks(batch, chunk_size or len(batch[0]), randomness)
-    for part, chunk in chunks:
-        before = streams.random_state(device)
-        try:
-            found = _recorded(function, model, params, chunk, randomness)
-            after = streams.random_state(device)
-            if randomness != "same" and not streams.alike_outside_torch(before, after):
-                raise NotRecorded("NumPy or Python draws random numbers, once for all samples")
-        except Exception as error:
-            if not fallback.leads_to_loop(error):
-                raise
-            failed = error
-            break
-        yield part, found
-        del found  # or it would lie beside that of the next chunk
-    if failed is not None:
-        streams.restore_random_state(before, device)
-        rest = itertools.chain([(part, chunk)], chunks)
-        yield from _dense(function, model, params, rest, randomness, failed)
-
-
-def _chunks(batch: tuple[Tensor, ...], step: int, randomness: str) -> Iterator[Chunk]:
-    """Divide a batch; where random numbers are the same for all, each chunk begins with them."""
-    device = batch[0].device
+    device, step, failed = batch[0].device, chunk_size or len(batch[0]), None
     first = streams.random_state(device) if randomness == "same" else None
     for start in range(0, len(batch[0]), step):
         if start and first is not None:
             streams.restore_random_state(first, device)
         part = slice(start, start + step)
-        yield part, tuple(tensor[part] for tensor in batch)
+        chunk = tuple(tensor[part] for tensor in batch)
+        if failed is None:
+            before = streams.random_state(device)
+            try:
+                found = _recorded(function, model, params, chunk, randomness)
+                after = streams.random_state(device)
+                if randomness != "same" and not streams.alike_outside_torch(before, after):
+                    raise Refusal("NumPy or Python draws random numbers, once for all samples")
+            except Exception as error:
+                if not fallback.leads_to_loop(error):
+                    raise
+                streams.restore_random_state(before, device)
+                failed, said = error, fallback.told(error, model)
+        if failed is not None:
+            found, looped = _dense(function, model, params, chunk, randomness)
+            if not looped:  # the loop has its own warning, and one is enough
+                fallback.warn(
+                    f"{said[0]} cannot be recorded layer by layer, so its gradients were formed, "
+                    f"which takes more memory ({said[1]})",
+                    failed,
+                )
+        yield part, found
+        del found  # or it would lie beside that of the next chunk
 
 
 def _dense(
-    function: Function,
-    model: nn.Module,
-    params: dict[str, Tensor],
-    chunks: Iterable[Chunk],
-    randomness: str,
-    failed: Exception,
-) -> Iterator[tuple[slice, PerSampleGradients]]:
-    """Take chunks by `vmap` over `grad`; once that fails, the others by the loop at once."""
-    place, said = fallback.told(failed, model)
-    compute_grads, looped = grad(samples.functional(function, model, params)), False
+    function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str
+) -> tuple[PerSampleGradients, bool]:
+    """Form gradients by `vmap` over `grad`, or else by the loop; return whether that was needed."""
+    looped = False
 
-    def by_loop(chunk: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    def by_loop() -> dict[str, Tensor]:
         nonlocal looped
         looped = True
-        return loop.gradients(function, model, params, chunk, randomness=randomness)
+        return loop.gradients(function, model, params, batch, randomness=randomness)
 
-    for part, chunk in chunks:
-        if looped:
-            found = by_loop(chunk)
-        else:
-            in_dims = (None, None, *(0 for _ in chunk))
-            compute = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
-            options = {"otherwise": functools.partial(by_loop, chunk), "randomness": randomness}
-            found = samples.batched(compute, model, params, chunk, **options)
-        if not (looped or part.start):  # the loop has its own warning, and one is enough
-            fallback.warn(
-                f"{place} cannot be recorded layer by layer, so its gradients were formed, which "
-                f"takes more memory ({said})",
-                failed,
-            )
-        yield part, PerSampleGradients({name: [dense(each)] for name, each in found.items()})
-        del found
+    compute_grads = grad(samples.functional(function, model, params))
+    in_dims = (None, None, *(0 for _ in batch))
+    compute = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
+    options = {"otherwise": by_loop, "randomness": randomness}
+    grads = samples.batched(compute, model, params, batch, **options)
+    return PerSampleGradients({name: [dense(each)] for name, each in grads.items()}), looped
 
 
 def _recorded(
-    function: Function,
-    model: nn.Module,
-    params: dict[str, Tensor],
-    batch: tuple[Tensor, ...],
-    randomness: str,
+    function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str
 ) -> PerSampleGradients:
     """Run the function forward and backward; raise a refusal where that cannot be followed."""
-    if reaches_script((function, model)) or any(isinstance(each, Sequences) for each in batch):
-        raise NotRecorded("what is scripted, or of unequal length, is not recorded")
-    with samples.running(model, params) as (_, params, buffers):
+    if known_wrong.reaches_script((function, model)):
+        raise Refusal("what is scripted is not recorded")
+    with samples.running(model, params) as (_, params, _):
         record = _Record(function, model, params, len(batch[0]))
-        in_dims = (0, None, *(0 for _ in batch))
-        forward = vmap(record.forward, in_dims=in_dims, randomness=randomness)
-        others = record.backward(forward(record.leaves, buffers, *batch))
-    calls: dict[str, list[LayerCall]] = {}
-    for name, call in [*record.calls, *others]:
-        if call.output_grads is not None:
-            calls.setdefault(name, []).append(call)
-    if unmet := [name for name in params if name not in calls]:
+        losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
+        calls = record.backward(losses)
+    if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
         _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 
 
-def _check_unmet(
-    function: Function, model: nn.Module, names: Collection[str], batch: tuple[Tensor, ...]
-) -> None:
-    """Raise NotRecorded if parameters that the record has not met have a gradient after all.
-
-    A function that reads `requires_grad` may hide them. The first sample is run.
-    """
-    with streams.streams_kept(batch[0].device), preserved(model, names):
-        own = dict(model.named_parameters())
-        value = function(model, *(tensor[0].detach().clone() for tensor in batch))
-        grads = loop.by_backward(value, [own[name] for name in names])
-    if any(each.any() for each in grads):
-        raise NotRecorded("a parameter is used out of reach of the record")
+def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Batch) -> None:
+    """Run the first sample; raise a refusal if parameters that were not met have a gradient."""
+    # A function that reads `requires_grad` may hide them from the record.
+    first = tuple(tensor[:1] for tensor in batch)
+    with streams.streams_kept(batch[0].device):
+        grads = loop.gradients(function, model, unmet, first, randomness="different")
+    if any(each.any() for each in grads.values()):
+        raise Refusal("a parameter is used out of reach of the record")
 
 
 class _Record(Watched):
     """One forward pass of all samples, which records calls of layers, and the backward pass."""
 
-    def __init__(
-        self, function: Function, model: nn.Module, params: dict[str, Tensor], size: int
-    ) -> None:
-        super().__init__(VMAP, OUTSIDE, parameters=model.parameters())
-        self.calls: Named = []
+    def __init__(self, function: Function, model: nn.Module, params: Tensors, size: int) -> None:
+        own = dict(model.named_parameters())
+        super().__init__(known_wrong.VMAP, known_wrong.OUTSIDE, parameters=own.values())
         self.leaves = {
             name: tensor.expand(size, *tensor.shape).requires_grad_()
             for name, tensor in params.items()
         }
         self._function, self._model, self._params = function, model, params
         self._versions = [tensor._version for tensor in params.values()]
-        self._own = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
+        self._own = own | dict(model.named_buffers())
         # A complex gradient is the conjugate of what the rules compute: it comes by the leaf.
         real = (name for name, tensor in params.items() if not tensor.is_complex())
-        self._names = {id(self._own[name]): name for name in real}
+        self._names = {id(own[name]): name for name in real}
         # A number that requires a gradient, so that each layer has a backward pass.
         self._probe = next(iter(params.values())).new_zeros(()).requires_grad_()
+        self._calls: Named = []
         self._in_backward = False
 
-    def forward(
-        self, leaves: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor
-    ) -> Tensor:
+    def forward(self, leaves: Tensors, *sample: Tensor) -> Tensor:
         """Run the function of one sample, under `vmap`."""
-        others = leaves | {name: buffer.clone() for name, buffer in buffers.items()}
+        others = leaves | {name: buffer.clone() for name, buffer in self._buffers.items()}
+        sample = [*map(torch.clone, sample)]
         with self, samples.standing_in(self._own, others):
-            return self._function(self._model, *map(torch.clone, sample)).clone()
+            return self._function(self._model, *sample).clone()
 
-    def backward(self, losses: Tensor) -> Named:
-        """Complete the calls, and return the gradients that have arrived at leaves."""
+    def backward(self, losses: Tensor) -> dict[str, list[LayerCall]]:
+        """Return the calls of each parameter, with what has arrived at its leaf as the last."""
         # Torch forbids most writes into a batch that shares its memory, but not all.
         if self._versions != [tensor._version for tensor in self._params.values()]:
-            raise NotRecorded("the model writes into its weights")
+            raise Refusal("the model writes into its weights")
         if not losses.requires_grad:
-            return []
+            return {}
         self._in_backward = True
         own = [self._own[name] for name in self.leaves]
         inputs = [*self.leaves.values(), *own, self._probe]
         grads = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)
         if any(each is not None for each in grads[len(own) : -1]):
-            raise NotRecorded("a parameter is used as it is, out of reach of the record")
-        found = zip(self.leaves, grads, strict=False)
-        return [(name, dense(each)) for name, each in found if each is not None]
+            raise Refusal("a parameter is used as it is, out of reach of the record")
+        calls: dict[str, list[LayerCall]] = {}
+        for name, call in self._calls:
+            if call.output_grads is not None:
+                calls.setdefault(name, []).append(call)
+        for name, each in zip(self.leaves, grads, strict=False):
+            if each is not None:
+                calls.setdefault(name, []).append(dense(each))
+        return calls
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch, and record it if it is a layer's."""
         kwargs = kwargs or {}
-        if func in OF_AUTOGRAD:  # which lies outside of `vmap`, where no tensor tells
+        if func in known_wrong.OF_AUTOGRAD:  # which lies outside of `vmap`, where no tensor tells
             return func(debug_unwrap(args[0]))
         rule = LAYER_RULES.get(func)
         match = rule(self._is_weight, *args, **kwargs) if rule else None
-        calls = self._calls_of(match) if match else []
+        calls: Named = []
+        if match and not self._is_weight(match.activations):
+            of_bias = match.bias, Bias, {"formula": match.bias_formula}
+            for weight, kind, options in ((match.weight, match.rule, match.options), of_bias):
+                if self._is_weight(weight):
+                    calls.append((self._names[id(weight)], kind(weight.shape, options)))
         if not calls:
             return super().__torch_function__(func, types, args, kwargs)
-        self.calls += calls
+        self._calls += calls
         kwargs = {name: self._constant(value) for name, value in kwargs.items()}
-        outputs = func(*self._constant(args), **kwargs)
+        outputs = func(*map(self._constant, args), **kwargs)
         arrive = functools.partial(self._arrive, calls)
         return _passed_on(outputs, match.activations, self._probe, arrive)
 
-    def _calls_of(self, match: MatchedCall) -> Named:
-        """Return what is to be recorded of a layer: its weight, its bias, both or none."""
-        weight, bias = (self._names.get(id(each)) for each in (match.weight, match.bias))
-        calls: Named = []
-        if weight is not None:
-            calls.append((weight, match.rule(match.weight.shape, match.options)))
-        if bias is not None:
-            calls.append((bias, Bias(match.bias.shape, {"formula": match.bias_formula})))
-        return [] if self._is_weight(match.activations) else calls
-
     def _constant(self, value: Any) -> Any:
-        """Replace leaves among arguments by the parameters, which have no graph."""
-        if isinstance(value, list | tuple):
-            return [*map(self._constant, value)]
+        """Return the parameter, which has no graph, in place of a leaf."""
         return self._params[self._names[id(value)]] if self._is_weight(value) else value
 
     def _is_weight(self, value: Any) -> bool:
@@ -256,7 +207,7 @@ class _Record(Watched):
     def _arrive(self, calls: Named, activations: Tensor, grads: Tensor) -> None:
         """Complete the calls of a layer, to which the backward pass comes once."""
         if not self._in_backward or torch.is_grad_enabled() or calls[0][1].output_grads is not None:
-            raise NotRecorded("the model differentiates something itself")
+            raise Refusal("the model differentiates something itself")
         for name, call in calls:
             dtype = self._params[name].dtype  # autocast may have given the layer another one
             call.output_grads = grads.to(dtype)
@@ -266,18 +217,16 @@ class _Record(Watched):
 
 
 def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Callable) -> Tensor:
-    """Call `_Recorded` outside of `vmap`, with the tensors of all samples, `(B, ...)`.
-
-    The public way, a function with a rule for `vmap`, takes longer than many a layer.
-    """
+    """Call `_Recorded` outside of `vmap`, with the tensors of all samples, `(B, ...)`."""
+    # The public way, a function with a rule for `vmap`, takes longer than many a layer.
     try:
         from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched
         from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
     except ImportError as error:  # they are private, and may go
-        raise NotRecorded("this torch does not lend its vmap") from error
+        raise Refusal("this torch does not lend its vmap") from error
     around = retrieve_current_functorch_interpreter()
     if around.level() > 1 or around.key() != TransformType.Vmap:
-        raise NotRecorded("the model calls a layer within a transform of its own")
+        raise Refusal("the model calls a layer within a transform of its own")
     with around.lower():
         whole = (
             each.expand(around.batch_size(), *each.shape) if dim is None else each.movedim(dim, 0)

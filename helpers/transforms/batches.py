@@ -10,7 +10,9 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from numbers import Number
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,28 +29,34 @@ Leaf = Tensor | Sequences
 _SHARED = str | bytes | Number | np.bool_ | Enum | torch.dtype | torch.device | None
 
 
-def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
+def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str = "") -> Tree:
     """Return a tree with `change(path, leaf)` in place of each leaf; a list of constants is one."""
     if isinstance(tree, Tensor | PackedSequence | _SHARED):
         return change(path, tree)
+    names: list[str] = []
     if isinstance(tree, MutableMapping):
         # Of other mappings, a copy may share what it holds.
         changed = copy.copy(tree) if isinstance(tree, dict | UserDict) else dict(tree)
         for key, value in tree.items():
             changed[key] = mapped(change, value, f'{path}["{key}"]')
-        return _complete(changed, tree, path)
-    if isinstance(tree, list | tuple):
-        if tree and _is_constant(tree):
-            return change(path, tree)
+    elif isinstance(tree, list | tuple) and not (tree and _is_constant(tree)):
         parts = [mapped(change, value, f"{path}[{index}]") for index, value in enumerate(tree)]
-        return _complete(_of_parts(tree, parts, path), tree, path)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        changed = copy.copy(tree)
-        for name in (field.name for field in fields(tree)):
+        changed = _of_parts(tree, parts, path)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        changed, names = copy.copy(tree), [field.name for field in fields(tree)]
+        for name in names:
             value = mapped(change, getattr(tree, name), f"{path}.{name}")
             object.__setattr__(changed, name, value)  # which frozen ones allow
-        return _complete(changed, tree, path)
-    return change(path, tree)
+    else:
+        return change(path, tree)
+    before = getattr(tree, "__dict__", {})
+    for name, value in getattr(changed, "__dict__", {}).items():
+        if isinstance(value, Tensor) and value is before.get(name) and name not in names:
+            raise TypeError(
+                f"{path} must be no {type(tree).__name__} with a tensor in its attribute {name}, "
+                "beside its items or fields: hand over a dictionary"
+            )
+    return changed
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -89,18 +97,6 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value, _SHARED) or (isinstance(value, Tensor) and not value.dim())
 
 
-def _complete(changed: Tree, tree: Tree, path: str) -> Tree:
-    """Return a changed tree, if it left no tensor in an attribute that is no item or field."""
-    before = getattr(tree, "__dict__", {})
-    for name, value in getattr(changed, "__dict__", {}).items():
-        if isinstance(value, Tensor) and value is before.get(name):
-            raise TypeError(
-                f"{path} must be no {type(tree).__name__} with a tensor in its attribute {name}, "
-                "beside its items or fields: hand over a dictionary"
-            )
-    return changed
-
-
 def call(model: Callable[..., Any], data: Tree) -> Any:
     """Call a model as people do: `model(**mapping)`, `model(*tuple)`, `model(anything_else)`."""
     if isinstance(data, MutableMapping):
@@ -137,7 +133,7 @@ class Batch:
     """
 
     def __init__(self, **trees: Tree) -> None:
-        found: list[tuple[str, Leaf, _Place]] = []
+        found: list[tuple[bool, str, Leaf, _Place]] = []
         lists: list[tuple[str, Sequence[Any]]] = []
 
         def remember(path: str, value: Any) -> Any:
@@ -151,7 +147,7 @@ class Batch:
             elif not isinstance(value, Sequences | _SHARED | Tensor):
                 checks.check_batch(path, value)
             if isinstance(value, Sequences) or (isinstance(value, Tensor) and value.dim()):
-                found.append((path, value, place := _Place()))
+                found.append((value.device.type == "cpu", path, value, place := _Place()))
                 return place
             return value
 
@@ -165,8 +161,8 @@ class Batch:
                 ) from None
             if not found:
                 raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
-        first, like, _ = found[0]
-        for path, leaf, _ in found:
+        _, first, like, _ = found[0]
+        for _, path, leaf, _ in found:
             if len(leaf) != len(like):
                 sizes = f"{len(like)} and {len(leaf)}"
                 raise ValueError(f"{first} and {path} must have one batch size, got {sizes}")
@@ -177,12 +173,10 @@ class Batch:
                     f"{len(values)} constants, which could be one a sample or shared by all"
                 )
         # The device of the first is where samples are taken to lie; lengths may be on the CPU.
-        front, behind = [], []
-        for each in found:
-            (behind if each[1].device.type == "cpu" else front).append(each)
-        for index, (_, _, place) in enumerate(front + behind):
+        found.sort(key=itemgetter(0))
+        _, self.paths, self.leaves, places = zip(*found, strict=True)
+        for index, place in enumerate(places):
             place.index = index
-        self.paths, self.leaves, _ = zip(*front, *behind, strict=True)
         self.in_dims = (0,) * len(found)  # for `vmap`
 
     def __len__(self) -> int:
@@ -218,10 +212,7 @@ class Batch:
                 return own.of_one(leaf)
             return leaf.unsqueeze(0) if of_one else leaf
 
-        made = []
-        for tree in self._trees:
-            made.append(mapped(put, tree, ""))
-        return made
+        return [*map(partial(mapped, put), self._trees)]
 
     def of_one(self, sample: Sequence[Tensor]) -> list[Tree]:
         """Make the trees of one sample, with a dimension B of 1."""

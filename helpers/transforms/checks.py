@@ -10,14 +10,8 @@ from helpers.transforms.numbers import check_count
 
 _SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
 """Where the classes of modules and tensors come from that lie in several processes."""
-_WHOLE = (
-    "take the .module inside of DistributedDataParallel; of what is sharded, copy the whole "
-    "weights (full_tensor(), or summon_full_params) into a plain module in each process"
-)
-BATCH_NORM = nn.BatchNorm1d.__base__
-"""The class of all layers that normalise over the batch."""
-INSTANCE_NORM = nn.InstanceNorm1d.__base__
-"""The class of all layers that normalise each image by itself."""
+BATCH_NORM = nn.BatchNorm1d.__base__  # of all layers that normalise over the batch
+INSTANCE_NORM = nn.InstanceNorm1d.__base__  # of all that normalise each image by itself
 
 
 def check_model(model: nn.Module) -> None:
@@ -41,7 +35,10 @@ def check_one_process(model: nn.Module) -> None:
         for kind in type(part).__mro__:
             if kind.__module__.startswith(_SPREAD):
                 raise ValueError(
-                    f"{name or 'the model'} is a {kind.__name__}, spread over processes: {_WHOLE}"
+                    f"{name or 'the model'} is a {kind.__name__}, spread over processes: take the "
+                    ".module inside of DistributedDataParallel; of what is sharded, copy the whole "
+                    "weights (full_tensor(), or summon_full_params) into a plain module in each "
+                    "process"
                 )
 
 

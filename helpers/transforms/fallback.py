@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -10,10 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from helpers.transforms.known_wrong import Refusal, Watched
+from helpers.transforms.known_wrong import Refusal
 
-ELSEWHERE = "the loss or the backward pass"
-"""Where an error was raised, if not in a module of the model."""
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
@@ -21,7 +20,7 @@ class FallbackWarning(UserWarning):
     """The samples were taken one after the other; `__cause__` is what `vmap` raised."""
 
 
-_warned: ContextVar[set[str] | None] = ContextVar("warned", default=None)
+_warned: ContextVar[set[str]] = ContextVar("warned")
 
 
 def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,9 +28,7 @@ def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if _warned.get() is not None:
-            return function(*args, **kwargs)
-        token = _warned.set(set())
+        token = _warned.set(_warned.get(set()))  # that of a call around this one, if there is one
         try:
             return function(*args, **kwargs)
         finally:
@@ -55,12 +52,9 @@ def leads_to_loop(error: Exception) -> bool:
 
 
 def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module) -> Any:
-    """Compute in a loop what a transform raised an error for, and warn of it.
-
-    What the loop raises itself is no matter of the transform.
-    """
+    """Compute in a loop what a transform raised an error for, and warn of it."""
     place, said = told(error, model)
-    result = compute()
+    result = compute()  # what this raises is no matter of the transform
     warn(
         f"{place} cannot be batched by torch.vmap, so the samples were taken one after the other, "
         f"which is slower ({said})",
@@ -89,13 +83,11 @@ def add_place(error: Exception, model: nn.Module) -> None:
 def find_place(error: Exception, model: nn.Module) -> str:
     """Name the innermost module in whose code an error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
-    place = "the model" if isinstance(error, Refusal) else ELSEWHERE
-    step = error.__traceback__
-    while step is not None:
-        module = step.tb_frame.f_locals.get("self")
+    place = "the model" if isinstance(error, Refusal) else "the loss or the backward pass"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and id(module) in names:
             place = names[id(module)] or "the model"
-        step = step.tb_next
     return place
 
 
@@ -103,11 +95,10 @@ def warn(
     text: str, cause: Exception | None = None, category: type[Warning] = FallbackWarning
 ) -> None:
     """Warn at the line of code that called these helpers."""
-    warned = _warned.get()
-    if warned is not None:
-        if text in warned:
-            return
-        warned.add(text)
+    warned = _warned.get(set())
+    if text in warned:
+        return
+    warned.add(text)
     warning = category(text)
     warning.__cause__ = cause
     level, frame = 2, sys._getframe(1)
@@ -119,10 +110,8 @@ def warn(
 
 
 def _is_ours(error: Exception) -> bool:
-    """Tell whether the innermost frame is of helpers, and not where a mode passes a call on."""
-    step = error.__traceback__
-    while step.tb_next is not None:
-        step = step.tb_next
-    here = step.tb_frame.f_globals.get("__name__", "")
-    passed_on = step.tb_frame.f_code is Watched.__torch_function__.__code__
-    return here.startswith("helpers.") and not passed_on
+    """Tell whether the innermost frame is of helpers, and not where `Watched` calls torch."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    name = frame.f_globals.get("__name__", "")
+    calls_torch = name == Refusal.__module__ and frame.f_code.co_name == "__torch_function__"
+    return name.startswith("helpers.") and not calls_torch

@@ -21,14 +21,6 @@ class Refusal(Exception):
     """The engine cannot vouch for a transform of this model: a loop over the samples can."""
 
 
-class KnownWrong(Refusal):
-    """A forward pass calls what torch is known to differentiate wrongly under a transform."""
-
-
-class ParameterWritten(Refusal):
-    """A forward pass writes into a parameter, which under `vmap` belongs to all samples."""
-
-
 class Watched(TorchFunctionMode):
     """Let a forward pass call functions of torch, but for those that are wrong in `places`.
 
@@ -53,7 +45,7 @@ class Watched(TorchFunctionMode):
         if func in KNOWN_WRONG:
             place, is_wrong = KNOWN_WRONG[func]
             if place in self._places and is_wrong(*args, **kwargs):
-                raise KnownWrong(f"torch.{func.__name__} has wrong gradients {place}")
+                raise Refusal(f"torch.{func.__name__} has wrong gradients {place}")
         if self._parameters and not self._parameters.isdisjoint(
             map(id, (*args[:1], kwargs.get("out")))
         ):
@@ -62,7 +54,7 @@ class Watched(TorchFunctionMode):
             given = func == Tensor.data.__get__  # a write into it would leave no trace
             out = kwargs.get("out") is not None
             if in_place or given or out or name in ("__setitem__", "__set__"):
-                raise ParameterWritten(f"{name} of a parameter, which may write into it")
+                raise Refusal(f"{name} of a parameter, which may write into it")
 
 
 def reaches_script(roots: Iterable[Any]) -> bool:
@@ -136,6 +128,7 @@ def _has_options(*args: Any, padding_idx: int | None = None, **kwargs: Any) -> b
 _BY_NAME = {
     "index_fill": VMAP,  # the value of one sample goes to all
     "prelu": JACREV,
+    "cdist": JACREV,
     "lu_solve": JACREV,
     "select_scatter": OUTSIDE,
     "as_strided": OUTSIDE,
@@ -146,8 +139,6 @@ OF_AUTOGRAD = {each.__get__ for each in (Tensor.requires_grad, Tensor.grad_fn, T
 KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
     **{each: (OUTSIDE, _is_unknown) for each in OF_AUTOGRAD},
     F.embedding: (OUTSIDE, _has_options),
-    torch.cdist: (JACREV, _always),
-    torch.linalg.lu_solve: (JACREV, _always),
     torch.linalg.solve: (VMAP, _is_ambiguous),
     torch.roll: (VMAP, _is_scalar),  # which rolls the samples
     Tensor.roll: (VMAP, _is_scalar),
@@ -155,7 +146,7 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
     **{
         getattr(owner, name): (place, _always)
         for name, place in _BY_NAME.items()
-        for owner in (torch, Tensor, torch.ops.aten)
+        for owner in (torch, Tensor, torch.linalg, torch.ops.aten)
         if hasattr(owner, name)
     },
 }
@@ -169,16 +160,14 @@ class _Contiguous(torch.autograd.Function):
 
     @staticmethod
     def forward(outputs: Tensor) -> Tensor:
-        """Return the same memory, into which a layer behind it may write."""
-        return outputs.detach()
+        return outputs.detach()  # the same memory, into which a layer behind may write
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing."""
+        pass
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> Tensor:
-        """Copy the gradient, if it has to be."""
         return grads.contiguous()
 
 

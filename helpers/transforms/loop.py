@@ -36,22 +36,22 @@ def gradients(
         return grads
     own = dict(model.named_parameters())
     leaves = [own[name] for name in grads]
+    device = batch[0].device
+    first = streams.random_state(device)
 
-    missed = False
+    def differentiate(model: nn.Module, *sample: Tensor) -> list[Tensor]:
+        return by_backward(function(model, *sample), leaves)
 
-    def differentiate(model: nn.Module, *sample: Tensor) -> list[Tensor | None]:
-        return _backward(function(model, *sample), leaves)
-
-    def take(index: int, rows: list[Tensor | None]) -> None:
-        nonlocal missed
-        missed = missed or any(row is None for row in rows)
+    def take(index: int, rows: list[Tensor]) -> None:
         for per_sample_grad, row in zip(grads.values(), rows, strict=True):
-            per_sample_grad[index] = 0 if row is None else row
+            per_sample_grad[index] = row
 
     for_each(differentiate, model, grads, batch, take, randomness=randomness)
     flagged = {name for name, each in own.items() if each.requires_grad}
-    if missed and not flagged <= grads.keys():
+    unmet = (not rows[:, None].flatten(1).any(1).all() for rows in grads.values())
+    if not flagged <= grads.keys() and any(unmet):
         # A checkpoint may need gradients of parameters that are not asked for.
+        streams.restore_random_state(first, device)
         for_each(differentiate, model, flagged | {*grads}, batch, take, randomness=randomness)
     return grads
 
@@ -106,14 +106,6 @@ def by_backward(
     scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
 ) -> list[Tensor]:
     """Differentiate a scalar with respect to leaves: dense, zeros where it reaches none."""
-    grads = _backward(scalar, leaves, retain_graph=retain_graph)
-    pairs = zip(grads, leaves, strict=True)
-    return [torch.zeros_like(leaf) if each is None else each for each, leaf in pairs]
-
-
-def _backward(
-    scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
-) -> list[Tensor | None]:
     for leaf in leaves:
         leaf.grad = None
     if scalar.requires_grad:
@@ -124,7 +116,5 @@ def _backward(
     grads = []
     for leaf in leaves:
         found, leaf.grad = leaf.grad, None
-        if found is not None:
-            found = (found if found.layout is torch.strided else found.to_dense()).detach()
-        grads.append(found)
+        grads.append(torch.zeros_like(leaf) if found is None else found.to_dense().detach())
     return grads

@@ -13,8 +13,7 @@ RANDOMNESS = (
     "share them: call model.eval(), or pass randomness='different' or 'same' where it is taken"
 )
 
-State = tuple[Any, ...]
-"""Where the streams of Python, NumPy and torch are, and that of a device, if it has its own."""
+State = tuple[Any, ...]  # of Python, NumPy and torch, and of a device that has its own
 
 
 def random_state(device: torch.device) -> State:

@@ -1,35 +1,19 @@
-"""Recurrent layers under `vmap`."""
+"""Recurrent layers under `vmap`: on `switches.native_kernels`, from a state of their batch size."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from helpers.transforms.switches import native_kernels
-
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-
-
-@contextmanager
-def batchable_recurrence(layer: nn.RNNBase | nn.RNNCellBase) -> Iterator[None]:
-    """Let a recurrent layer run on kernels that `vmap` can batch, from a state of its batch size.
-
-    A layer that makes its own initial state makes it without the dimension of `vmap`, and then
-    writes into it.
-    """
-    hook = layer.register_forward_pre_hook(add_zero_state, with_kwargs=True)
-    try:
-        with native_kernels:
-            yield
-    finally:
-        hook.remove()
 
 
 def add_zero_state(
     layer: nn.RNNBase | nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Give a layer its initial state, zeros unless it got one, with the dimension of `vmap`."""
+    """Give a layer its initial state, zeros unless it got one, with the dimension of `vmap`.
+
+    A state that the layer makes itself lacks that dimension, and the layer writes into it.
+    """
     inputs = args[0] if args else kwargs.get("input")
     given = args[1] if len(args) > 1 else kwargs.get("hx")
     if not isinstance(inputs, Tensor):

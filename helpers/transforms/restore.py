@@ -30,8 +30,7 @@ _ENDS = frozenset((*_NUMBERS, *_KINDS))
 _PLAIN = (dict, OrderedDict)
 _SEQUENCES = (list, tuple, set, deque)
 _OF_ITERATORS = ("builtins", "itertools")  # the modules of their classes; others may be files
-_BUILT_IN = frozenset((*_PLAIN, *_SEQUENCES))
-_WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type)
+_WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type, torch.jit.ScriptModule)
 _EMPTY = object()  # what a slot holds that nothing was written to
 _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
 
@@ -76,35 +75,31 @@ class Snapshot:
     """The state of modules and buffers; of `parameters`, values are neither copied nor restored."""
 
     def __init__(self, roots: Iterable[Any], parameters: Iterable[Tensor] = ()) -> None:
-        self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._empty: list[dict[Any, Any]] = []  # of which a module has a dozen, for hooks
         self._collections: list[tuple[Any, Any]] = []
         self._iterators: list[tuple[dict[Any, Any], Any, Any]] = []  # copies go back
         self._slots: list[tuple[Any, Any, Any]] = []  # object, slot, value
-        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
-        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._others: list[tuple[Any, ...]] = []  # functions and their arguments
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
         kept = set(map(id, parameters))
         for value in walk(roots):
-            if isinstance(value, dict):
-                if dict.__len__(value):
-                    self._dictionaries.append((value, _contents(value)))
-                    for key, each in self._dictionaries[-1][1].items():
-                        if isinstance(each, Iterator) and type(each).__module__ in _OF_ITERATORS:
-                            self._iterators.append((value, key, itertools.tee(each, 1)[0]))
-                else:
-                    self._empty.append(value)
-            elif isinstance(value, list | set | deque):
-                self._collections.append((value, _contents(value)))
+            if type(value) in _PLAIN and not value:
+                self._empty.append(value)
+            elif isinstance(value, dict | list | set | deque):
+                contents = _contents(value)
+                self._collections.append((value, contents))
+                for key, each in contents.items() if isinstance(value, dict) else ():
+                    if isinstance(each, Iterator) and type(each).__module__ in _OF_ITERATORS:
+                        self._iterators.append((value, key, itertools.tee(each, 1)[0]))
             elif isinstance(value, Tensor):
                 # A tensor with a graph is what an earlier forward left, or a view of a parameter.
                 own = id(value) not in kept and value.grad_fn is None
                 if own and not value.is_inference() and not value.is_meta:
                     self._tensors.append((value, value.detach().clone(), value._version))
-            elif isinstance(value, np.ndarray):
-                self._arrays.append((value, value.copy()))
+            elif isinstance(value, np.ndarray) and value.flags.writeable:
+                self._others.append((np.copyto, value, value.copy()))
             elif isinstance(value, torch.Generator):
-                self._generators.append((value, value.get_state()))
+                self._others.append((value.set_state, value.get_state()))
             else:
                 for slot in _slots(type(value)):
                     self._slots.append((value, slot, _held(value, slot)))
@@ -114,35 +109,36 @@ class Snapshot:
     def restore(self) -> None:
         """Bring the state back."""
         for dictionary in self._empty:
-            if dict.__len__(dictionary):
-                _base(dictionary).clear(dictionary)
-        for dictionary, values in self._dictionaries:
-            if not _alike(dictionary, values):
-                kind = _base(dictionary)
-                kind.clear(dictionary)
-                for key, value in values.items():
-                    kind.__setitem__(dictionary, key, value)
-        for dictionary, key, iterator in self._iterators:
-            dictionary[key] = copy.copy(iterator)
+            dictionary.clear()
         for collection, values in self._collections:
             if not _alike(collection, values):
-                kind = _base(collection)
+                kind = _base(type(collection))
                 kind.clear(collection)
-                (set.update if kind is set else kind.extend)(collection, values)
+                if isinstance(values, dict):
+                    for key, value in values.items():
+                        kind.__setitem__(collection, key, value)
+                else:
+                    (set.update if kind is set else kind.extend)(collection, values)
+        for dictionary, key, iterator in self._iterators:
+            dictionary[key] = copy.copy(iterator)
         for owner, slot, value in self._slots:
             if _held(owner, slot) is not value:
                 slot.__delete__(owner) if value is _EMPTY else slot.__set__(owner, value)
-        for array, values in self._arrays:
-            if array.flags.writeable:
-                np.copyto(array, values)
-        for generator, state in self._generators:
-            generator.set_state(state)
-        for index, (tensor, values, version) in enumerate(self._tensors):
+        for put_back, *values in self._others:
+            put_back(*values)
+        for tensor, values, version in self._tensors:
             # A write into `tensor.data` leaves no trace but the numbers.
-            hidden = tensor.layout is torch.strided and not torch.equal(tensor, values)
-            if hidden or tensor._version != version or tensor.grad_fn is not None:
-                _rewrite(tensor, values)
-                self._tensors[index] = (tensor, values, tensor._version)
+            strided = tensor.layout is torch.strided
+            same = torch.equal(tensor, values) if strided else tensor._version == version
+            if same and tensor.grad_fn is None:
+                continue
+            with torch.no_grad():
+                if tensor.grad_fn is not None:  # of the graph that a forward put it into
+                    tensor.detach_()
+                if tensor.shape == values.shape:
+                    tensor.copy_(values)
+                else:
+                    tensor.data = values.clone()
 
 
 def walk(roots: Iterable[Any]) -> Iterator[Any]:
@@ -166,12 +162,9 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
             waiting.append(value.__self__)
         elif kind is partial:
             waiting += [value.func, value.args, value.keywords]
-        elif isinstance(value, nn.Module):
-            if not isinstance(value, torch.jit.ScriptModule):  # its attributes lie elsewhere
-                waiting.append(vars(value))
-        elif isinstance(value, _WITHOUT_ATTRIBUTES) or kind.__module__.startswith(_FOREIGN):
+        elif isinstance(value, _WITHOUT_ATTRIBUTES):
             continue
-        else:
+        elif isinstance(value, nn.Module) or not kind.__module__.startswith(_FOREIGN):
             for slot in _slots(kind):
                 waiting.append(_held(value, slot))
             if hasattr(value, "__dict__"):
@@ -200,37 +193,20 @@ def _held(value: Any, slot: types.MemberDescriptorType) -> Any:
 
 def _contents(collection: Collection[Any]) -> dict[Any, Any] | list[Any]:
     """Copy what a collection holds, also one whose class answers otherwise, or not at all."""
-    kind = type(collection)
-    if kind in _PLAIN:
-        return dict(collection)
-    if kind in _BUILT_IN:
-        return [*collection]
-    kind = _base(collection)
-    if not issubclass(kind, dict):
-        return [*kind.__iter__(collection)]
-    return {key: dict.__getitem__(collection, key) for key in kind.keys(collection)}
+    kind = _base(type(collection))
+    return dict(kind.items(collection)) if issubclass(kind, dict) else [*kind.__iter__(collection)]
 
 
-def _base(collection: Collection[Any]) -> type:
-    """Return which class of Python a collection is built on, whatever its own class refuses."""
-    return next(kind for kind in (*_PLAIN[::-1], *_SEQUENCES) if isinstance(collection, kind))
+@functools.cache
+def _base(kind: type) -> type:
+    """Return which class of Python a class of collections is built on."""
+    return next(each for each in (*_PLAIN[::-1], *_SEQUENCES) if issubclass(kind, each))
 
 
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:
     """Compare collections by the identity of what they hold, dictionaries by order as well."""
-    if type(now) not in _BUILT_IN:
+    if type(now) not in _PLAIN:
         now = _contents(now)
     if len(now) != len(then) or not all(map(is_, now, then)):
         return False
     return not isinstance(then, dict) or all(map(is_, now.values(), then.values()))
-
-
-def _rewrite(tensor: Tensor, values: Tensor) -> None:
-    """Write values into a tensor, and take it out of the graph that a forward put it into."""
-    with torch.no_grad():
-        if tensor.grad_fn is not None:
-            tensor.detach_()
-        if tensor.shape == values.shape:
-            tensor.copy_(values)
-        else:
-            tensor.data = values.clone()

@@ -16,16 +16,12 @@ from torch.func import debug_unwrap
 from helpers.transforms import fallback, switches
 from helpers.transforms import randomness as streams
 from helpers.transforms.known_wrong import VMAP, Refusal, Watched, reaches_script
-from helpers.transforms.recurrence import RECURRENT, batchable_recurrence
+from helpers.transforms.recurrence import RECURRENT, add_zero_state
 from helpers.transforms.restore import Snapshot, preserved
-from helpers.transforms.sequences import Sequences, UnequalLengths
+from helpers.transforms.sequences import Sequences
 
 Function = Callable[..., Any]
 Batch = tuple[Tensor, ...]
-
-
-class OutOfReach(Refusal):
-    """A forward pass uses a parameter, or random numbers, in a way that no transform follows."""
 
 
 def functional(
@@ -38,13 +34,12 @@ def functional(
     """
     parameters = dict(model.named_parameters())
     own = parameters | dict(model.named_buffers())
-    scripted, wanted = reaches_script((function, model)), set()
-    for name in names:
-        wanted.add(id(own[name]))
+    wanted = set(map(id, map(own.get, names)))
+    scripted = reaches_script((function, model))
 
     def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
         if scripted:
-            raise OutOfReach("what is scripted has wrong gradients under transforms")
+            raise Refusal("what is scripted has wrong gradients under transforms")
         others = dict(params)
         for name, buffer in buffers.items():
             others[name] = buffer.clone()
@@ -54,11 +49,10 @@ def functional(
             if not isinstance(value, Tensor):
                 return value
             value = value.clone()  # it may be a parameter itself
-        # The parameters themselves require a gradient. So one that was met as it is, by a view of
-        # it, say, has left a graph.
+        # The parameters themselves require a gradient: one met as it is, by a view, left a graph.
         for node in graph(debug_unwrap(value)):
             if id(getattr(node, "variable", None)) in wanted:
-                raise OutOfReach("a parameter is used by a view that was taken of it before")
+                raise Refusal("a parameter is used by a view that was taken of it before")
         return value
 
     return run
@@ -74,7 +68,7 @@ def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iter
     try:
         from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
     except ImportError as error:
-        raise OutOfReach("this torch cannot exchange tensors") from error
+        raise Refusal("this torch cannot exchange tensors") from error
     swapped = []
     try:
         for name, other in others.items():
@@ -97,17 +91,19 @@ def running(
     own, params, buffers = dict(model.named_parameters()), {}, {}
     for name in names:
         if own[name]._backward_hooks:
-            raise OutOfReach(f"the parameter {name} has hooks on its gradient")
+            raise Refusal(f"the parameter {name} has hooks on its gradient")
         params[name] = own[name].detach()
     for name, buffer in model.named_buffers():
         buffers[name] = buffer.detach()
     with ExitStack() as stack:
-        snapshot = stack.enter_context(preserved(model, names))
         for module in model.modules():
             if isinstance(module, RECURRENT):
-                stack.enter_context(batchable_recurrence(module))
+                hook = module.register_forward_pre_hook(add_zero_state, with_kwargs=True)
+                stack.enter_context(hook)
+                stack.enter_context(switches.native_kernels)
             if module._compiled_call_impl or hasattr(module, "_orig_mod"):
                 stack.enter_context(switches.uncompiled)
+        snapshot = stack.enter_context(preserved(model, names))
         stack.enter_context(torch.enable_grad())
         yield snapshot, params, buffers
 
@@ -145,10 +141,11 @@ def batched(
     if not size or not names:
         return otherwise()
     step, first = chunk_size or size, streams.random_state(device)
-    places: dict[str, Tensor] = {}
-    owners: set[int] = set()
+    places, owners = {}, set()
     try:
         with running(model, names) as (snapshot, params, buffers):
+            if Sequences in map(type, batch):
+                raise Refusal("samples of unequal length")
             # Each chunk is written where it belongs: to concatenate them takes the memory of all
             # results a second time. So `torch.vmap` is not told the chunk size.
             for start in range(0, size, step):
@@ -156,8 +153,6 @@ def batched(
                     streams.restore_random_state(first, device)
                 chunk = []
                 for leaf in batch:
-                    if isinstance(leaf, Sequences):
-                        raise UnequalLengths("samples of unequal length")
                     chunk.append(leaf[start : start + step])
                 results = compute(params, buffers, *chunk)
                 snapshot.restore()
@@ -165,21 +160,20 @@ def batched(
                 if start == 0 and out:
                     places = out(rows)
                 for name, each in rows.items():
-                    if out is None and step >= size:
-                        places[name] = each.detach().to(dtype or each.dtype)
-                        address = places[name].untyped_storage().data_ptr()
-                        if address in owners or 0 in each.stride():  # views of one, as of a sum
-                            places[name] = each.detach().contiguous().clone()
-                        owners.add(address)
-                        continue
                     if name not in places:
+                        address = each.untyped_storage().data_ptr()
+                        # Views of one tensor, as of the gradient of a sum, are copied.
+                        is_own = address not in owners and 0 not in each.stride()
+                        owners.add(address)
+                        if step >= size and is_own and dtype in (None, each.dtype):
+                            places[name] = each.detach()
+                            continue
                         places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
-                    with torch.no_grad():
-                        places[name][start : start + step].copy_(each)
+                    places[name][start : start + step].copy_(each.detach())
                 del results, rows, each  # or they would lie beside those of the next chunk
         last = streams.random_state(device)
         if randomness != "same" and not streams.alike_outside_torch(first, last):
-            raise OutOfReach("NumPy or Python draws random numbers, once for all samples")
+            raise Refusal("NumPy or Python draws random numbers, once for all samples")
         return places.get("", places)
     except Exception as error:
         if not fallback.leads_to_loop(error):

@@ -9,12 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
-from helpers.transforms.known_wrong import Refusal
-
-
-class UnequalLengths(Refusal):
-    """Samples of unequal length do not make one tensor, so that `torch.vmap` cannot take them."""
-
 
 class Sequences:
     """B tensors `(T, ...)`, each with a T of its own, indexed as a tensor `(B, ...)` is.
@@ -48,11 +42,11 @@ def unpacked(packed: PackedSequence) -> Sequences:
 def with_bags(model: nn.Module, data: Any) -> Any:
     """Divide what a model gives to its `nn.EmbeddingBag`, if `offsets` are in the data.
 
-    They are known by their name: the forward of a model that has an `nn.EmbeddingBag` takes an
-    argument `offsets`. Then that and the argument before it, both `(n,)`, are what this layer calls
-    `offsets` and `input`. Sample i has the entries from `offsets[i]` up to `offsets[i + 1]`;
-    likewise of `per_sample_weights`. Returns the data, a tuple or a mapping, with `Sequences` in
-    place of these tensors; raises ValueError for offsets that do not divide the entries.
+    They are known by name: where the forward takes an argument `offsets`, that and the argument
+    before it, both `(n,)`, are the layer's `offsets` and `input`. Sample i has the entries from
+    `offsets[i]` up to `offsets[i + 1]`; likewise of `per_sample_weights`. Returns the data, a tuple
+    or a mapping, with `Sequences` in place of these tensors; raises ValueError for offsets that do
+    not divide the entries.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.EmbeddingBag)]
     by_name = isinstance(data, MutableMapping)
@@ -60,7 +54,6 @@ def with_bags(model: nn.Module, data: Any) -> Any:
         return data
     names = [*inspect.signature(model.forward).parameters]
     before = names[names.index("offsets") - 1] if "offsets" in names[1:] else ""
-    places = {name: name if by_name else index for index, name in enumerate(names)}
     given = data if by_name else dict(zip(names, data, strict=False))
     entries, offsets = given.get(before), given.get("offsets")
     if not all(isinstance(each, Tensor) and each.dim() == 1 for each in (entries, offsets)):
@@ -73,15 +66,12 @@ def with_bags(model: nn.Module, data: Any) -> Any:
             f"divide, got {offsets.tolist()}"
         )
     bags = [slice(*ends) for ends in pairwise(starts)]
-    divided = {name: given[name] for name in (before, "per_sample_weights") if name in given}
     parts = {
         name: Sequences([each.detach()[bag] for bag in bags], lambda bag: bag, each[:0].detach())
-        for name, each in divided.items()
-        if each is not None
+        for name in (before, "per_sample_weights")
+        if (each := given.get(name)) is not None
     }
     own = [offsets.new_tensor([0, bag.stop - bag.start][: 1 + closed]) for bag in bags]
     parts["offsets"] = Sequences(own, lambda start: start, offsets.new_zeros(1 + closed))
-    changed = dict(data) if by_name else [*data]
-    for name, part in parts.items():
-        changed[places[name]] = part
-    return changed if by_name else tuple(changed)
+    changed = {**given, **parts}
+    return changed if by_name else (*changed.values(), *data[len(given) :])

@@ -13,11 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Shared:
-    """A context that all threads share: the first to enter opens it, the last to leave closes it.
-
-    Args:
-        make: Makes the context anew each time it is opened.
-    """
+    """A context for all threads: the first to enter makes one and opens it, the last closes it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make, self._lock, self._users = make, threading.Lock(), 0
@@ -40,13 +36,11 @@ class Shared:
 def _native_kernels() -> Iterator[None]:
     backends = torch.backends.mkldnn, torch.backends.cudnn
     before = [backend.enabled for backend in backends]
-    try:
-        for backend in backends:
-            backend.enabled = False
-        yield
-    finally:
-        for backend, enabled in zip(backends, before, strict=True):
-            backend.enabled = enabled
+    for backend in backends:
+        backend.enabled = False
+    yield
+    for backend, enabled in zip(backends, before, strict=True):
+        backend.enabled = enabled
 
 
 native_kernels = Shared(_native_kernels)
