@@ -62,7 +62,7 @@ def gradient_norms(
 
     Returns:
         `(B,)`, detached; in float32, or in float64 if a parameter has that precision. Of a complex
-        gradient it is the norm of its real and imaginary calls together; of one that is not
+        gradient it is the norm of its real and imaginary parts together; of one that is not
         finite, infinite or NaN.
 
     Raises:

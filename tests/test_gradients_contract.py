@@ -87,7 +87,7 @@ def test_operators_that_loop_are_right_or_refused(method):
     expected = oracle(Apply(lambda m, x: (x * m.w).sin(), **own), squared, *batch)
     assert_equal(method(Apply(mapped, **own), squared, *batch), expected, TOLERANCE)
     # Dynamo wraps the refusal, torch 2.11 in a message that no longer quotes it.
-    with pytest.raises(Exception, match="while_loop has wrong gradients|KnownWrong|Refusal"):
+    with pytest.raises(Exception, match=r"while_loop has wrong gradients|Refusal"):
         method(Apply(looped, **own), squared, *batch)
 
 

@@ -101,6 +101,9 @@ USES: dict[str, Callable[[], nn.Module]] = {
     "functional": pair(lambda m, x: F.linear(m.a(x), m.a.weight.T.tanh()) + m.a.weight.norm()),
     "custom function": product((2, 4), lambda m, x: Product.apply(x[0], m.weight)[None]),
     "func.grad inside": pair(_force),
+    "one bias for two": pair(
+        lambda m, x: m.a(x[:, 0]) + F.linear(x[:, 1], m.b.weight, m.a.bias).tanh()
+    ),
     "constant input": pair(lambda m, x: m.b(x + m.a.weight.sum() + m.a(torch.ones_like(x)))),
     "output changed in place": lambda: nn.Sequential(
         nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)

@@ -75,13 +75,7 @@ class LayerCall:
 
     def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor, `(B,)`."""
-        terms, _, result = self.formula.partition("->")
-        totals, start = [], 0
-        for grads, *rest in self.operands():
-            own = factors[start : start + len(grads)].view(-1, *(1,) * (grads.dim() - 1))
-            totals.append(torch.einsum(f"{terms}->{result[1:]}", grads * own, *rest))
-            start += len(grads)
-        return sum(totals[1:], totals[0]).reshape(self.shape)
+        return (factors @ self.gradients().reshape(len(factors), -1)).view(self.shape)
 
     def reduced(self, left: Any, right: Any) -> Tensor | None:
         """Return the samples' gradients `(B, rows, columns)` with sides made smaller, unformed.
@@ -101,15 +95,13 @@ class Bias(LayerCall):
     def gradients(self) -> Tensor:
         """Return the gradients of the samples, `(B, *shape)`, which are not to be written into."""
         grads = self.output_grads
-        return grads if grads.shape[1:] == self.shape else torch.einsum(self.formula, grads)
+        if grads.numel() == len(grads) * self.shape.numel():
+            return grads.reshape(-1, *self.shape)
+        return torch.einsum(self.formula, grads)
 
     def write(self, out: Tensor, *, add: bool = False) -> None:
         """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
         out.add_(self.gradients()) if add else out.copy_(self.gradients())
-
-    def total(self, factors: Tensor) -> Tensor:
-        """Return the sum of the samples' gradients, each times its factor, `(B,)`."""
-        return (factors @ self.gradients().reshape(len(factors), -1)).view(self.shape)
 
 
 class Dense(Bias):

@@ -53,6 +53,14 @@ class Linear(LayerCall):
             return None
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
+    def total(self, factors: Tensor) -> Tensor:
+        """Return the sum of the samples' gradients, each times its factor, as one product."""
+        ((grads, inputs),) = self.matrices()
+        grads = (grads * factors.view(-1, 1, 1, 1)).flatten(0, 2)
+        order = [*itertools.chain(*self._orders()[2])]
+        total = (grads.mT @ inputs.flatten(0, 2)).view([self.shape[dim - 1] for dim in order])
+        return total.permute([order.index(dim + 1) for dim in range(len(order))])
+
     def reduced(self, left: Any, right: Any) -> Tensor | None:
         """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
         (_, outputs, inputs), pieces = self._orders()[2], []
@@ -111,8 +119,6 @@ def _size(shape: torch.Size, dims: list[int]) -> int:
 
 def _matrices(tensor: Tensor, order: list[list[int]]) -> Tensor:
     """Return a tensor as `(b, groups, T, side)`."""
-    if tensor.dim() == 2:
-        return tensor[:, None, None]
     sizes = [_size(tensor.shape, dims) for dims in order]
     return tensor.permute(0, *itertools.chain(*order)).reshape(len(tensor), *sizes)
 

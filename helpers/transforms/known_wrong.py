@@ -1,6 +1,6 @@
 """Functions of torch whose gradients are wrong: a few are mended, the others end a transform."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import getclosurevars
 from types import CodeType, FunctionType, ModuleType
@@ -67,31 +67,33 @@ def reaches_script(roots: Iterable[Any]) -> bool:
     waiting = [*roots]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule):
-            return True
         if id(value) not in seen and (callable(value) or type(value) in (list, tuple, dict)):
+            if isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule):
+                return True
             seen.add(id(value))
             waiting += _named_by(value)
     return False
 
 
-def _named_by(value: Any) -> Iterator[Any]:
-    """Yield what an object may call."""
+def _named_by(value: Any) -> Iterable[Any]:
+    """Return what an object may call."""
     value = getattr(value, "__func__", value)
-    if isinstance(value, list | tuple | dict):
-        yield from filter(callable, value.values() if isinstance(value, dict) else value)
-    elif isinstance(value, partial):
-        yield from (value.func, *value.args)
-    elif isinstance(value, nn.Module):
-        yield from (type(value).forward, *vars(value).values(), *value.children())
-    elif isinstance(value, FunctionType):
-        yield from getclosurevars(value).nonlocals.values()
-        if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
-            names = _names(value.__code__)
-            for found in map(value.__globals__.get, names):
-                yield found
-                if isinstance(found, ModuleType) and not found.__name__.startswith("torch"):
-                    yield from (getattr(found, each, None) for each in names)
+    if isinstance(value, nn.Module):
+        return (type(value).forward, *vars(value).values(), *value.children())
+    if isinstance(value, (list, tuple, dict)):
+        return filter(callable, value.values() if isinstance(value, dict) else value)
+    if isinstance(value, partial):
+        return (value.func, *value.args)
+    if not isinstance(value, FunctionType):
+        return ()
+    found = [*getclosurevars(value).nonlocals.values()] if value.__closure__ else []
+    if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
+        names = _names(value.__code__)
+        for each in map(value.__globals__.get, names):
+            found.append(each)
+            if isinstance(each, ModuleType) and not each.__name__.startswith("torch"):
+                found += (getattr(each, name, None) for name in names)
+    return found
 
 
 def _names(code: CodeType) -> set[str]:

@@ -17,8 +17,5 @@ def is_real(value: object) -> bool:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which numbers are added up: their own, but float32 at least.
-
-    A sum is rounded once, when it is whole: 256 + 1 is 256 in bfloat16.
-    """
+    """Return the dtype in which numbers are added up, float32 at least: bfloat16 has 256 + 1 = 256."""
     return torch.promote_types(dtype, torch.float32)
