@@ -17,5 +17,5 @@ def is_real(value: object) -> bool:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which numbers are added up, float32 at least: bfloat16 has 256 + 1 = 256."""
+    """Return the dtype for sums, float32 at least: in bfloat16, 256 + 1 is 256."""
     return torch.promote_types(dtype, torch.float32)
