@@ -43,7 +43,7 @@ def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: flo
         min_run_time: Seconds that each candidate runs for, at least, in each round.
 
     Returns:
-        `{name: measurement}`, with `median` and `iqr` in seconds, and what failed or was left out.
+        `{name: measurement}`, with `median` and `iqr` in seconds.
 
     Raises:
         ValueError: There is no candidate, or `rounds` is below 1.
@@ -53,10 +53,7 @@ def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: flo
     if not candidates or rounds < 1:
         got = f"{len(candidates)} and {rounds}"
         raise ValueError(f"needs a candidate and a round at least, got {got}")
-    timers = {
-        name: candidate if hasattr(candidate, "timeit") else timer(candidate)
-        for name, candidate in candidates.items()
-    }
+    timers = {n: c if hasattr(c, "timeit") else timer(c) for n, c in candidates.items()}
     numbers = dict.fromkeys(timers, 1)
     finished: dict[str, list[Measurement]] = {name: [] for name in timers}
     failed: dict[str, str] = {}
@@ -71,8 +68,7 @@ def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: flo
                     # The timer runs twice before it counts: memory is allocated, kernels picked.
                     fresh[name] = timers[name].timeit(numbers[name])
                 except Exception as error:
-                    first_line = (str(error).strip() or "no message").splitlines()[0]
-                    failed[name] = f"{type(error).__name__}: {first_line}"
+                    failed[name] = in_one_line(error)
                     if len(failed) == len(timers):
                         raise
                 progress.update()
@@ -95,6 +91,11 @@ def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: flo
     return times
 
 
+def in_one_line(error: Exception) -> str:
+    """Return the kind of an error, and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
 def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
     """Set out times, their spread, and each as a multiple of one of them.
 
@@ -104,8 +105,7 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
 
     Returns:
         A row for each candidate: median and interquartile range in milliseconds, and how many
-        times the reference it takes: 2.0 takes twice as long, 0.5 half as long. What failed has a
-        row with its reason. One round has no spread.
+        times the reference it takes. What failed has its reason; one round has no spread.
 
     Raises:
         ValueError: No candidate that was measured has the reference's name.
@@ -202,7 +202,7 @@ def _each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
 
     class Noted(TorchDispatchMode):
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             result = func(*args, **(kwargs or {}))
             note(func, args, kwargs or {}, result)

@@ -247,5 +247,5 @@ def prepare(
 
 def sample_loss(loss_fn: LossFn, batch: Batch, model: nn.Module, *sample: Tensor) -> Tensor:
     """Compute the loss of one sample, given its leaves."""
-    data, targets = batch.of_one(sample)
+    data, targets = batch.trees(sample, of_one=True)
     return checks.check_scalar(loss_fn(batches.call(model, data), targets))

@@ -12,11 +12,6 @@ HERE = Path(__file__).parent
 torch.set_num_threads(1)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let lessons that are executed beside these tests answer all that one execution can."""
-    config.option.try_answers = getattr(config.option, "try_answers", None) or str(HERE)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long first, so that workers side by side end together: lessons, pipeline."""
     items.sort(

@@ -5,10 +5,20 @@ import doctest
 import pytest
 
 from helpers import curvature, gradients, jacobians, noise, norms, privacy, projection
-from helpers.limits.diagnosis import findings
+from helpers.limits import diagnosis
 from helpers.privacy import accounting
 
-MODULES = (accounting, curvature, findings, gradients, jacobians, noise, norms, privacy, projection)
+MODULES = (
+    accounting,
+    curvature,
+    diagnosis,
+    gradients,
+    jacobians,
+    noise,
+    norms,
+    privacy,
+    projection,
+)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

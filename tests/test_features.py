@@ -52,8 +52,7 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "sizes"),
-    [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (8, 4, [4, 4]), (5, 4, [5]), (3, 4, [3]), (1, 4, [1])],
+    ("count", "size", "sizes"), [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (8, 4, [4, 4]), (1, 4, [1])]
 )
 def test_no_piece_is_a_single_row(count, size, sizes):
     pieces = shards.bounds(count, size)
@@ -65,7 +64,6 @@ def test_rows_are_the_projected_gradients_of_the_samples(made):
     features = open_features(made)
     job = jobs.on_digits("MLP", 77, 0, torch.device("cpu"))
     expected = project_batches(job.computer, [jobs.collate(job.dataset)], 16, kind="sparse")
-    assert features.shape == (77, 16)
     torch.testing.assert_close(torch.from_numpy(np.asarray(features)), expected)
     kernel = np.load(made / work.KERNEL)
     assert np.abs(kernel - np.asarray(features, float).T @ np.asarray(features, float)).max() < 1e-9
@@ -84,9 +82,8 @@ def test_features_are_read_as_one_array(made):
         assert np.array_equal(features[rows], whole[rows])
     assert len(features) == 77
     assert all(isinstance(shard, np.memmap) for shard in features.shards), "nothing is read before"
-    for rows in (77, 2.5, (3, 1)):  # of an array, the last is one number
-        with pytest.raises(IndexError):
-            features[rows]
+    with pytest.raises(IndexError):
+        features[77]
 
 
 def test_the_same_command_does_what_is_missing_and_nothing_else(made, tmp_path, capsys):
@@ -103,20 +100,13 @@ def test_the_same_command_does_what_is_missing_and_nothing_else(made, tmp_path, 
 
 def test_another_plan_is_refused_by_naming_what_differs(made, capsys):
     before = contents(made)
-    for arguments, said in (
-        (["--k", "8"], "k is 16 there and 8 here"),
-        (["--seed", "1"], "seed is 0 there and 1 here; weights is"),
-        (["--threads", "2"], "threads is 1 there and 2 here"),
-        (["--samples", "78"], "data is"),
-    ):
-        with pytest.raises(SystemExit, match=f"holds features of another plan.*{said}"):
-            run(made, *SMALL, *arguments)
+    for option, value in (("k", 8), ("seed", 1), ("threads", 2)):
+        with pytest.raises(SystemExit, match=f"another plan.*{option} is .* {value} here"):
+            run(made, *SMALL, f"--{option}", str(value))
     assert contents(made) == before
 
 
-def small_job(
-    dataset=None, scale=1.0, shift=0.0, act=torch.tanh, bias=0.0, task=None, grad_wrt=("fc.weight",)
-) -> Job:
+def small_job(dataset=None, scale=1.0, shift=0.0, act=torch.tanh, bias=0.0, task=None) -> Job:
     torch.manual_seed(0)
     model = Apply(lambda m, x: m.act(m.fc(x) * m.scale + m.shift), scale=scale, act=act)
     model.fc = torch.nn.Linear(3, 2)
@@ -124,8 +114,7 @@ def small_job(
     model.register_buffer("shift", torch.tensor(shift), persistent=False)
     settings = LossOf(squared)
     settings.factor = task
-    count = 6 if grad_wrt == ("fc.weight",) else 2
-    computer = FunctionalGradientComputer(model, settings, count, torch.float32, "cpu", grad_wrt)
+    computer = FunctionalGradientComputer(model, settings, 8, torch.float32, "cpu")
     return Job(computer, [(row,) for row in torch.eye(3)] if dataset is None else dataset)
 
 
@@ -139,7 +128,7 @@ def test_a_plan_depends_on_all_that_features_are_computed_of(monkeypatch):
     changes = {"scale": 2.0, "shift": 1.0, "act": torch.relu, "bias": 1e-3, "task": 2.0}
     first = made_of(small_job())
     assert made_of(small_job()) == first
-    for option, value in [*changes.items(), ("grad_wrt", ("fc.bias",))]:
+    for option, value in changes.items():
         other = made_of(small_job(**{option: value}))
         assert other.weights != first.weights, option
         assert other.data == first.data
@@ -153,62 +142,52 @@ def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"plan.json"):
         open_features(tmp_path)
     before, last = contents(made), "features-000003.npy"
-    for name, content in before.items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / last).unlink()
+    for name in before.keys() - {last}:
+        (tmp_path / name).write_bytes(before[name])
     with pytest.raises(FileNotFoundError, match="1 of 4 shards are missing, the first is features"):
         open_features(tmp_path)
     np.save(tmp_path / last, np.zeros((3, 16)))
-    with pytest.raises(ValueError, match=r"or holds no \(17, 16\) floating point numbers"):
+    with pytest.raises(ValueError, match=r"damaged.*\(17, 16\)"):
         open_features(tmp_path)
+    (tmp_path / last).write_bytes(before[last])
     content, other = before["features-000000.npy"], before["features-000001.npy"]
     flipped = content[:200] + bytes([content[200] ^ 1]) + content[201:]
     for damage in (b"", content[:140], flipped, other):
-        (tmp_path / last).write_bytes(before[last])
         (tmp_path / "features-000000.npy").write_bytes(damage)
-        with pytest.raises(SystemExit, match=r"features-000000.npy is damaged, "):
+        with pytest.raises(SystemExit, match=r"features-000000.npy is damaged"):
             run(tmp_path)
-        if len(damage) < len(content):
-            with pytest.raises(ValueError, match=r"features-000000.npy is damaged, "):
-                open_features(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["kernel.npy", "features-000001.npy"])
-def test_files_of_others_are_left_alone(name, made, tmp_path):
-    others = dict.fromkeys(["weights.npy.gz", "features-000000.npy.bak"], b"kept")
-    others[name] = b"mine"
+def test_files_of_others_are_left_alone(name, tmp_path):
+    others = {name: b"mine", "weights.npy.gz": b"kept"}
     for file, content in others.items():
         (tmp_path / file).write_bytes(content)
-    with pytest.raises(SystemExit, match=f"holds features without plan.json, such as {name}"):
+    with pytest.raises(SystemExit, match=f"without plan.json, such as {name}"):
         run(tmp_path)
     assert contents(tmp_path) == others
-    (tmp_path / name).unlink()
-    for _ in range(2):
-        run(tmp_path)
-        assert contents(tmp_path) == contents(made) | {k: others[k] for k in others if k != name}
 
 
 OF_JOB = ["--job", "a:b", "--k", "4"]
-NO_SAMPLE = "such as (image, label), got"
-# By what is said, the arguments, and the samples of the job.
-REFUSED = {
-    "must be a whole number, at least 2": ([*SMALL, "--batch", "1"], None),
-    "must be a whole number, at least 1": ([*SMALL, "--k", "0"], None),
-    "--samples goes with --model": (["--model", "mlp"], None),
-    "--samples goes with": (["--job", "a:b", "--samples", "3"], None),
-    "invalid choice: 'vgg'": (["--model", "vgg", "--samples", "3"], None),
-    "unrecognized arguments: --kin": ([*SMALL, "--kin", "sparse"], None),
-    "job must be": (["--job", "users_job", "--k", "4"], None),
-    "dataset must hold a sample at least, got none": (OF_JOB, []),
-    f"{NO_SAMPLE} Tensor": (OF_JOB, [torch.ones(3)] * 3),  # else its numbers would be parts
-    f"{NO_SAMPLE} dict": (OF_JOB, [{"x": "a"}] * 3),
-    f"{NO_SAMPLE} tuple": (OF_JOB, [(torch.ones(3), "a")] * 3),
-}
+# A word of what is said, the arguments, and the samples of the job.
+REFUSED = [
+    ("batch", [*SMALL, "--batch", "1"], None),
+    ("k must", [*SMALL, "--k", "0"], None),
+    ("--samples", ["--model", "mlp"], None),
+    ("--samples", ["--job", "a:b", "--samples", "3"], None),
+    ("'vgg'", ["--model", "vgg", "--samples", "3"], None),
+    ("unrecognized", [*SMALL, "--kin", "sparse"], None),
+    ("job must", ["--job", "users_job", "--k", "4"], None),
+    ("none", OF_JOB, []),
+    ("Tensor", OF_JOB, [torch.ones(3)] * 3),  # else its numbers would be parts
+    ("tuple", OF_JOB, [(torch.ones(3), "a")] * 3),
+]
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_bad_arguments_and_samples_are_refused(said, tmp_path, capsys, monkeypatch):
-    arguments, dataset = REFUSED[said]
+@pytest.mark.parametrize(("said", "arguments", "dataset"), REFUSED)
+def test_bad_arguments_and_samples_are_refused(
+    said, arguments, dataset, tmp_path, capsys, monkeypatch
+):
     if dataset is not None:
         monkeypatch.setattr(jobs, "load", lambda name: small_job(dataset))
     with pytest.raises(SystemExit) as error:

@@ -61,25 +61,6 @@ assert mapped_anew()
 
 
 @linux
-def test_more_than_2_gib_are_kept_too():
-    probe("""
-def faults_at_the_start_of(size):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.empty(size)[:large].fill_(1.0)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-with memory.keep_freed():
-    assert sum(faults_at_the_start_of(600 * 2**20) for _ in range(20)) < 3.5 * pages
-""")
-
-
-def test_nothing_is_done_without_glibc(monkeypatch):
-    monkeypatch.setattr(memory, "_glibc", lambda: None)
-    with memory.keep_freed() as kept:
-        assert kept is False
-
-
-@linux
 def test_resident_counts_what_is_touched():
     before, size = memory.resident(), 2**26
     # A mapping of its own: a tensor may get memory that an earlier test has left in the process.

@@ -13,14 +13,12 @@ from tests.support import parallel_cases, workers
 SAID = {
     "parallelize_module": "0.weight is a DTensor",
     "a buffer": "running_mean is a DTensor",
-    "fully_shard": "the model is a FSDPSequential",
     "fully_shard, unsharded": "the model is a FSDPSequential",
     "fully_shard, a layer": "0 is a FSDPLinear",
     "FSDP1": "the model is a FullyShardedDataParallel",
     "DDP": "the model is a DistributedDataParallel",
-    "replicate": "the model is a DDPSequential",
 }
-"""By what was done to a network, how the sentence begins in which every helper refuses it."""
+"""By what was done to a network, what every helper names when it refuses it."""
 
 
 @pytest.fixture(scope="module")
@@ -32,29 +30,21 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("what", SAID)
 def test_every_helper_refuses_it_in_one_sentence(what, found):
     asked = set(parallel_cases.helpers(parallel_cases.network()))
-    if what == "DDP":
-        asked.remove("diagnose")  # it has an entry for the wrapper, and looks inside
     for refusals, _ in found:
         assert refusals[what].keys() == asked
-        for sentence in refusals[what].values():
-            assert sentence.startswith(f"{SAID[what]}, spread over processes: ")
-            assert "DistributedDataParallel" in sentence
-            assert "full_tensor()" in sentence
+        assert all(SAID[what] in sentence for sentence in refusals[what].values())
 
 
 def test_data_over_processes_is_refused(found):
     for refusals, _ in found:
-        assert refusals["data"]["func_gradients"] == (
-            "data is a DTensor, spread over processes: give its full_tensor(), or what this "
-            "process has of it, to_local()"
-        )
+        assert "to_local()" in refusals["data"]["func_gradients"]
 
 
 def test_the_ways_out_are_exact(found):
     model, loss_fn = parallel_cases.network(), F.cross_entropy
     expected = gradients.loop_gradients(model, loss_fn, *parallel_cases.samples())
     for _, ways in found:
-        assert list(ways) == ["parallelize_module", "fully_shard", "fully_shard, a layer", "FSDP1"]
+        assert set(ways) == set(SAID) - {"a buffer", "DDP"}
         for copied in ways.values():
             torch.testing.assert_close(copied, expected, rtol=1e-5, atol=1e-7)
 

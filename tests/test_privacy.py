@@ -102,14 +102,8 @@ def test_noise_has_its_variance_however_many_chunks_and_samples(chunk_size, coun
     ratio = variance_ratio(noise.flatten(), 0.0, 1.5**2)
     assert plausible(ratio, stats.chi2(noise.numel()))
     assert stats.kstest(noise.flatten() / 1.5, "norm").pvalue > CHANCE
-
-
-def test_noise_of_steps_and_entries_is_independent():
-    noise = noises(60) / 1.5
-    for product in (noise[:-1:2] * noise[1::2], noise[:, :-1:2] * noise[:, 1::2]):
-        # Of independent normals: mean 0, variance 1.
-        z = product.sum().item() / product.numel() ** 0.5
-        assert plausible(z, stats.norm())
+    products = (noise[:-1:2] * noise[1::2]).flatten() / 1.5**2  # of independent steps
+    assert plausible(products.sum().item() / len(products) ** 0.5, stats.norm())
 
 
 @pytest.mark.parametrize("limit", [0.1, 0.7, 50.0])
@@ -136,30 +130,29 @@ def test_one_step_of_opacus(limit):
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5 * limit)
 
 
-def test_frozen_parameters_get_none():
-    given = small()
-    given[0][0].weight.requires_grad_(False)
-    with torch.inference_mode():
-        got = privacy.private_sum(*given, limit=1.0, noise_multiplier=1.0)
-    assert list(got) == ["0.bias", "2.weight", "2.bias"]
+def test_shares_of_a_batch_add_up_if_the_first_adds_the_noise():
+    model, loss_fn, data, targets = given = small()
+    noisy = {"limit": 0.5, "noise_multiplier": 1.3, "generator": seeded(4)}
+    first = privacy.private_sum(model, loss_fn, data[::2], targets[::2], **noisy)
+    noisy["generator"] = seeded(4)
+    whole = privacy.private_sum(*given, **noisy)
+    noisy["noise_multiplier"] = 0.0
+    second = privacy.private_sum(model, loss_fn, data[1::2], targets[1::2], **noisy)
+    torch.testing.assert_close({name: first[name] + second[name] for name in first}, whole)
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
 @pytest.mark.parametrize(
     ("change", "options", "what"),
     [
-        *((None, {"limit": limit}, "limit must be") for limit in (0.0, -1.0, math.inf, math.nan)),
-        *((None, {"noise_multiplier": n}, "noise_multiplier must") for n in (-1, math.inf, None)),
-        *(
-            (None, {"mask": m}, "mask must be a boolean tensor (B,)")
-            for m in ([True], torch.ones(12))
-        ),
-        (None, {"mask": torch.ones(11, dtype=torch.bool)}, "mask must be a boolean tensor (B,)"),
-        (None, {"limit": 1e-300}, "noise of the standard deviation 1e-300 is too small or too"),
-        (nn.Module.float, {"limit": 1e33}, "noise of the standard deviation 1e+33 is too small or"),
-        (lambda m: nn.Sequential(m, nn.BatchNorm1d(3).double()), {}, "1 is BatchNorm in training"),
-        (lambda m: m.to("meta"), {"generator": seeded(0)}, "generator is on cpu and 0.weight on"),
-        (lambda m: m.to(torch.complex128), {}, "0.weight is complex"),
+        (None, {"limit": math.inf}, "limit must be"),
+        (None, {"noise_multiplier": -1}, "noise_multiplier must"),
+        (None, {"mask": torch.ones(12)}, "mask must be"),
+        (None, {"limit": 1e-300}, "too small or too large"),
+        (nn.Module.float, {"limit": 1e33}, "too small or too large"),
+        (lambda m: nn.Sequential(m, nn.BatchNorm1d(3).double()), {}, "BatchNorm"),
+        (lambda m: m.to("meta"), {"generator": seeded(0)}, "generator"),
+        (lambda m: m.to(torch.complex128), {}, "complex"),
     ],
 )
 def test_what_the_sum_refuses(change, options, what):
@@ -302,34 +295,17 @@ def test_accountants_are_bounds_of_the_exact_epsilon(noise_multiplier, steps):
     assert exact < privacy.epsilon(noise_multiplier, 1.0, steps, 1e-5) < 1.15 * exact + 0.01
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "prv"])
-@pytest.mark.parametrize("setting", [(2.5, 0.1, 100), (30.0, 0.01, 10_000)])
-def test_an_epsilon_is_that_of_opacus(setting, accountant):
-    from opacus.accountants import create_accountant
-
-    account = create_accountant(accountant)
-    account.history = [setting]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = account.get_epsilon(delta=1e-5)
-    got = privacy.epsilon(*setting, 1e-5, accountant=accountant)
-    assert got == pytest.approx(expected, rel=1e-9)
-
-
 def test_little_epsilon_and_much_noise():
     noise = privacy.noise_multiplier_for(0.05, 1.0, 10, 1e-5, accountant="prv")
     assert exact_epsilon(noise, 10, 1e-5) < 0.05 < exact_epsilon(noise / 1.5, 10, 1e-5)
     for accountant, least in (("rdp", 0.1), ("prv", 0.0)):
-        assert least < privacy.epsilon(1e6, 0.5, 10, 1e-5, accountant=accountant) < least + 0.02
-        with pytest.raises(ValueError, match=f"'{accountant}' promises no epsilon as small as"):
-            privacy.noise_multiplier_for(0.005, 0.5, 10, 1e-5, accountant=accountant)
+        assert least < privacy.epsilon(1e5, 0.1, 10, 1e-5, accountant=accountant) < least + 0.02
 
 
 @pytest.mark.filterwarnings("ignore:delta = ")
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
-@pytest.mark.parametrize("delta", [0.5, 0.999])
-def test_a_large_delta_allows_everything(delta, accountant):
-    assert privacy.epsilon(1.0, 0.1, 10, delta, accountant=accountant) == 0
+def test_a_large_delta_allows_everything(accountant):
+    assert privacy.epsilon(1.0, 0.1, 10, 0.5, accountant=accountant) == 0
 
 
 def test_numbers_of_other_kinds_are_numbers():
@@ -360,24 +336,22 @@ def drawn_from(n: int, rate: float, steps: int, **_: object) -> object:
     return privacy.poisson_batches(n, rate, steps, seeded(0))
 
 
-RATE = "rate must be above 0 and at most 1"
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("call", "given", "what"),
     [
-        *((drawn_from, {"rate": r}, RATE) for r in (0.0, -0.1, 1.1, math.nan, "0.1", True)),
-        (drawn_from, {"first": 0}, "n must be a whole"),
-        (drawn_from, {"steps": 1.5}, "steps must be a whole number"),
-        (privacy.epsilon, {"rate": 1.1}, RATE),
-        (privacy.epsilon, {"delta": 0.0}, "delta must be above 0 and below 1"),
-        (privacy.epsilon, {"accountant": "gdp"}, "accountant must be 'rdp' or 'prv', got 'gdp'"),
-        (privacy.epsilon, {"first": -1.0}, "noise_multiplier must be a finite number"),
-        (privacy.epsilon, {"first": 0.01, "accountant": "prv"}, "'prv' would take long for an eps"),
-        (privacy.epsilon, {"steps": 0}, "steps must be a whole number, at least 1, got 0"),
-        (privacy.noise_multiplier_for, {"first": 0.0}, "epsilon must be a finite number above 0"),
-        (privacy.noise_multiplier_for, {"first": 0.05}, "'rdp' promises no epsilon as small as"),
+        (drawn_from, {"rate": 0.0}, "rate"),
+        (drawn_from, {"first": 0}, "n must be"),
+        (drawn_from, {"steps": 1.5}, "steps"),
+        (privacy.epsilon, {"rate": math.nan}, "rate"),
+        (privacy.epsilon, {"delta": 0.0}, "delta"),
+        (privacy.epsilon, {"accountant": "gdp"}, "accountant"),
+        (privacy.epsilon, {"first": -1.0}, "noise_multiplier"),
+        (privacy.epsilon, {"first": 0.01, "accountant": "prv"}, "would take long"),
+        (privacy.noise_multiplier_for, {"first": 0.0}, "epsilon"),
+        (privacy.noise_multiplier_for, {"first": 0.05}, "'rdp' promises"),
+        (privacy.noise_multiplier_for, {"first": 0.005, "accountant": "prv"}, "'prv' promises"),
+        (privacy.noise_multiplier_for, {"first": 1e4, "accountant": "prv"}, "would take long"),
     ],
 )
 def test_what_draws_and_budgets_refuse_at_once(call, given, what):

@@ -22,9 +22,8 @@ LATER = {
     ("layers/recorder.py", "_passed_on"): "test_without_them_gradients_are_formed",
     ("benchmark.py", "_each_operation"): "what torch's notes on extending name; measures alone",
     ("transforms/known_wrong.py", "_named_by"): "a documented part of functions, not in torch",
-    ("exercises/alone.py", "alone"): "a documented part of functions in Python, not in torch",
     # These are about what they import.
-    ("study/peers/expanded_weights.py", "build"): "absent",
+    ("study/peers.py", "expanded_weights"): "absent",
 }
 """Where a function uses private names when it runs, and the test, or the reason, that lets it."""
 ON_OBJECTS = {
@@ -33,7 +32,6 @@ ON_OBJECTS = {
     "_orig_mod": "without it, what is compiled raises under transforms, and the loop answers",
     "_version": "test_without_it_nothing_is_returned",
     "_post_accumulate_grad_hooks": "test_without_it_nothing_is_returned",
-    "_backward_pre_hooks": "torch itself does not run without it",
 }
 """Private attributes of what torch has made, and the test, or the reason, that lets them be."""
 OF_PYTHON = {"_fields", "_getframe", "_exit"}

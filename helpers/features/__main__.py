@@ -3,21 +3,39 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from helpers import devices, projection
 from helpers.features import jobs, plan, work
-from helpers.features.workers import Workers
 from helpers.models import MODELS
+from helpers.transforms.numbers import check_count
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compute the features that the command line asks for."""
-    chosen = _chosen(arguments)
+    parser = argparse.ArgumentParser(prog="python -m helpers.features", allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True, help="the folder")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", help=f"a network, on digits: {', '.join(MODELS)}, or mlp and cnn")
+    what.add_argument("--job", help="package.module:function, which returns helpers.features.Job")
+    parser.add_argument("--samples", type=int, help="N; with --model, needed")
+    parser.add_argument("--k", type=int, default=512, help="numbers of a sample")
+    parser.add_argument("--kind", choices=projection.KINDS, default="sparse")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard", type=int, default=512, help="rows of a file")
+    parser.add_argument("--batch", type=int, default=64, help="samples at a time")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    chosen = parser.parse_args(arguments)
+    if (chosen.samples is None) == (chosen.model is not None):
+        parser.error("--samples goes with --model: a job brings its own samples")
     try:
+        least = {"k": 1, "seed": 0, "shard": 2, "batch": 2, "threads": 1}
+        for name, number in least.items():
+            check_count(name, getattr(chosen, name), least=number)
         torch.set_num_threads(chosen.threads)
         device = _device(chosen.device)
         devices.make_repeatable(chosen.seed)
@@ -25,49 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             job = jobs.load(chosen.job)
         else:
             job = jobs.on_digits(chosen.model, chosen.samples, chosen.seed, device)
-        names = ("k", "kind", "seed", "shard", "batch", "threads")
-        options = {name: getattr(chosen, name) for name in names}
+        options = {name: getattr(chosen, name) for name in (*least, "kind")}
         made = plan.make(job, device=device.type, **options)
-        with Workers.joined(device.type) as workers:
-            done = work.compute(job, chosen.out, made, workers)
+        with work.joined() as store:
+            done = work.compute(job, chosen.out, made, store)
     except (ValueError, TypeError, OSError) as error:
         sys.exit(f"features: {error}")
-    if workers.rank == 0:
+    if work.rank() == 0:
         print(done)
-
-
-def _chosen(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m helpers.features", allow_abbrev=False)
-    parser.add_argument("--out", type=Path, required=True, help="the folder")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", choices=MODELS, type=_model, help="a network, on digits")
-    what.add_argument("--job", help="package.module:function, which returns helpers.features.Job")
-    parser.add_argument("--samples", type=_at_least(2), help="N; with --model, needed")
-    parser.add_argument("--k", type=_at_least(1), default=512, help="numbers of a sample")
-    parser.add_argument("--kind", choices=projection.KINDS, default="sparse")
-    parser.add_argument("--seed", type=_at_least(0), default=0)
-    parser.add_argument("--shard", type=_at_least(2), default=512, help="rows of a file")
-    parser.add_argument("--batch", type=_at_least(2), default=64, help="samples at a time")
-    parser.add_argument("--threads", type=_at_least(1), default=1, help="of each process")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    chosen = parser.parse_args(arguments)
-    if (chosen.samples is None) == (chosen.model is not None):
-        parser.error("--samples goes with --model: a job brings its own samples")
-    return chosen
-
-
-def _model(text: str) -> str:
-    """Complete the name of a model: mlp and cnn will do."""
-    return next((name for name in MODELS if name.lower().endswith(text.lower())), text)
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number, at least {least}")
-        return int(text)
-
-    return number
 
 
 def _device(name: str) -> torch.device:

@@ -20,6 +20,7 @@ from helpers.gradient_computers import (
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MODELS
 from helpers.transforms.batches import mapped
+from helpers.transforms.numbers import check_count
 
 
 @dataclass
@@ -60,10 +61,15 @@ def collate(samples: Sequence[Given]) -> Given:
 def on_digits(model: str, samples: int, seed: int, device: torch.device) -> Job:
     """Make the job of one of `helpers.models.MODELS`, with the weights of a seed, on N digits.
 
-    Where there are no more digits, they are taken again from the first.
+    The end of the model's name will do. Where there are no more digits, they are taken again from
+    the first.
     """
+    check_count("samples", samples, least=2)
+    known = [make for name, make in MODELS.items() if name.lower().endswith(model.lower())]
+    if len(known) != 1:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
     torch.manual_seed(seed)
-    network = MODELS[model]().to(device)
+    network = known[0]().to(device)
     entries = sum(parameter.numel() for parameter in network.parameters())
     task = ImageClassificationModelOutput()
     computer = FunctionalGradientComputer(network, task, entries, torch.float32, device)

@@ -61,14 +61,9 @@ def read(folder: Path) -> Plan:
 def make(job: Job, **options: object) -> Plan:
     """Make the plan of a job; `options` are the fields that the job does not say."""
     checks.check_one_process(job.computer.model)
+    weights, samples = _hash(_of_weights(job)), _hash(_of_samples(job))
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
-    return Plan(
-        weights=_hash(_of_weights(job)),
-        data=_hash(_of_samples(job)),
-        samples=len(job.dataset),
-        versions=versions,
-        **options,
-    )
+    return Plan(weights, samples, len(job.dataset), versions=versions, **options)
 
 
 def _of_weights(job: Job) -> Iterator[bytes]:
@@ -77,20 +72,13 @@ def _of_weights(job: Job) -> Iterator[bytes]:
     kinds = type(computer).__qualname__, type(task).__qualname__
     yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
     yield repr(facts_of(computer.model)).encode()
-    for name, source in sorted(_sources(task, *computer.model.modules()).items()):
-        yield repr((name, source)).encode()
+    classes = {kind for part in (task, *computer.model.modules()) for kind in type(part).__mro__}
+    for kind in sorted(classes, key=repr):  # a forward is not in the weights
+        if not kind.__module__.startswith(("torch.", "builtins")):
+            with suppress(OSError, TypeError):  # of what was typed at a prompt there is no source
+                yield repr((kind, inspect.getsource(kind))).encode()
     for tensor in chain(computer.model.parameters(), computer.model.buffers()):
         yield content(tensor)
-
-
-def _sources(*parts: object) -> dict[str, str]:
-    """Collect the source code of classes, torch's aside: a forward is not in the weights."""
-    found = {}
-    for kind in {kind for part in parts for kind in type(part).__mro__}:
-        if not kind.__module__.startswith(("torch.", "builtins")):
-            with suppress(OSError, TypeError):  # of what was typed at a prompt there is none
-                found[f"{kind.__module__}.{kind.__qualname__}"] = inspect.getsource(kind)
-    return found
 
 
 def _of_samples(job: Job) -> Iterator[bytes]:

@@ -26,9 +26,10 @@ def bounds(count: int, size: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], count], strict=True)]
 
 
-def path(folder: Path, index: int) -> Path:
-    """Return where a shard lies."""
-    return folder / f"features-{index:06d}.npy"
+def of_plan(folder: Path, made: plan.Plan) -> list[tuple[Path, slice]]:
+    """List the shards of a folder: where each lies, and its samples."""
+    parts = bounds(made.samples, made.shard)
+    return [(folder / f"features-{index:06d}.npy", part) for index, part in enumerate(parts)]
 
 
 def write_whole(file: Path, content: bytes) -> None:
@@ -53,18 +54,12 @@ def write_whole(file: Path, content: bytes) -> None:
         raise
 
 
-def content_of(array: np.ndarray) -> bytes:
-    """Return what a file of an array holds."""
+def write(file: Path, array: np.ndarray) -> None:
+    """Write an array as `write_whole` does, its checksum at the end, where NumPy reads nothing."""
     # Into a file, NumPy writes by C's buffers, and does not notice when the last one fails.
     content = io.BytesIO()
     np.save(content, array)
-    return content.getvalue()
-
-
-def write(file: Path, rows: np.ndarray) -> None:
-    """Write a shard as `write_whole` does, its checksum at the end, where NumPy reads nothing."""
-    content = content_of(rows)
-    write_whole(file, content + _checksum(file, content))
+    write_whole(file, content.getvalue() + _checksum(file, content.getvalue()))
 
 
 def _checksum(file: Path, content: bytes) -> bytes:
@@ -72,20 +67,17 @@ def _checksum(file: Path, content: bytes) -> bytes:
     return hashlib.blake2b(file.name.encode() + content, digest_size=_DIGEST).digest()
 
 
-def read(file: Path, shape: tuple[int, int], *, mapped: bool = False) -> np.ndarray:
+def read(file: Path, part: slice, made: plan.Plan, *, mapped: bool = False) -> np.ndarray:
     """Read a shard `(rows, k)`; `mapped` reads what is asked for later, and no checksum.
 
     Raises:
         ValueError: It is damaged, not the one that was written, or has another shape.
     """
-    rows = None
+    rows, shape = None, (part.stop - part.start, made.k)
     with suppress(ValueError, EOFError):
-        if mapped:
-            rows = np.load(file, mmap_mode="r")
-        else:
-            read = file.read_bytes()
-            content, digest = read[:-_DIGEST], read[-_DIGEST:]
-            rows = np.load(io.BytesIO(content)) if digest == _checksum(file, content) else None
+        content = b"" if mapped else file.read_bytes()
+        if mapped or _checksum(file, content[:-_DIGEST]) == content[-_DIGEST:]:
+            rows = np.load(file, mmap_mode="r" if mapped else None)
     if rows is None or rows.shape != shape or rows.dtype not in (np.float32, np.float64):
         raise ValueError(
             f"{file} is damaged, or holds no {shape} floating point numbers, as the plan says: "
@@ -107,7 +99,6 @@ class Features:
         self.shards = list(shards)
         self.shape = (sum(map(len, self.shards)), self.shards[0].shape[1])
         self.dtype = self.shards[0].dtype
-        self._starts = np.cumsum([0, *map(len, self.shards)])
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -115,13 +106,10 @@ class Features:
     def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray) -> np.ndarray:
         """Read rows: `features[7]`, `(k,)`; `features[10:20]` or `features[[3, 1]]`, `(n, k)`."""
         wanted = np.arange(len(self))[rows]
-        single, wanted = wanted.ndim == 0, np.atleast_1d(wanted)
-        result = np.empty((len(wanted), self.shape[1]), self.dtype)
-        places = np.searchsorted(self._starts, wanted, side="right") - 1
-        for place in np.unique(places):
-            here = places == place
-            result[here] = self.shards[place][wanted[here] - self._starts[place]]
-        return result[0] if single else result
+        ends = np.cumsum([*map(len, self.shards)])
+        places = np.searchsorted(ends, wanted, side="right").flat
+        found = [self.shards[p][i - ends[p]] for p, i in zip(places, wanted.flat, strict=True)]
+        return np.array(found, self.dtype).reshape(*wanted.shape, self.shape[1])
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         return np.concatenate(self.shards).astype(dtype or self.dtype, copy=False)
@@ -131,27 +119,18 @@ class Features:
 
 
 def open_features(folder: str | os.PathLike[str]) -> Features:
-    """Open a folder that `python -m helpers.features` wrote.
-
-    Args:
-        folder: Its path.
-
-    Returns:
-        All rows, as one array that is read lazily.
+    """Open a folder that `python -m helpers.features` wrote: all rows, as one array read lazily.
 
     Raises:
         FileNotFoundError: It is no such folder, or shards are missing.
         ValueError: A shard is damaged, or has not the shape of the plan.
     """
-    folder = Path(folder)
-    made = plan.read(folder)
-    parts = bounds(made.samples, made.shard)
-    files = [path(folder, index) for index in range(len(parts))]
-    missing = [file.name for file in files if not file.exists()]
+    made = plan.read(Path(folder))
+    known = of_plan(Path(folder), made)
+    missing = [file.name for file, _ in known if not file.exists()]
     if missing:
         raise FileNotFoundError(
-            f"{folder}: {len(missing)} of {len(parts)} shards are missing, the first is "
+            f"{folder}: {len(missing)} of {len(known)} shards are missing, the first is "
             f"{missing[0]}; run the command that wrote it again"
         )
-    shapes = [(part.stop - part.start, made.k) for part in parts]
-    return Features([read(*each, mapped=True) for each in zip(files, shapes, strict=True)])
+    return Features([read(*each, made, mapped=True) for each in known])

@@ -2,27 +2,57 @@
 
 import json
 import math
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
 from helpers.features import shards
 from helpers.features.jobs import Job, collate
 from helpers.features.plan import NAME, Plan
-from helpers.features.workers import Workers
 from helpers.projection import project_batches
 from helpers.transforms.batches import mapped
 
 KERNEL = "kernel.npy"
 _BITS = 62  # of an int64 that a sum may use
+_PATIENCE = timedelta(days=1)  # for the slowest shard of another process
 
 
-def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> str:
+def rank() -> int:
+    """Return which of the processes that torchrun started this is; 0 if it started none."""
+    return int(os.environ.get("RANK", 0))
+
+
+@contextmanager
+def joined() -> Iterator[dist.Store]:
+    """Join the group of all processes, of one without torchrun, and yield what they share."""
+    world, store = int(os.environ.get("WORLD_SIZE", 1)), dist.HashStore()
+    if "RANK" in os.environ:
+        first = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank() == 0
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(*where, is_master=first, wait_for_workers=False)
+        # torchrun keeps its store when it starts processes again, with the addresses of those
+        # that died in it: each attempt reads and writes under a name of its own.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+        store = dist.PrefixStore(f"attempt-{attempt}-of-{world}", store)
+    options = {"rank": rank(), "world_size": world, "timeout": _PATIENCE}
+    dist.init_process_group("gloo", store=store, **options)  # what is reduced lies on the CPU
+    try:
+        yield store
+    finally:
+        dist.destroy_process_group()
+
+
+def compute(job: Job, folder: Path, plan: Plan, store: dist.Store) -> str:
     """Compute what is missing in a folder, which gets the plan or must have it; say what was done.
 
     Raises:
@@ -31,30 +61,40 @@ def compute(job: Job, folder: Path, plan: Plan, workers: Workers) -> str:
         OSError: A file could not be written.
     """
     start = time.monotonic()
-    _settle(folder, plan, workers)
-    parts = shards.bounds(plan.samples, plan.shard)
-    with tqdm(total=plan.samples, unit="rows", disable=workers.rank > 0) as bar:
-        for index in workers.claim("shards", len(parts)):
-            part, file = parts[index], shards.path(folder, index)
+    _settle(folder, plan)
+    known = shards.of_plan(folder, plan)
+    with tqdm(total=plan.samples, unit="rows", disable=rank() > 0) as bar:
+        for file, part in _claimed(known, store, "shards"):
+            count = part.stop - part.start
             if file.exists():
-                shards.read(file, (part.stop - part.start, plan.k))  # whether it is whole
-                workers.count("rows", part.stop - part.start)
-                continue
-            shards.write(file, _rows(job, plan, part, workers, bar))
-        workers.wait()
-        bar.update(workers.count("rows") - bar.n)
-    _write_kernel(folder, plan, workers)
-    size = sum(shards.path(folder, index).stat().st_size for index in range(len(parts)))
+                shards.read(file, part, plan)  # whether it is whole
+            else:
+                shards.write(file, _rows(job, plan, part))
+                store.add("computed", count)
+            bar.update(store.add("rows", count) - bar.n)
+        dist.barrier()
+        bar.update(store.add("rows", 0) - bar.n)
+    _write_kernel(folder, plan, store)
+    processes = dist.get_world_size()
     return (
-        f"{plan.samples:,} rows, {workers.count('computed'):,} of them computed now, by "
-        f"{workers.world} {'process' if workers.world == 1 else 'processes'} in "
-        f"{time.monotonic() - start:.1f} s; {size:,} bytes; restarts: {workers.restarts}"
+        f"{plan.samples:,} rows, {store.add('computed', 0):,} of them computed now, by "
+        f"{processes} {'process' if processes == 1 else 'processes'} in "
+        f"{time.monotonic() - start:.1f} s; {sum(file.stat().st_size for file, _ in known):,} "
+        f"bytes; restarts: {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     )
 
 
-def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
+def _claimed(
+    known: list[tuple[Path, slice]], store: dist.Store, name: str
+) -> Iterator[tuple[Path, slice]]:
+    """Yield each shard in one process: who is free takes the next."""
+    while (index := store.add(name, 1) - 1) < len(known):
+        yield known[index]
+
+
+def _settle(folder: Path, plan: Plan) -> None:
     """Give the folder its plan; raise ValueError if it has another, or features without one."""
-    if workers.rank == 0:
+    if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / NAME).exists():
             there = sorted(folder.glob("features-*.npy")) + sorted(folder.glob(KERNEL))
@@ -64,23 +104,20 @@ def _settle(folder: Path, plan: Plan, workers: Workers) -> None:
                     "another folder"
                 )
             shards.write_whole(folder / NAME, json.dumps(asdict(plan), indent=1).encode() + b"\n")
-    workers.wait()
+    dist.barrier()
     plan.compare(folder)
 
 
-def _rows(job: Job, plan: Plan, part: slice, workers: Workers, bar: tqdm) -> np.ndarray:
+def _rows(job: Job, plan: Plan, part: slice) -> np.ndarray:
     """Compute the rows of one shard, `(rows, k)`."""
     device = next((tensor.device for tensor in job.computer.model.parameters()), None)
-    features = []
-    for batch in shards.bounds(part.stop - part.start, plan.batch):
-        samples = [job.dataset[part.start + i] for i in range(batch.start, batch.stop)]
-        tensors = mapped(lambda _, tensor: tensor.to(device), collate(samples), "")
-        features.append(
-            project_batches(job.computer, [tensors], plan.k, kind=plan.kind, seed=plan.seed)
-        )
-        workers.count("computed", len(samples))
-        bar.update(workers.count("rows", len(samples)) - bar.n)
-    rows = torch.cat(features).cpu()
+
+    def batches() -> Iterator[object]:
+        for batch in shards.bounds(part.stop - part.start, plan.batch):
+            samples = [job.dataset[part.start + i] for i in range(batch.start, batch.stop)]
+            yield mapped(lambda _, tensor: tensor.to(device), collate(samples), "")
+
+    rows = project_batches(job.computer, batches(), plan.k, kind=plan.kind, seed=plan.seed).cpu()
     odd = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
     if odd:
         raise ValueError(
@@ -90,34 +127,31 @@ def _rows(job: Job, plan: Plan, part: slice, workers: Workers, bar: tqdm) -> np.
     return rows.numpy()
 
 
-def _write_kernel(folder: Path, plan: Plan, workers: Workers) -> None:
+def _write_kernel(folder: Path, plan: Plan, store: dist.Store) -> None:
     """Write the product of the features with themselves, the same for any number of processes.
 
     A sum of floating point numbers depends on their order, one of integers does not. So the
     product of each shard is computed alone, and rounded to multiples of one power of two, chosen
     so that the sum of all just fits.
     """
-    parts = shards.bounds(plan.samples, plan.shard)
+    known = shards.of_plan(folder, plan)
 
-    def product(index: int) -> Tensor:
-        part = parts[index]
-        rows = shards.read(shards.path(folder, index), (part.stop - part.start, plan.k))
-        rows = torch.from_numpy(rows).double()
-        return rows.T @ rows
+    def products(name: str) -> Iterator[Tensor]:
+        for file, part in _claimed(known, store, name):
+            rows = torch.from_numpy(shards.read(file, part, plan)).double()
+            yield rows.T @ rows
 
-    def largest_of(index: int) -> float:
-        return product(index).abs().nan_to_num(math.inf).max().item()  # a maximum may lose NaN
-
-    claimed = workers.claim("products", len(parts))
-    largest = workers.largest(max(map(largest_of, claimed), default=0.0))
-    if not math.isfinite(largest):
+    largest = torch.zeros((), dtype=torch.float64)
+    for product in products("products"):
+        largest = largest.maximum(product.abs().nan_to_num(math.inf).max())  # which may lose NaN
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    if not largest.isfinite():
         raise ValueError("the products of the features are not finite: their kernel would not be")
-    scale = _BITS - math.frexp(largest * len(parts))[1]
+    scale = torch.tensor(_BITS - math.frexp(largest.item() * len(known))[1])
     total = torch.zeros(plan.k, plan.k, dtype=torch.int64)
-    for index in workers.claim("sums", len(parts)):
-        total += torch.ldexp(product(index), torch.tensor(scale)).round().long()
-    workers.sum(total)
-    if workers.rank == 0:
-        kernel = torch.ldexp(total.double(), torch.tensor(-scale))
-        shards.write_whole(folder / KERNEL, shards.content_of(kernel.numpy()))
-    workers.wait()
+    for product in products("sums"):
+        total += torch.ldexp(product, scale).round().long()
+    dist.all_reduce(total)
+    if rank() == 0:
+        shards.write(folder / KERNEL, torch.ldexp(total.double(), -scale).numpy())
+    dist.barrier()

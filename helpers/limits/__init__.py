@@ -4,7 +4,7 @@
 `entries` gives them by name. `diagnose` looks for them in a model of your own.
 """
 
-from helpers.limits.diagnosis.findings import Diagnosis, Finding, diagnose
+from helpers.limits.diagnosis import Diagnosis, Finding, diagnose
 from helpers.limits.lookup import entries, find, index
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "entries", "find", "index"]

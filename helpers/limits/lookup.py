@@ -1,9 +1,10 @@
 """The entries of lesson 6, by name, by message and by word: what is seen, why, and the way out."""
 
 import functools
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 DATA = Path(__file__).with_name("entries.toml")
@@ -21,6 +22,8 @@ class Entry:
     fix: str
     apart: str = ""
     """How to tell it from other entries with the same message; `""` if there are none."""
+    near: str = field(default="", compare=False)
+    """A pattern in the last lines of its traceback, where others share its message."""
 
     @property
     def part(self) -> str:
@@ -28,11 +31,10 @@ class Entry:
         kinds = {"wrong": "silent", "slow": "slow", "UserWarning": "slow"}
         return kinds.get(self.seen[0].partition(":")[0], "loud")
 
-    def matches(self, message: str) -> bool:
-        """Return whether a message holds all fragments of one that the entry shows."""
-        return any(
-            all(part in message for part in parts) for parts in map(_fragments, self.seen) if parts
-        )
+    def matches(self, message: str) -> int:
+        """Return how many characters of a message the entry shows; 0 if not all of its own."""
+        shown = [parts for parts in map(_fragments, self.seen) if parts]
+        return max((sum(map(len, p)) for p in shown if all(x in message for x in p)), default=0)
 
 
 class Markdown(str):
@@ -53,6 +55,21 @@ def entries() -> dict[str, Entry]:
     """Read the entries, by name and in the order of the lesson."""
     told = tomllib.loads(DATA.read_text("utf-8"))
     return {name: Entry(name, tuple(each.pop("seen")), **each) for name, each in told.items()}
+
+
+def match(message: str, traceback: str = "") -> Entry | None:
+    """Return the entry that a message leads to; of several, the one that a traceback speaks for.
+
+    Args:
+        message: The message of an error or of a warning, whole.
+        traceback: Files, functions and lines of code, a line each, of the innermost code that is
+            not torch's, and of what it called.
+    """
+    said = " ".join(message.split())
+    found = [each for each in entries().values() if each.matches(said)]
+    spoken_for = [each for each in found if each.near and re.search(each.near, traceback, re.M)]
+    others = [each for each in found if not each.near]
+    return max(spoken_for or others, key=lambda each: each.matches(said), default=None)
 
 
 def find(message: str) -> Markdown:

@@ -6,10 +6,11 @@ same probability (`poisson_batches`), adds noise to the sum of the clipped gradi
 guarantee say Opacus' accountants (`epsilon`); `noise_multiplier_for` searches over them.
 
 Several processes give what one gives if they draw the same batches, from generators of one seed,
-and each hands its share of a batch to `private_sum`, with the group of all:
+each takes its share of a batch, and the first alone adds the noise; `all_reduce` adds the sums:
 
     share = batch[dist.get_rank() :: dist.get_world_size()]
-    total = private_sum(model, loss_fn, data[share], targets[share], ..., group=dist.group.WORLD)
+    noise = {"noise_multiplier": noise_multiplier if dist.get_rank() == 0 else 0.0}
+    total = private_sum(model, loss_fn, data[share], targets[share], limit=limit, **noise)
 
 Neighbours are data sets of which one has a sample more. The noise comes from torch's generators:
 right for studies; against somebody who can predict them it takes a cryptographic source.
@@ -19,11 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from helpers import norms
-from helpers.privacy import accounting, reduction
+from helpers.privacy import accounting
 from helpers.privacy.accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from helpers.transforms.batches import Tree
 from helpers.transforms.numbers import check_count
@@ -75,7 +75,6 @@ def private_sum(
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     chunk_size: int | str | None = 64,
-    group: "dist.ProcessGroup | None" = None,
 ) -> dict[str, Tensor]:
     """Compute the sum of the samples' clipped gradients, plus Gaussian noise.
 
@@ -86,12 +85,6 @@ def private_sum(
     The sum and the noise are in float32 or wider, whatever the parameters are: in bfloat16 a sum
     of 1,500 moves in steps of 8, which hides noise of 1 and shows a sample. Rounded to the dtype of
     the parameter after the division, the result is as private as before.
-
-    With a group of processes, each gives a share of one batch, empty ones too, and gets the sum
-    over all shares, the same bits as the others: after one reduction of the sums, and before it
-    one of five numbers, by which processes of other settings or weights are noticed. The noise is
-    that of the group's first process; the others draw it too, so that generators stay in step. Up
-    to the order of the sum, the result is that of the first process with the whole batch.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`, with real parameters. Its
@@ -104,21 +97,17 @@ def private_sum(
         mask: `(B,)`, boolean, as in `helpers.norms.clipped_sum`: which samples count.
         generator: Where the noise comes from; `None` means torch's own stream of the device.
         chunk_size: As in `helpers.norms.clipped_sum`.
-        group: The processes that share the batch, all of which call this, with the same weights;
-            `torch.distributed.group.WORLD` after `init_process_group`. `None` means this process
-            alone, whatever others there are.
 
     Returns:
         `{name: parameter.shape}`, detached, in float32 or wider, for the parameters with
         `requires_grad`.
 
     Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `group` no group of this process.
+        TypeError: `data` or `targets` is no tree of tensors.
         ValueError: One of the refusals of `helpers.norms.clipped_sum`, BatchNorm in training mode
             and a `limit` out of range among them; `noise_multiplier` is negative or not finite, or
             the noise too small or too large for the dtype of the sum; a parameter is complex, or
-            not on the generator's device; processes have other settings or weights, which all of
-            them refuse.
+            not on the generator's device.
 
     Example:
         >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
@@ -140,8 +129,6 @@ def private_sum(
                 f"generator is on {generator.device} and {name} on {parameter.device}: "
                 f"torch.Generator({str(parameter.device)!r}) makes one there"
             )
-    if group is not None:
-        reduction.check_group(group)
     options = {"mask": mask, "chunk_size": chunk_size}
     result = norms.clipped_sum(model, loss_fn, data, targets, limit, **options)
     deviation = noise_multiplier * float(limit)
@@ -153,10 +140,5 @@ def private_sum(
                 f"{total.dtype}: scale the loss and the limit"
             )
         options = {"generator": generator, "device": total.device, "dtype": total.dtype}
-        noise = torch.normal(0.0, deviation, total.shape, **options)
-        if group is None or dist.get_rank(group) == 0:
-            total += noise
-    if group is not None:
-        settings = {"limit": limit, "noise_multiplier": noise_multiplier}
-        reduction.add_up(group, model, [*result.values()], **settings)
+        total += torch.normal(0.0, deviation, total.shape, **options)
     return result

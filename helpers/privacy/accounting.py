@@ -2,19 +2,17 @@
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from helpers.transforms.numbers import check_count, is_real
 
 ACCOUNTANTS = ("rdp", "prv")
-_LARGEST_NOISE = 1e6
-_PRECISION = 1e-4
-"""How close, relative to it, a noise multiplier is to the smallest that does."""
-_MUCH = 2.0
-"""From this noise on, moments are integrated: the sums of Opacus take longer the more there is."""
-_GRID = 2**23
-"""How many points of a grid take some ten seconds."""
+_LARGEST_NOISE = 1e6  # as in Opacus
+_GRID = 2**24
+"""How many points half a grid may have, which takes half a minute and some gigabytes."""
 
 
 def epsilon(
@@ -46,7 +44,12 @@ def epsilon(
     """
     check_noise(noise_multiplier)
     _check_budget(rate, steps, delta, accountant)
-    return _spent(float(noise_multiplier), float(rate), int(steps), float(delta), accountant)
+    if noise_multiplier == 0:
+        return math.inf
+    setting = float(noise_multiplier), float(rate), int(steps)
+    if accountant == "prv":
+        _check_grid(*setting, float(delta))
+    return _spent(setting, float(delta), accountant)
 
 
 def noise_multiplier_for(
@@ -62,11 +65,11 @@ def noise_multiplier_for(
         accountant: `"rdp"` or `"prv"`.
 
     Returns:
-        A noise multiplier that guarantees `epsilon`, at most a ten-thousandth above the smallest.
+        A noise multiplier that guarantees at most `epsilon`, and at least 0.9999 times as much.
 
     Raises:
-        ValueError: An argument is out of its range, or no noise is enough for this accountant,
-            whose bounds end above zero.
+        ValueError: An argument is out of its range, no noise is enough for this accountant, whose
+            bounds end above zero, or `"prv"` would take long.
 
     Example:
         >>> round(noise_multiplier_for(2.0, rate=0.01, steps=1000, delta=1e-5), 2)
@@ -92,95 +95,59 @@ def check_noise(noise_multiplier: float) -> None:
         )
 
 
-def _search(epsilon: float, rate: float, steps: int, delta: float, accountant: str) -> float:
-    """Enclose the noise multiplier between two that are near each other."""
-    high = 1.0
-    if accountant == "prv":  # slow with little noise, it begins near what no subsampling would take
-        high = max(1.0, rate * math.sqrt(2 * steps * math.log(1.25 / delta)) / epsilon)
-    while _spent(high, rate, steps, delta, accountant) > epsilon:
-        high *= 1.5
-        if high > _LARGEST_NOISE:
-            raise ValueError(
-                f"the accountant {accountant!r} promises no epsilon as small as {epsilon:g} at "
-                f"delta = {delta:g}, with whatever noise: take a larger epsilon or delta"
-            )
-    low = high / 1.5
-    while _spent(low, rate, steps, delta, accountant) <= epsilon:
-        low, high = low / 1.5, low
-    while high > low * (1 + _PRECISION):
-        middle = math.sqrt(low * high)
-        if _spent(middle, rate, steps, delta, accountant) > epsilon:
-            low = middle
-        else:
-            high = middle
-    return high
+def _spent(setting: tuple[float, float, int], delta: float, accountant: str) -> float:
+    """Ask Opacus for the epsilon of (noise multiplier, rate, steps)."""
+    from opacus.accountants import create_accountant  # brings all of Opacus, for seconds
 
-
-def _spent(
-    noise_multiplier: float, rate: float, steps: int, delta: float, accountant: str
-) -> float:
-    if noise_multiplier == 0:
-        return math.inf
-    by = _by_divergences if accountant == "rdp" else _by_losses
-    with np.errstate(divide="ignore"):
-        # Below 0 is what a large delta allows at epsilon 0.
-        return max(0.0, float(by(noise_multiplier, rate, steps, delta)))
-
-
-def _by_divergences(noise_multiplier: float, rate: float, steps: int, delta: float) -> float:
-    """Return the smallest epsilon over the orders of Opacus."""
-    from opacus.accountants import RDPAccountant  # brings all of Opacus, for seconds
-    from opacus.accountants.analysis import rdp
-
-    orders = np.array(RDPAccountant.DEFAULT_ALPHAS)
-    if noise_multiplier < _MUCH or rate == 1:
-        options = {"q": rate, "noise_multiplier": noise_multiplier, "orders": orders}
-        divergences = rdp.compute_rdp(steps=steps, **options)
-    else:
-        divergences = steps * _divergences(noise_multiplier, rate, orders)
-    with warnings.catch_warnings():
-        # That larger orders would be tighter: the bound holds without them.
-        warnings.filterwarnings("ignore", "Optimal order is the")
-        return rdp.get_privacy_spent(orders=orders, rdp=divergences, delta=delta)[0]
-
-
-def _divergences(noise_multiplier: float, rate: float, orders: np.ndarray) -> np.ndarray:
-    """Integrate the moments of Mironov, Talwar and Zhang (Section 3.3).
-
-    The trapezoidal rule is exact to rounding for such functions.
-    """
-    x = np.arange(-40, 40 + orders.max() / noise_multiplier, 0.01)
-    density = -(x**2) / 2 + math.log(0.01 / math.sqrt(2 * math.pi))
-    ratio = np.log1p(rate * np.expm1(x / noise_multiplier - 1 / (2 * noise_multiplier**2)))
-    terms = density + orders[:, None] * ratio
-    most = terms.max(1)
-    moments = most + np.log(np.exp(terms - most[:, None]).sum(1))
-    return np.maximum(moments, 0) / (orders - 1)
-
-
-def _by_losses(noise_multiplier: float, rate: float, steps: int, delta: float) -> float:
-    """Do what Opacus' PRV accountant does, on a grid that is bounded by the divergences above."""
-    from opacus.accountants.analysis import prv
-
-    slack, tail = 0.01, delta / 1000  # of epsilon and of delta, as in Opacus
-    largest = _by_divergences(noise_multiplier, rate, steps, tail / 4)
-    largest = max(largest, _by_divergences(noise_multiplier, rate, 1, tail / (8 * steps)), slack)
-    mesh = slack / math.sqrt(steps * math.log(12 / tail) / 2)
-    if largest / mesh > _GRID:
-        raise ValueError(
-            f"the accountant 'prv' would take long for an epsilon near {largest:.3g} after "
-            f"{steps:,} steps: take 'rdp', or more noise"
-        )
-    domain = prv.Domain.create_aligned(-largest - 3, largest + 3, mesh)
-    loss = prv.PoissonSubsampledGaussianPRV(rate, noise_multiplier)
-    loss = prv.TruncatedPrivacyRandomVariable(loss, domain.t_min, domain.t_max)
-    composed = prv.compose_heterogeneous([prv.discretize(loss, domain)], [steps])
+    account = create_accountant(accountant)
+    account.history = [setting]
     try:
-        return composed.compute_epsilon(delta, tail, slack)[2]
+        with _quiet():
+            return max(0.0, float(account.get_epsilon(delta=delta)))
     except RuntimeError as error:
         if "Cannot compute epsilon" not in str(error):
             raise
         return 0.0  # delta is so large that it allows everything
+
+
+def _search(epsilon: float, rate: float, steps: int, delta: float, accountant: str) -> float:
+    from opacus.accountants.utils import get_noise_multiplier
+
+    if epsilon <= _spent((_LARGEST_NOISE, 1.0, 1), delta, accountant):
+        raise ValueError(
+            f"the accountant {accountant!r} promises no epsilon as small as {epsilon:g} at "
+            f"delta = {delta:g}, with whatever noise: take a larger epsilon or delta"
+        )
+    if accountant == "prv":  # whose search tries half of the noise that "rdp" asks for, and no less
+        noise_multiplier = _search(max(epsilon, 1.0), rate, steps, delta, "rdp")
+        _check_grid(noise_multiplier / 2, rate, steps, delta)
+    given = {"target_epsilon": epsilon, "target_delta": delta, "sample_rate": rate, "steps": steps}
+    given |= {"accountant": accountant, "epsilon_tolerance": epsilon * 1e-4}
+    with _quiet():
+        return get_noise_multiplier(**given)
+
+
+def _check_grid(noise_multiplier: float, rate: float, steps: int, delta: float) -> None:
+    """Raise ValueError if Opacus' PRV accountant would compute on a grid of many points."""
+    from opacus.accountants.analysis import prv
+
+    error, tail = 0.01, delta / 1000  # of epsilon and of delta, as in Opacus
+    loss = prv.PoissonSubsampledGaussianPRV(rate, noise_multiplier)
+    with _quiet():
+        largest = prv.compute_safe_domain_size([loss], [steps], error, tail)
+    if largest * math.sqrt(steps * math.log(12 / tail) / 2) / error > _GRID:
+        raise ValueError(
+            f"the accountant 'prv' would take long for an epsilon near {largest:.3g} after "
+            f"{steps:,} steps: take 'rdp', or more noise"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence logarithms of zero, and that larger orders would be tighter: the bound holds."""
+    with np.errstate(divide="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Optimal order is the")
+        yield
 
 
 def _check_budget(rate: float, steps: int, delta: float, accountant: str) -> None:

@@ -1,6 +1,6 @@
 """What a measurement is about, and what it found: plain facts, which a record keeps as JSON."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DEFAULT, KEEP_FREED, HUGE_PAGES = "default", "freed memory kept", "huge pages"
 """The allocators: glibc as it comes, with `helpers.memory.keep_freed`, with pages of 2 MiB."""
@@ -42,13 +42,8 @@ class Row:
     rounds: int
     peak: int | None  # bytes at the worst moment, above those before
     held: int | None  # bytes that are still held when the result is gone
-    faults: int | None  # page faults of one more run
+    faults: int | None  # page faults of a run
     first: float  # the first run, compilation included
-
-    @property
-    def spread(self) -> float | None:
-        """The distance of the quartiles; `None` for a single round, which has none."""
-        return self.iqr if self.rounds > 1 else None
 
 
 @dataclass(frozen=True)
@@ -66,22 +61,13 @@ class Study:
 
     group: str
     task: Task
-    rows: tuple[Row, ...]
-    missing: tuple[Missing, ...] = ()
+    rows: list[Row]
+    missing: list[Missing] = field(default_factory=list)
     cut_short: str | None = None  # a sentence if it was interrupted
 
-    def row(self, method: str, *, compiled: bool = False, allocator: str = DEFAULT) -> Row:
-        """Return what was measured of a candidate.
-
-        Raises:
-            KeyError: It was not measured, with the reason if there is one.
-        """
-        wanted = Candidate(method, compiled, allocator)
-        for row in self.rows:
-            if row.candidate == wanted:
-                return row
-        reasons = [f": {missing.why}" for missing in self.missing if missing.candidate == wanted]
-        raise KeyError(f"{wanted} was not measured{''.join(reasons)}")
+    def row(self, method: str, **settings: bool | str) -> Row:
+        """Return what was measured of a candidate; raise KeyError if it was not."""
+        return {row.candidate: row for row in self.rows}[Candidate(method, **settings)]
 
 
 @dataclass(frozen=True)
@@ -102,10 +88,9 @@ class Record:
     machine: Machine
     versions: dict[str, str]
     date: str
-    studies: tuple[Study, ...]
+    studies: list[Study]
 
-    def find(self, group: str, model: str, batch_size: int) -> Study | None:
+    def find(self, *wanted: str | int) -> Study | None:
         """Find the first study of a group, model and batch size; `None` if there is none."""
-        wanted = group, model, batch_size
-        facts = ((s, (s.group, s.task.model, s.task.batch_size)) for s in self.studies)
-        return next((study for study, found in facts if found == wanted), None)
+        known = ((each.group, each.task.model, each.task.batch_size) for each in self.studies)
+        return next((self.studies[i] for i, facts in enumerate(known) if facts == wanted), None)

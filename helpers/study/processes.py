@@ -2,139 +2,132 @@
 
 import json
 import os
+import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 from tqdm import tqdm
 
-from helpers import benchmark, data
+from helpers import benchmark, data, devices, memory
 from helpers.study import candidates, peers
-from helpers.study.facts import HUGE_PAGES, Candidate, Missing, Row, Study, Task
+from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
 
 ROOT = Path(__file__).parents[2]
+_here: dict[str, Any] = {}  # in the process of a candidate, what was built there
 
 
 def run(group: str, task: Task, chosen: Iterable[Candidate], **options: Any) -> Study:
     """Measure candidates of a group of `METHODS`; `options` are those of `benchmark.measure`."""
-    with started(group, task, chosen) as (running, missing):
+    running: dict[Candidate, Process] = {}
+    rows, missing = [], []
+    batch = [each.numpy() for each in data.load_batch(task.dataset, task.batch_size)]
+    with ExitStack() as stack:
+        for candidate in tqdm(list(chosen), desc="first runs", leave=False):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            if why := candidates.absent(candidate, task):
+                missing.append(Missing(candidate, absent=True, why=why))
+                continue
+            try:
+                if candidate.method in peers.JAX:
+                    rows.append(of_jax(candidate, task, batch, folder))
+                else:
+                    running[candidate] = Process(candidate, folder)
+                    stack.callback(running[candidate].pool.shutdown)
+                    running[candidate].start(group, task, batch)
+            except Exception as error:
+                running.pop(candidate, None)
+                missing.append(Missing(candidate, False, benchmark.in_one_line(error)))
         times = benchmark.measure(running, **options)
-        for candidate, why in times.failed.items():
-            missing.append(Missing(candidate, absent=False, why=why))
-        rows = []
-        for candidate, measured in times.items():
-            process, faults = running[candidate], None
-            with suppress(RuntimeError):  # its process ended when it was interrupted
-                faults = process.ask("faults")  # after the timed runs, so that it is like them
-            numbers = {"median": measured.median, "iqr": measured.iqr, "faults": faults}
-            rows.append(Row(candidate, rounds=len(measured.times), **numbers, **process.weight))
-    return Study(group, task, tuple(rows), tuple(missing), times.cut_short)
+    missing += [Missing(each, absent=False, why=why) for each, why in times.failed.items()]
+    for candidate, took in times.items():
+        weight = running[candidate].weight
+        rows.append(Row(candidate, took.median, took.iqr, rounds=len(took.times), **weight))
+    return Study(group, task, rows, missing, times.cut_short)
 
 
 class Process:
-    """One candidate in a process of its own, which can be built, timed and asked."""
+    """One candidate in a process of its own, which can be timed as torch's `Timer`."""
 
-    def __init__(self, group: str, candidate: Candidate, folder: Path) -> None:
-        self.group, self.candidate, self.folder = group, candidate, folder
-        self.is_jax = candidate.method in peers.jax.NAMES
-        command = [sys.executable, "-m", "helpers.study.worker"]
-        if self.is_jax:
-            command = [peers.jax.python(), str(peers.jax.WORKER)]
+    def __init__(self, candidate: Candidate, folder: str) -> None:
+        self.candidate = candidate
         # A cache of its own, so that compiling costs what it costs the first time.
-        settings = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "JAX_PLATFORMS": "cpu"}
+        self.settings = {"TORCHINDUCTOR_CACHE_DIR": folder}
         if candidate.allocator == HUGE_PAGES:  # read when a process starts
-            settings["THP_MEM_ALLOC_ENABLE"] = "1"
-        self._log = (folder / "log").open("w+")
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ | settings,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the process that measures
-        )
+            self.settings["THP_MEM_ALLOC_ENABLE"] = "1"
+        ignored = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who measures
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"), *ignored)
 
-    def build(self, task: Task) -> None:
-        """Make the function that is timed, and remember what `Worker.weigh` found of it."""
-        if self.is_jax:
-            inputs, model = self.folder / "inputs.npz", candidates.make_model(task)
-            images, labels = data.load_batch(task.dataset, task.batch_size)
-            arrays = {**model.state_dict(), "images": images, "labels": labels}
-            np.savez(inputs, **{name: array.cpu().numpy() for name, array in arrays.items()})
-            given = {"method": self.candidate.method, "model": task.model, "inputs": str(inputs)}
-        else:
-            batch = self.folder / "batch.pt"
-            torch.save(data.load_batch(task.dataset, task.batch_size), batch)
-            given = {"candidate": asdict(self.candidate), "task": asdict(task)}
-            given |= {"group": self.group, "batch": str(batch), "threads": torch.get_num_threads()}
-        self.ask("build", **given)
-        self.weight = self.ask("weigh")
+    def start(self, group: str, task: Task, batch: list[np.ndarray]) -> None:
+        """Build it there, and remember what it weighs."""
+        given = group, self.candidate, task, batch, torch.get_num_threads()
+        with mock.patch.dict(os.environ, self.settings):  # the first call starts the process
+            self.weight = self.pool.submit(_weigh, *given).result()
 
     def timeit(self, number: int) -> Measurement:
         """Time it there, as `torch.utils.benchmark.Timer.timeit` does here."""
-        seconds = self.ask("time", runs=number)
-        return Measurement(number, seconds, TaskSpec(stmt=str(self.candidate), setup=""))
-
-    def ask(self, name: str, **given: Any) -> Any:
-        """Let the process call a method; raise RuntimeError if it raises there, or has ended."""
-        try:
-            print(json.dumps({"name": name, **given}), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        except KeyboardInterrupt:  # its answer would be taken for that to the next request
-            self._process.kill()
-            self._process.stdout.read()  # it may have answered before it ended
-            raise
-        if not line:
-            self._log.seek(0)
-            last = self._log.read().strip().splitlines()[-1:] or ["no message"]
-            code = self._process.wait()
-            raise RuntimeError(
-                f"the process of {self.candidate} ended with status {code}: {last[0]}"
-            )
-        reply = json.loads(line)
-        if "error" in reply:
-            raise RuntimeError(reply["error"])
-        return reply["answer"]
-
-    def end(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-        self._log.close()
+        seconds, self.weight["faults"] = self.pool.submit(_time, number).result()
+        return Measurement(number, seconds, TaskSpec(str(self.candidate), ""))
 
 
-@contextmanager
-def started(
-    group: str, task: Task, chosen: Iterable[Candidate]
-) -> Iterator[tuple[dict[Candidate, Process], list[Missing]]]:
-    """Start a process for each candidate, yield those that could be built and what is missing."""
-    running: dict[Candidate, Process] = {}
-    missing = []
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        for number, candidate in enumerate(chosen):
-            if sentence := candidates.absent(candidate):
-                missing.append(Missing(candidate, absent=True, why=sentence))
-                continue
-            own = Path(folder) / str(number)
-            own.mkdir()
-            running[candidate] = Process(group, candidate, own)
-            stack.callback(running[candidate].end)
-        for candidate, process in tqdm(list(running.items()), desc="first runs", leave=False):
-            try:
-                process.build(task)
-            except RuntimeError as error:
-                missing.append(Missing(candidate, absent=False, why=str(error)))
-                del running[candidate]
-        yield running, missing
+def _weigh(
+    group: str, candidate: Candidate, task: Task, batch: list[np.ndarray], threads: int
+) -> dict[str, Any]:
+    """Build and run twice: how long the first takes, the memory at most and after."""
+    devices.make_repeatable(0)  # on a GPU, too, float32 is measured, and not TF32
+    torch.set_num_threads(threads)
+    if candidate.allocator == KEEP_FREED:
+        _here["kept"] = memory.keep_freed()
+        _here["kept"].__enter__()  # until the process ends
+    device = torch.device(task.device)
+    images, labels = (torch.from_numpy(each).to(device) for each in batch)
+    run = candidates.build(group, candidate, candidates.make_model(task), images, labels)
+    _here["timer"] = benchmark.timer(run)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # to what is in use now
+    before, start = _used(device), time.perf_counter()
+    run()
+    _used(device)  # on a GPU, waits until it is done
+    first = time.perf_counter() - start
+    run()
+    peak, held = (b and a - b for b, a in zip(before, _used(device), strict=True))
+    return {"first": first, "peak": peak, "held": held}
+
+
+def _used(device: torch.device) -> tuple[int | None, int | None]:
+    """Return the bytes that were in use at most, and those held now; on a GPU, by PyTorch."""
+    if device.type != "cuda":
+        return memory.high_water(), memory.resident()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+
+
+def _time(number: int) -> tuple[list[float], int | None]:
+    """Time so many runs with torch's timer, and count the page faults of one of its calls."""
+    before = memory.page_faults()
+    seconds = _here["timer"].timeit(number).raw_times
+    runs = number + max(2, number // 100)  # with those that warm up
+    return seconds, before and (memory.page_faults() - before) // runs
+
+
+def of_jax(candidate: Candidate, task: Task, batch: list[np.ndarray], folder: str) -> Row:
+    """Measure a method of JAX: its worker takes all rounds at once, not in turns."""
+    state = candidates.make_model(task).state_dict()
+    weights = {name: each.cpu().numpy() for name, each in state.items()}
+    inputs = f"{folder}/inputs.npz"
+    np.savez(inputs, images=batch[0], labels=batch[1], **weights)
+    command = [peers.jax_python(), "-m", "helpers.study.jax_worker", candidate.method, inputs]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return Row(candidate, **json.loads(done.stdout))

@@ -5,7 +5,8 @@ import os
 import platform
 import re
 from collections.abc import Iterable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch
 
 from helpers.study.facts import HUGE_PAGES, Candidate, Machine, Missing, Record, Row, Study, Task
 
-PACKAGES = ("torch", "numpy", "opacus", "backpack-for-pytorch", "jax")
 BOUND = 0.4
 """The spread, as a share of the median, above which a row is no measurement: half of the rounds
 then lie further apart than that, and the ratios of two such rows say nothing."""
@@ -26,20 +26,15 @@ def make(device: torch.device, studies: Iterable[Study]) -> Record:
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
     processor = found[1].strip() if found else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     machine = Machine(
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
-        processor=processor,
-        cores=os.cpu_count(),
-        threads=torch.get_num_threads(),
-        system=platform.system(),
+        name, processor, os.cpu_count(), torch.get_num_threads(), system=platform.system()
     )
     versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
+    for package in ("torch", "numpy", "opacus", "backpack-for-pytorch", "jax"):
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return Record(machine, versions, datetime.now(UTC).date().isoformat(), tuple(studies))
+    return Record(machine, versions, datetime.now(UTC).date().isoformat(), list(studies))
 
 
 def disturbed(studies: Iterable[Study]) -> list[str]:
@@ -51,7 +46,7 @@ def disturbed(studies: Iterable[Study]) -> list[str]:
         f"{study.group}, {study.task.model}, B = {study.task.batch_size}: {row.candidate}"
         for study in studies
         for row in study.rows
-        if (row.spread or 0) > BOUND * row.median and row.candidate.allocator != HUGE_PAGES
+        if row.iqr > BOUND * row.median and row.candidate.allocator != HUGE_PAGES
     ]
 
 
@@ -61,22 +56,19 @@ def write(record: Record, path: Path) -> None:
     path.write_text(json.dumps(asdict(record), indent=1) + "\n")
 
 
-def read(path: Path) -> Record:
-    """Read a record."""
-    content = json.loads(path.read_text())
-    studies = tuple(map(_study, content.pop("studies")))
-    return Record(Machine(**content.pop("machine")), studies=studies, **content)
-
-
-def _study(content: dict[str, Any]) -> Study:
-    def of(kind: type[Row] | type[Missing], name: str) -> tuple[Any, ...]:
-        each = content.pop(name)
-        return tuple(kind(Candidate(**one.pop("candidate")), **one) for one in each)
-
-    rows, missing, task = of(Row, "rows"), of(Missing, "missing"), Task(**content.pop("task"))
-    return Study(task=task, rows=rows, missing=missing, **content)
-
-
 def read_all(folder: Path) -> dict[str, Record]:
     """Read the records of a folder: `{name of the file without .json: record}`."""
     return {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
+
+
+def read(path: Path) -> Record:
+    """Read a record."""
+    return json.loads(path.read_text(), object_hook=_fact)
+
+
+def _fact(content: dict[str, Any]) -> Any:
+    """Make the facts that have these fields; versions stay a dictionary."""
+    for kind in (Record, Machine, Study, Task, Row, Missing, Candidate):
+        if content.keys() == {each.name for each in fields(kind)}:
+            return kind(**content)
+    return content

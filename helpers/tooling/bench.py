@@ -24,8 +24,6 @@ _GROWING = [
 PLAN = (
     ("gradients", "SimpleCNN", 64, None),
     ("jacobians", "MLP", 256, None),
-    ("reductions", "SimpleCNN", 64, None),
-    ("reductions", "SimpleCNN", 1024, None),
     ("gradients", "MLP", 64, None),
     ("gradients", "transformer", 64, None),
     *(("gradients", "SimpleCNN", size, _GROWING) for size in (1, 4, 16, 256, 512)),
@@ -35,12 +33,8 @@ PLAN = (
 
 def on(device: torch.device, known: Iterable[Candidate]) -> list[Candidate]:
     """Leave out what says nothing of a GPU: the allocators of a CPU, and JAX, which runs on one."""
-    return [
-        candidate
-        for candidate in known
-        if device.type == "cpu"
-        or (candidate.allocator == DEFAULT and candidate.method not in peers.jax.NAMES)
-    ]
+    cpu, jax = device.type == "cpu", peers.JAX
+    return [c for c in known if cpu or (c.allocator == DEFAULT and c.method not in jax)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,26 +51,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for group, model, size, known in PLAN:
         chosen = on(device, known or candidates.of_group(group))
         try:
-            study = processes.run(group, Task(model, size, device=str(device)), chosen)
+            done.append(processes.run(group, Task(model, size, device=str(device)), chosen))
         except KeyboardInterrupt:  # before a round of this comparison was finished
             return 130
-        done.append(study)
         records.write(records.make(device, done), path)
-        table = tables.times(study).join(tables.memory(study)).fillna("")
+        table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
         print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")
-        for each in study.missing:
+        for each in done[-1].missing:
             print(f"  {each.candidate}: {each.why}")
-        if "interrupted" in (study.cut_short or ""):
+        if "interrupted" in (done[-1].cut_short or ""):
             return 130
     print(f"\nThe record is {path}: to keep it, copy it to notebooks/measurements/")
-    if disturbed := records.disturbed(done):
-        print(
-            f"Not to be kept: with a spread above {records.BOUND:.0%} of the median, these say "
-            "nothing of this machine. Measure again when nothing else runs:",
-            *disturbed,
-            sep="\n  ",
-            file=sys.stderr,
-        )
+    disturbed = records.disturbed(done)
+    if disturbed:
+        spread = f"a spread above {records.BOUND:.0%} of the median"
+        print(f"Not to be kept: {spread}. Measure again when nothing else runs:", file=sys.stderr)
+        print(*disturbed, sep="\n", file=sys.stderr)
     return int(bool(disturbed))
 
 

@@ -56,16 +56,6 @@ if version < (2, 11):
         "this lesson needs torch 2.11 or newer, here is " + torch.__version__ + ": choose a newer "
         "runtime (Runtime > Change runtime type), or run `%pip install -U torch` in a cell of your "
         "own, restart the session, and run all cells"
-    )
-if torch.cuda.is_available():
-    print(
-        "The lesson runs on the GPU here. No GPU has been measured: the saved times are a CPU's, "
-        "and last digits may differ."
-    )
-elif not torch.backends.mps.is_available():
-    print(
-        "The lesson runs on the CPU here, as its saved results did. It can run on a GPU (Runtime > "
-        "Change runtime type > T4 GPU); none has been measured."
     )"""
 OPACUS = '''\
 # @title Opacus, which some cells need: tick the box, and run all cells
@@ -146,36 +136,23 @@ def form(lesson: Path) -> str:
     return "\n".join(lines)
 
 
-def link_readme(readme: Path, repo: str) -> None:
-    """Write the links that open lessons in Colab into README.md, where it has a place for them."""
-    links = ", ".join(
-        f"[{each.stem[:2]}]({OPEN.format(repo=repo)}{each.name})" for each in files.find()
-    )
-    text = readme.read_text("utf-8")
-    readme.write_text(re.sub(LINKS, rf"\1Open in Colab: {links}.\n\2", text), "utf-8")
+def build(chosen: Sequence[Path], repo: str | None) -> None:
+    """Make the folder of copies anew with some lessons, and README's links to a repository.
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line: 0, or 2 when a lesson is unknown or the repository's name is none."""
-    parser = argparse.ArgumentParser(prog="python -m helpers.tooling.colab", description=__doc__)
-    parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
-    parser.add_argument("--repo", help="owner/name that links lead to; none means no such links")
-    asked = parser.parse_args(arguments)
-    try:
-        chosen = files.choose(asked.lessons)
-        if asked.repo is not None and not re.fullmatch(r"[\w-]+/[\w.-]+", asked.repo):
-            raise ValueError(f"REPO must be owner/name, such as ada/gradients, got {asked.repo!r}")
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+    Raises:
+        ValueError: The name of the repository is none.
+    """
+    if repo is not None and not re.fullmatch(r"[\w-]+/[\w.-]+", repo):
+        raise ValueError(f"REPO must be owner/name, such as ada/gradients, got {repo!r}")
     with drafts.replaced(FOLDER) as draft:
         draft.mkdir()
         for lesson in chosen:
-            nbformat.write(standalone(lesson, asked.repo), draft / lesson.name)
-    if asked.repo and README.exists():
-        link_readme(README, asked.repo)
-    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
-    return 0
+            nbformat.write(standalone(lesson, repo), draft / lesson.name)
+    if repo:
+        opened = OPEN.format(repo=repo)
+        links = ", ".join(f"[{each.stem[:2]}]({opened}{each.name})" for each in files.find())
+        text = re.sub(LINKS, rf"\1Open in Colab: {links}.\n\2", README.read_text("utf-8"))
+        README.write_text(text, "utf-8")
 
 
 def _section(needed: Sequence[Path]) -> list[NotebookNode]:
@@ -205,4 +182,13 @@ def _folded(identity: str, source: str) -> NotebookNode:
 
 if __name__ == "__main__":
     end_cleanly_on_signals()
-    sys.exit(main())
+    parser = argparse.ArgumentParser("colab")
+    parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
+    parser.add_argument("--repo", help="owner/name that links lead to; none means no such links")
+    given = parser.parse_args()
+    try:
+        chosen = files.choose(given.lessons)
+        build(chosen, given.repo)
+    except ValueError as error:
+        sys.exit(str(error))
+    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in chosen)}")

@@ -22,7 +22,7 @@ def refresh(lesson: Path, *, timings: bool) -> str | None:
     saved one stays as long as its cell's source does, unless `timings` are renewed, too. Returns
     how the lesson failed, if it did; its file then stays.
     """
-    done = execute(lesson)
+    done = execute(lesson, Path("build", "outputs", lesson.name))
     if done.failure:
         return done.failure
     notebook = files.read(lesson)
@@ -35,32 +35,17 @@ def refresh(lesson: Path, *, timings: bool) -> str | None:
     return None
 
 
-def accept(lesson: Path) -> None:
-    """Save with a lesson that the alternative texts in it are those of its saved figures."""
-    notebook = files.read(lesson)
-    form.accept_figures(notebook)
-    with drafts.replaced(lesson) as draft:
-        nbformat.write(notebook, draft)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line: 0, 1 when a lesson failed, 2 when there is none such as asked for."""
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.outputs", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--timings", action="store_true", help="renew outputs not compared, too")
-    parser.add_argument(
-        "--looked", action="store_true", help="run nothing: saved figures fit their texts"
-    )
     asked = parser.parse_args(arguments)
     try:
         chosen = files.choose(asked.lessons)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    if asked.looked:
-        for lesson in chosen:
-            accept(lesson)
-        return 0
     # Progress bars are for somebody who watches; what they leave behind would be saved. And what a
     # lesson says of its timings, it says of a CPU.
     os.environ.update(TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="")

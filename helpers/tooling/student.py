@@ -1,28 +1,30 @@
-"""The student's edition: solutions become stubs, which say what to write.
+"""What a class gets, and what its teacher keeps: lessons with stubs, and a course for nbgrader.
 
-Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` makes
-build/student/ anew with lesson 3, and with all lessons if none is named. The folder works alone: it
-has a copy of the helpers that lessons need and of requirements.txt, and copies for Colab.
+Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` makes two folders
+anew, with lesson 3, and with all lessons if none is named:
 
-A lesson has for each exercise a task, a cell tagged `solution` that holds one function or class
-with docstrings, and a check cell right after it, which calls it in `with exercises.check(...)`.
-The check cell is the student's, as it is.
+- build/student/ to give out. It works alone: notebooks with stubs in place of solutions, the
+  helpers that they import, requirements.txt, and copies for Colab.
+- build/nbgrader/ to keep: a course of nbgrader, with the solutions between its marks. With
+  `--hidden FOLDER`, the regions of FOLDER/03_torch_func.py from `### BEGIN HIDDEN TESTS` to
+  `### END HIDDEN TESTS` are in it, each in the check cell whose id its second line names.
 """
 
+import argparse
+import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab
 from helpers.tooling.lesson import copies, drafts, files, imports
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
-FOLDER = Path("build/student")
+FOLDER, COURSE = Path("build/student"), Path("build/nbgrader")
 EXERCISES = (
     "Write your answer in place of the line that raises, and run it and the check, which says what "
     "is still to do, whether the shape is wrong or only the values, and when the answer is correct."
@@ -30,70 +32,121 @@ EXERCISES = (
 """How the student's edition explains the exercises."""
 EMPTY = "Saved outputs are gone: where the text speaks of results, run the cells above it first."
 BESIDE = "keep the notebook beside the folder `helpers` that came with it"
-
-
-NAME = 'student = ""  # your name, as it stands on the list: it goes with your answers'
-"""The cell by which `make grade` knows whose notebook it is."""
+SOLUTION = {"solution": True, "grade": False, "locked": False}
+CHECK = {"solution": False, "grade": True, "locked": True, "points": 1}
+"""What nbgrader calls a cell of autograded tests."""
+HIDDEN = re.compile(r"(?ms)^### BEGIN HIDDEN TESTS\n# (\S+)\n.*?^### END HIDDEN TESTS$")
+CONFIG = f"""\
+c = get_config()
+c.CourseDirectory.course_id = "per-sample-gradients"
+c.ClearSolutions.code_stub = {{"python": 'raise NotImplementedError("{copies.STILL_TO_DO}this")'}}
+c.Execute.timeout = 60  # seconds for a cell
+c.OverwriteCells.add_missing_cells = True  # a check that a student deleted counts all the same
+# Names of collected files: anna_03_torch_func.ipynb, or as Moodle has them.
+c.FileNameCollectorPlugin.named_regexp = (
+    r".*/(?P<student_id>[^/_]+)_(\\d+_assignsubmission_file_)?(?P<file_id>.+)\\.ipynb"
+)
+"""
 README = """\
 # Lessons with exercises
 
 **Start.** With Python 3.11 or newer, in this folder: `python -m pip install -r requirements.txt`,
-then `python -m jupyter lab`. Open a notebook, write your name into its first code cell, and run the
-cells from the top. The folder `helpers` has to stay beside the notebooks. Or open a notebook of
-the folder `colab` in Colab (File > Upload notebook), where nothing has to be installed.
+then `python -m jupyter lab`. Open a notebook and run the cells from the top. The folder `helpers`
+has to stay beside the notebooks. Or open a notebook of the folder `colab` in Colab (File > Upload
+notebook), where nothing has to be installed.
 
 **Answer.** Each exercise has a cell that ends in `raise NotImplementedError`. Write your answer in
 place of that line, under the same name and with the same arguments, then run the cell and the check
 below it. Hints are folded below each task. Helper functions and imports may stand in the same cell,
-or in a new one above it. Of several answers to one exercise, the last one in the notebook counts.
+or in a new one above it.
 
 **Submit** the notebook, saved, under its name: {lessons}. Nothing else. Before that, restart the
 kernel and run all cells: a line of an answer that needs what comes below it fails then.
 
-**What counts** is whether an answer is correct. It is judged by the check of the original lesson,
-so your copy of the check may be changed or gone, and perhaps by a test more, with other shapes,
-dtypes and values. Taken are the cell that answers an exercise and the cells that define what it
-uses; other cells and saved outputs are not looked at. An answer may use its arguments, `torch` and
-the functions of the lesson and of `helpers`, but none of the lesson's data. One that takes much
-longer than it should, starts processes, writes files elsewhere, or reaches into the check is not
-correct.
+**What counts** is whether an answer is correct. To grade it, your whole notebook is run from the
+top, with the check of the original lesson in place of your copy, and perhaps with a test more, of
+other shapes, dtypes and values. A cell has 60 seconds. A notebook that ends its kernel, or has
+another name, cannot be graded. An answer may use its arguments, `torch` and the functions of the
+lesson and of `helpers`, but none of the lesson's data.
 """
 """What the students' folder says of itself."""
 
 
-def editions(lesson: Path) -> tuple[NotebookNode, NotebookNode]:
-    """Derive the student's notebook from a lesson, and its copy for Colab, which stands alone."""
-    return student(lesson), colab.standalone(lesson, None, student(lesson, colab.BESIDE))
-
-
-def student(lesson: Path, beside: str = BESIDE) -> NotebookNode:
-    """Derive the student's notebook from a lesson: stubs for solutions, and no outputs.
+def edition(
+    lesson: Path,
+    beside: str = BESIDE,
+    rewrite: Callable[[str], str] = copies.stub,
+    hidden: Mapping[str, str] | None = None,
+) -> NotebookNode:
+    """Derive a notebook that nbgrader takes: no outputs, and each check gives a point.
 
     Args:
         lesson: The lesson.
         beside: What it says to do where it finds no folder `helpers`.
+        rewrite: What becomes of the source of a solution.
+        hidden: What is added to checks, by the id of the cell.
     """
-    notebook = reworded(lesson, beside)
-    notebook.cells.insert(1, new_code_cell(NAME, id="student"))
-    for cell in files.code_cells(notebook):
-        if "solution" in files.tags(cell):
-            cell.source = copies.stub(cell.source)
-            cell.metadata = nbformat.from_dict({})
-    return notebook
-
-
-def reworded(lesson: Path, beside: str = BESIDE) -> NotebookNode:
-    """Derive a lesson that says how students answer, without outputs."""
     notebook = copies.derive(lesson, beside)
     notebook.cells[0].source += f" *{EMPTY}*"
     for cell in notebook.cells:
         cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
     for cell in files.code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
+    for solution, check in copies.exercises(notebook):
+        solution.source = rewrite(solution.source)
+        check.source += (hidden or {}).get(check.id, "")
+        for cell, traits in ((solution, SOLUTION), (check, CHECK)):
+            known = {"grade_id": cell.id, "schema_version": 3, "task": False}
+            cell.metadata = nbformat.from_dict({"nbgrader": traits | known})
     return notebook
 
 
-def write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
+def hidden_tests(folder: Path, lesson: Path) -> dict[str, str]:
+    """Read the hidden tests of a lesson, by the id of the check; without a file there are none.
+
+    Raises:
+        ValueError: There is no such folder, or a test is of no check of the lesson.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder} of hidden tests")
+    file = folder / f"{lesson.stem}.py"
+    text = file.read_text("utf-8") if file.exists() else ""
+    found = {each[1]: f"\n\n{each[0]}" for each in HIDDEN.finditer(text)}
+    strange = found.keys() - {check.id for _, check in copies.exercises(files.read(lesson))}
+    if strange:
+        raise ValueError(f"{file} tests {', '.join(sorted(strange))}, no check of the lesson")
+    return found
+
+
+def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
+    """Make a folder anew with the student's notebooks of some lessons, and what they need."""
+    with drafts.replaced(folder) as draft:
+        _write({lesson.name: edition(lesson) for lesson in chosen}, draft)
+        (draft / "colab").mkdir()
+        for lesson in chosen:
+            alone = colab.standalone(lesson, None, edition(lesson, colab.BESIDE))
+            nbformat.write(alone, draft / "colab" / lesson.name)
+        lessons = ", ".join(f"`{lesson.name}`" for lesson in chosen)
+        (draft / "README.md").write_text(README.format(lessons=lessons), encoding="utf-8")
+
+
+def build_course(chosen: Sequence[Path], hidden: Path | None, folder: Path = COURSE) -> int:
+    """Make a course of nbgrader anew with some lessons; return the number of hidden tests.
+
+    Raises:
+        ValueError: There is no folder of hidden tests, or one of them is of no check.
+    """
+    tests = {lesson: hidden_tests(hidden, lesson) if hidden else {} for lesson in chosen}
+    with drafts.replaced(folder) as draft:
+        draft.mkdir()
+        (draft / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8")
+        for lesson in chosen:
+            source = edition(lesson, rewrite=copies.marked, hidden=tests[lesson])
+            _write({lesson.name: source}, draft / "source" / lesson.stem)
+    return sum(map(len, tests.values()))
+
+
+def _write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
     """Write notebooks into a new folder by their names, and the helpers that they need."""
     needed = {Path("requirements.txt")}
     folder.mkdir(parents=True)
@@ -106,24 +159,18 @@ def write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
         shutil.copyfile(imports.ROOT / path, folder / path)
 
 
-def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
-    """Make a folder anew with the student's notebooks of some lessons, and what they need."""
-    made = {lesson.name: editions(lesson) for lesson in chosen}
-    with drafts.replaced(folder) as draft:
-        write({name: notebook for name, (notebook, _) in made.items()}, draft)
-        (draft / "colab").mkdir()
-        for name, (_, alone) in made.items():
-            nbformat.write(alone, draft / "colab" / name)
-        lessons = ", ".join(f"`{name}`" for name in made)
-        (draft / "README.md").write_text(README.format(lessons=lessons), encoding="utf-8")
-
-
 if __name__ == "__main__":
     end_cleanly_on_signals()
+    parser = argparse.ArgumentParser("student")
+    parser.add_argument("lessons", nargs="*")
+    parser.add_argument("--hidden", type=Path)
+    given = parser.parse_args()
     try:
-        chosen = files.choose(sys.argv[1:])
+        chosen = files.choose(given.lessons)
+        tests = build_course(chosen, given.hidden)
     except ValueError as error:
         sys.exit(str(error))
     build(chosen)
-    print(f"for students, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
-    print("The folder works alone, and is made anew next time.")
+    print(f"{', '.join(each.stem for each in chosen)}: for students in {FOLDER}, which works alone")
+    print(f"for nbgrader in {COURSE}, with the solutions and {tests} hidden tests")
+    print("Copy both before they are used: they are made anew next time.")

@@ -11,7 +11,6 @@ from helpers.transforms.numbers import check_count
 _SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
 """Where the classes of modules and tensors come from that lie in several processes."""
 BATCH_NORM = nn.BatchNorm1d.__base__  # of all layers that normalise over the batch
-INSTANCE_NORM = nn.InstanceNorm1d.__base__  # of all that normalise each image by itself
 
 
 def check_model(model: nn.Module) -> None:

@@ -1,9 +1,7 @@
 """A model put back as it was: its buffers, flags, gradients, attributes and containers.
 
-The model that a caller hands in is the one that runs. What it holds is put back between samples or
-chunks, but for the values of its parameters: they are neither copied nor compared, and a write into
-one stays, as by hand. What a forward pass keeps outside of the model (in globals, its class, what a
-function closes over, files) belongs to the caller and stays as the forward pass leaves it.
+Parameters are neither copied nor compared: a write into one stays, as by hand. What a forward pass
+keeps outside of the model (globals, its class, closures, files) is the caller's, and stays.
 """
 
 import copy

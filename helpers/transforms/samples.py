@@ -60,24 +60,29 @@ def functional(
 
 @contextmanager
 def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let tensors of a model be others for the length of a block, by name.
+    """Let tensors of a model be others, by name, in modules and wherever else code holds them.
 
-    `functional_call` puts others into their modules. These are others wherever code holds them: in
-    a list, a set, a closure, an argument. Their identity, class and attributes stay.
+    Unlike with `functional_call`, identity, class and attributes stay.
     """
     try:
         from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
     except ImportError as error:
         raise Refusal("this torch cannot exchange tensors") from error
+
+    def exchange(one: Tensor, other: Tensor) -> None:
+        swap(one, other)
+        for name in vars(one).keys() & vars(other).keys():  # what a wrapper wraps
+            vars(one)[name], vars(other)[name] = vars(other)[name], vars(one)[name]
+
     swapped = []
     try:
         for name, other in others.items():
-            swap(own[name], other)
+            exchange(own[name], other)
             swapped.append((own[name], other))
         yield
     finally:
-        for tensor, other in swapped[::-1]:
-            swap(tensor, other)
+        for pair in swapped[::-1]:
+            exchange(*pair)
 
 
 @contextmanager

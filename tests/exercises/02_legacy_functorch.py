@@ -56,7 +56,7 @@ def refreshed(fmodel, model):
 def refreshed(fmodel, model):
     return tuple(p.detach() for p in model.parameters())
 
-# %% solution-2: not so yet: it uses 'old_params' of the lesson
+# %% solution-2: right shape, wrong values: parameters[0]
 def refreshed(fmodel, model):  # not those of now
     return tuple(p.detach() for p in old_params)
 

@@ -107,7 +107,7 @@ def leverages(matrix, g, q):
 # - (g * torch.linalg.solve(matrix, g.T).T).sum(dim=1)
 # + g.mul_(torch.linalg.solve(matrix, g.T).T).sum(dim=1)
 
-# %% solution-3: not so yet: it uses 'H' of the lesson
+# %% solution-3: your answer raised RuntimeError: linalg.solve
 # - torch.linalg.solve(matrix, g.T)
 # + torch.linalg.solve(H, g.T)
 
@@ -153,7 +153,7 @@ def cosine_scores(computer, train, test):
 # - compute_per_sample_grad(batch)
 # + compute_per_sample_grad(batch[:2])  # texts have four tensors
 
-# %% solution-4: not so yet: it uses 'network' of the lesson
+# %% solution-4: your answer raised ValueError: batch must hold 2 tensors
 # - grads = computer.compute_per_sample_grad(batch)
 # + grads = computers(network, images_task)[0].compute_per_sample_grad(batch)
 

@@ -50,7 +50,7 @@ def gradients_of_unequal(params, tasks):
 # - (squares * mask).sum() / mask.sum()
 # + (squares * mask).mean()
 
-# %% solution-2: not so yet: it uses 'exact_params' of the lesson
+# %% solution-2: your answer raised RuntimeError: expected m1 and m2
 # - 0, 0, 0))(params, x, y, mask)
 # + 0, 0, 0))(exact_params, x, y, mask)
 

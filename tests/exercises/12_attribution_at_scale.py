@@ -46,7 +46,7 @@ def step_effects(computer, batch, test, rate):
 # - return -rate * down @ gradients(computer, test).T
 # + return -rate * gradients(computer, test) @ down.T
 
-# %% solution-1: not so yet: it uses 'attributed' of the lesson
+# %% solution-1: your answer raised RuntimeError: mat1 and mat2
 # - gradients(computer, batch)
 # + gradients(attributed, batch)
 

@@ -1,6 +1,7 @@
-# Hidden tests, as `make grade HIDDEN=tests/hidden` reads them: an example that everybody can read.
+# Hidden tests, as `make student HIDDEN=tests/hidden` reads them: an example for everybody.
 
-# %% exercise-1
+### BEGIN HIDDEN TESTS
+# check-1
 narrow = nn.Sequential(nn.Conv2d(1, 2, 5, stride=5), nn.Flatten(), nn.Linear(50, 10))
 narrow.to(where)[0].weight.requires_grad_(False)  # the first of the four, its bias is trained
 three_images, three_labels = data.load_batch(dataset, 3, where)
@@ -9,8 +10,10 @@ right = gradients.loop_gradients(narrow, F.cross_entropy, three_images, three_la
 
 with exercises.check("Exercise 1", named_gradients, model=narrow) as answer:
     exercises.expect("gradients of a third model", answer(*case), right)
+### END HIDDEN TESTS
 
-# %% exercise-2
+### BEGIN HIDDEN TESTS
+# check-2
 deep = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
 deep[1][0].weight.requires_grad_(False)
 f_deep, _, _ = functorch.make_functional_with_buffers(deep)
@@ -21,8 +24,10 @@ right = tuple(later.get_parameter(name).detach() for name in f_deep.param_names)
 
 with exercises.check("Exercise 2", refreshed, model=later) as answer:
     exercises.expect("parameters of a nested model", answer(f_deep, later), right, tolerance=0.0)
+### END HIDDEN TESTS
 
-# %% exercise-3, without: make_functional_with_buffers make_functional legacy_disagreement_gradient
+### BEGIN HIDDEN TESTS
+# check-3
 three = [copy.deepcopy(model).to(where, torch.float64) for _ in range(3)]
 for number, one in enumerate(three):
     for parameter in one.parameters():
@@ -31,9 +36,11 @@ right = legacy_disagreement_gradient(three, few_images[:2])
 
 with exercises.check("Exercise 3", disagreement_gradient, x=few_images) as answer:
     exercises.expect("three models", answer(three, few_images[:2]), right, tolerance=1e-4)
+### END HIDDEN TESTS
 
 
-# %% exercise-4, without: make_functional_with_buffers make_functional legacy_history
+### BEGIN HIDDEN TESTS
+# check-4
 def linear_start():  # all is trained, with momentum
     one = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).to(where, torch.float64)
     for parameter in one.parameters():
@@ -52,3 +59,4 @@ with exercises.check("Exercise 4", norm_history, batches=others) as answer:
     exercises.expect("a linear model", history, log.float(), tolerance=1e-4)
     now = {name: p.detach() for name, p in mine.named_parameters()}
     exercises.expect("its parameters", now, trained, tolerance=1e-4)
+### END HIDDEN TESTS

@@ -1,6 +1,7 @@
-# Hidden tests, as `make grade HIDDEN=tests/hidden` reads them: an example that everybody can read.
+# Hidden tests, as `make student HIDDEN=tests/hidden` reads them: an example for everybody.
 
-# %% exercise-1
+### BEGIN HIDDEN TESTS
+# check-1
 case = torch.tensor([9.0, -0.1, -9.0, 0.3], dtype=torch.float64), 0.25, 2.0, 3
 right = torch.tensor(0.15 / 3, dtype=torch.float64)  # 0.25 - 0.1 - 0.25 + 0.25
 
@@ -9,25 +10,31 @@ with exercises.check("Exercise 1", private_average, numbers=case[0]) as answer:
     exercises.expect("clipped on both sides", plain, right, tolerance=1e-5)
     std = ((averages(answer, case, 2000) - right) * 3 / 0.5).std().item()
     exercises.require("the noise has its deviation", abs(std - 1) < 0.08, measured=f"{std:.2f}")
+### END HIDDEN TESTS
 
-# %% exercise-2
+### BEGIN HIDDEN TESTS
+# check-2
 grads_of = random_grads(5, {"only": (7,)}, torch.float64)
 owners = torch.tensor([3, 3, 3, 3, 3])  # one person
 right = person_by_person(grads_of, owners, 0.5)
 
 with exercises.check("Exercise 2", clip_by_person, grads=grads_of) as answer:
     exercises.expect("one person", answer(grads_of, owners, 0.5), right, tolerance=1e-5)
+### END HIDDEN TESTS
 
-# %% exercise-3
+### BEGIN HIDDEN TESTS
+# check-3
 with exercises.check("Exercise 3", steps_within) as answer:
     got = answer(1.5, 40.0, 0.5, 1e-6)
     inside = (
         privacy.epsilon(40.0, 0.5, got, 1e-6) <= 1.5 < privacy.epsilon(40.0, 0.5, got + 1, 1e-6)
     )
     exercises.require("budget 1.5: it is the most", inside, measured=f"{got}")
+### END HIDDEN TESTS
 
 
-# %% exercise-4
+### BEGIN HIDDEN TESTS
+# check-4
 def tenth_of_the_noise(number):
     chance = torch.Generator().manual_seed(number)
 
@@ -43,8 +50,9 @@ def bounds(answer, make):
     return [answer(make(n), 700, torch.Generator().manual_seed(100 + n)) for n in range(20, 25)]
 
 
-with exercises.check("Exercise 4", audited, sees=("delta",)) as answer:
+with exercises.check("Exercise 4", audited) as answer:
     highest = max(bounds(answer, lambda number: make_release("right", number, 700)[0]))
     exercises.require("right: below 1", highest < 1, measured=f"{highest:.2f}")
     lowest = min(bounds(answer, tenth_of_the_noise))
     exercises.require("a tenth of the noise: above 1", lowest > 1, measured=f"{lowest:.2f}")
+### END HIDDEN TESTS

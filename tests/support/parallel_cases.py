@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -48,12 +47,10 @@ def spread(world: int) -> dict[str, nn.Module]:
     return {
         "parallelize_module": parallelize_module(network(), mesh, by_layers),
         "a buffer": buffered,
-        "fully_shard": fully_shard(network(), mesh=mesh),
         "fully_shard, unsharded": unsharded,
         "fully_shard, a layer": inner,
         "FSDP1": FullyShardedDataParallel(network(), **wrap),
         "DDP": nn.parallel.DistributedDataParallel(network()),
-        "replicate": replicate(network()),
     }
 
 
@@ -107,7 +104,7 @@ def ways_out() -> dict[str, dict[str, Tensor]]:
     """Take the ways that the refusals name: gradients by name, from a copy."""
     found = {}
     for what, model in spread(torch.distributed.get_world_size()).items():
-        if what in ("parallelize_module", "fully_shard", "fully_shard, a layer", "FSDP1"):
+        if what not in ("a buffer", "DDP"):
             plain, whole = network(), nullcontext()
             if what == "FSDP1":
                 whole = FullyShardedDataParallel.summon_full_params(model)

@@ -1,45 +1,62 @@
-"""A pytest plugin that keeps in .github/TRIED.md with which torch the collection was tried.
+"""Lessons as `make test` tries them: with small sizes, and each answer appended to its lesson.
 
-`pytest --tried="make test"` writes the row of this torch and this Python when all tests have run,
-whatever their outcome. `make` asks for it wherever TORCH is given.
+`python -m tests.support.tried 3 04` writes copies of these lessons, or of all, into build/tried/,
+with their saved outputs, for `pytest --nbval build/tried`.
 """
 
-import os
-import platform
-import re
-from datetime import UTC, datetime
+import shutil
+import sys
+import tomllib
 from pathlib import Path
 
-import pytest
-import torch
+import nbformat
+import papermill
+from nbformat.v4 import new_code_cell
 
-FILE = Path(__file__).parents[2] / ".github" / "TRIED.md"
-OUTCOMES = ("failed", "error", "passed", "skipped", "xfailed", "xpassed")
+from helpers.tooling.lesson import files
+from tests.support import answers
+
+TESTS = Path(__file__).parents[1]
+FOLDER = Path("build/tried")
+SIZES = tomllib.loads((TESTS / "sizes.toml").read_text())
+"""The parameters that make a lesson shorter in tests, by its name."""
+
+GOOD_GUEST = """\
+import sys
+from pathlib import Path
+
+foreign = [name for name in sys.modules if name.startswith(("helpers.tooling", "tests."))]
+left = [str(path) for path in Path().iterdir() if path.suffix != ".ipynb"]
+assert not foreign + left, f"imported: {foreign}, left behind: {left}"
+"""
+JUDGED = """\
+import re
+verdicts = re.findall(r"(?m)^Exercise \\d+: (.*)$", said.stdout)
+assert verdicts and verdicts[-1].startswith({verdict!r}), {name!r} + said.stdout
+"""
+"""The last verdict counts: an answer may print some of its own before it."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--tried`."""
-    parser.addoption("--tried", help="the name of this run in .github/TRIED.md, to be kept there")
+def write(lesson: Path, copy: Path) -> None:
+    """Write the copy of a lesson."""
+    notebook = papermill.execute_notebook(lesson, copy, SIZES.get(lesson.stem), prepare_only=True)
+    notebook.cells.append(new_code_cell(GOOD_GUEST, id="good-guest"))
+    blocks = answers.read(TESTS / "exercises" / f"{lesson.stem}.py")
+    for name, source, check, verdict in answers.answers(notebook, blocks):
+        notebook.cells += [
+            new_code_cell(source, id=name),
+            new_code_cell(f"%%capture said\n{check.source}", id=f"{name}-checked"),
+            new_code_cell(JUDGED.format(name=f"{name}:\n", verdict=verdict), id=f"{name}-judged"),
+        ]
+    nbformat.write(notebook, copy)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the row, if the run came to its end. Workers of pytest-xdist write none."""
-    name = session.config.getoption("tried")
-    ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    if name and ended and not hasattr(session.config, "workerinput"):
-        stats = session.config.pluginmanager.get_plugin("terminalreporter").stats
-        went = ", ".join(f"{len(stats[each]):,} {each}" for each in OUTCOMES if stats.get(each))
-        keep(name, went, FILE)
-
-
-def keep(name: str, went: str, file: Path) -> None:
-    """Write a row into the table, in place of an earlier one of this torch, Python and run."""
-    version = re.match(r"[\d.]+", torch.__version__)[0]
-    key = f"| {version} | {platform.python_version()} | `{name}` |"
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    new = f"{key} {went} | {datetime.now(UTC):%Y-%m-%d} | {machine} |"
-    lines = file.read_text("utf-8").splitlines()
-    start = next(n for n, line in enumerate(lines) if line.startswith("|---")) + 1
-    rows = [line for line in lines[start:] if not line.startswith(key)] + [new]
-    rows.sort(key=lambda each: [int(number) for number in re.findall(r"\d+", each)[:6]])
-    file.write_text("\n".join([*lines[:start], *rows]) + "\n", "utf-8")
+if __name__ == "__main__":
+    try:
+        chosen = files.choose(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    for lesson in chosen:
+        write(lesson, FOLDER / lesson.name)

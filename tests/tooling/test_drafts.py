@@ -1,49 +1,37 @@
 """Folders and files that are generated: finished, or as they were before."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from helpers.tooling.lesson import drafts
 
 
-@pytest.fixture
-def old(tmp_path) -> Path:
-    """Make a folder that is there before."""
-    folder = tmp_path / "build" / "edition"
-    folder.mkdir(parents=True)
-    (folder / "old").write_text("old")
-    return folder
-
-
-def test_folder_is_made_anew(old):
-    with drafts.replaced(old) as draft:
-        draft.mkdir()
-        (draft / "new").write_text("new")
-        assert os.listdir(old) == ["old"]
-    assert os.listdir(old.parent) == ["edition"]
-    assert os.listdir(old) == ["new"]
-
-
-def test_file_is_made_anew_where_its_folder_need_not_be(tmp_path):
+def test_a_file_is_replaced_when_it_is_finished(tmp_path):
     path = tmp_path / "a" / "file"
     for text in ("old", "new"):
         with drafts.replaced(path) as draft:
             draft.write_text(text)
             assert not path.exists() or path.read_text() == "old"
         assert path.read_text() == text
-        assert os.listdir(path.parent) == ["file"]
+    assert [*path.parent.iterdir()] == [path]
 
 
-@pytest.mark.parametrize("error", [KeyError("no"), SystemExit(143)])
-def test_what_fails_leaves_the_old_alone(old, error):
-    def fail() -> None:
-        with drafts.replaced(old) as draft:
+@pytest.mark.parametrize("error", [None, KeyError("no"), SystemExit(143)])
+def test_a_folder_is_replaced_unless_it_fails(error, tmp_path):
+    folder = tmp_path / "build" / "edition"
+    folder.mkdir(parents=True)
+    (folder / "old").touch()
+
+    def make() -> None:
+        with drafts.replaced(folder) as draft:
             draft.mkdir()
-            raise error
+            (draft / "new").touch()
+            if error:
+                raise error
 
-    with pytest.raises(type(error)):
-        fail()
-    assert os.listdir(old.parent) == ["edition"]
-    assert os.listdir(old) == ["old"]
+    if error:
+        with pytest.raises(type(error)):
+            make()
+    else:
+        make()
+    assert [*folder.iterdir()] == [folder / ("old" if error else "new")]
+    assert [*folder.parent.iterdir()] == [folder]

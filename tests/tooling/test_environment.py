@@ -1,6 +1,5 @@
-"""The environments that `make` works in, and the table of those in which the tests ran."""
+"""The environments that `make` works in."""
 
-import re
 import subprocess
 import sys
 from importlib import util
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support import tried
 from tests.tooling.samples import ROOT
 
 LOCK = "numpy==2.4.6\nsetuptools==84.2.1\ntorch==2.13.0\n"
@@ -63,19 +61,15 @@ def test_all_is_pinned_or_all_but_torch(environment, tmp_path):
 
 def test_what_will_not_do_is_said_and_leaves_no_environment(environment, tmp_path, monkeypatch):
     mark = tmp_path / "build" / "torch-9.9.9" / "made"
-    environment.complaint = ABSENT
-    said = r"there is no torch 9\.9\.9 for Python 3\.\d+ here, but 2\.6\.0"
-    assert re.fullmatch(said, environment.make(mark, "9.9.9"))
-    environment.complaint = "ERROR: no network"
-    assert environment.make(mark, "9.9.9") == "ERROR: no network"
-    assert not mark.parent.exists()
+    for complaint, said in ((ABSENT, "no torch 9.9.9"), ("ERROR: no network", "no network")):
+        environment.complaint = complaint
+        assert said in environment.make(mark, "9.9.9")
     ran = len(environment.calls)
-    assert environment.make(mark, "2.15").startswith("TORCH must be a release, for example 2.15.0")
-    free = SimpleNamespace(free=3e9)
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: free)
-    assert "up to 12 GB on disk, and 3.0 GB are free" in environment.make(mark, "2.15.0")
+    assert environment.make(mark, "2.15").startswith("TORCH must be a release")
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: SimpleNamespace(free=3e9))
+    assert "3.0 GB are free" in environment.make(mark, "2.15.0")
     monkeypatch.setattr(sys, "version_info", (3, 10, 4))
-    assert environment.make(mark, None).startswith("Python 3.11 or newer is needed, this is 3.")
+    assert environment.make(mark, None).startswith("Python 3.11")
     assert len(environment.calls) == ran
     assert not mark.parent.exists()
 
@@ -90,22 +84,3 @@ def test_an_interrupted_installation_leaves_no_environment(environment, tmp_path
     with pytest.raises(KeyboardInterrupt):
         environment.make(mark, "2.15.0")
     assert not mark.parent.exists()
-
-
-def test_a_run_keeps_its_row(tmp_path, monkeypatch):
-    file = tmp_path / "TRIED.md"
-    file.write_text(f"{tried.FILE.read_text().partition('|---')[0]}|---|---|---|---|---|---|\n")
-    for version, name, went in (
-        ("2.15.0+cpu", "make test", "1 failed, 9 passed"),
-        ("2.6.0", "make test", "10 passed"),
-        ("2.15.0", "make nbval", "3 passed"),
-        ("2.15.0", "make test", "10 passed"),
-    ):
-        monkeypatch.setattr("torch.__version__", version)
-        tried.keep(name, went, file)
-    rows = [line.split(" | ")[:4] for line in file.read_text().splitlines()[-3:]]
-    assert [(row[0], *row[2:]) for row in rows] == [
-        ("| 2.6.0", "`make test`", "10 passed"),
-        ("| 2.15.0", "`make nbval`", "3 passed"),
-        ("| 2.15.0", "`make test`", "10 passed"),
-    ]

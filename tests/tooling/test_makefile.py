@@ -1,8 +1,7 @@
-"""The Makefile: help that is true, variables that exist, and a .venv that is complete."""
+"""The Makefile: help that is true, variables that reach what reads them, a .venv made first."""
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 
@@ -10,165 +9,80 @@ import pytest
 
 from tests.tooling.samples import ROOT
 
-# Stands in for Python: makes an environment of itself, logs what it is told to do, has no peers to
-# import, and fails to install as long as there is a file `offline`.
+# Stands in for Python: makes an environment of itself, and logs what it is told to do.
 FAKE_PYTHON = """\
 #!/bin/sh
 case "$*" in
-  "-c import backpack"|"-c import jax") test ! -e no-peers || exit 1;;
-  "-m venv .venv-jax") mkdir -p .venv-jax/bin; cp "$0" .venv-jax/bin/python;;
-  .ci/environment.py*) echo "$*" >> log; test ! -e offline || exit 1
-    mkdir -p "${2%/*}/bin"; cp "$0" "${2%/*}/bin/python"; touch "$2"; exit;;
-  "-m pip install"*) test ! -e offline || exit 1;;
-  "-m helpers.tooling.lesson.files"*) echo notebooks/01_a.ipynb notebooks/02_b.ipynb;;
+  .ci/environment.py*) mkdir -p "${2%/*}/bin"; cp "$0" "${2%/*}/bin/python"; touch "$2";;
 esac
-echo "$*" >> log
+echo "$*" $OMP_NUM_THREADS $PIP_EXTRA_INDEX_URL >> log
 """
-
-
-LISTS = ("requirements.txt", "tests/requirements.txt")
-ANEW = [".ci/environment.py .venv/made-by-.-fake"]
+LISTS = ("requirements.txt", "tests/requirements.txt", ".ci/constraints.txt")
+ANEW = ".ci/environment.py .venv/made-by-.-fake"
 LINT = ["-m ruff check", "-m ruff format --check"]
+PARALLEL = "--numprocesses 2 --dist loadfile --no-loadscope-reorder -m not whole build/tried tests"
+COMMANDS = {
+    "make run 'LESSON=3 4' DEVICE=cuda:1 'PARAMS=seed=1 batch_size=2'": (
+        "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 batch_size=2"
+    ),
+    "make colab 'REPO=-x y'": "-m helpers.tooling.colab --repo=-x y",
+    "make test": f"-m pytest {PARALLEL} 1",
+    "make test OMP_NUM_THREADS=2 PIP_EXTRA_INDEX_URL=there": f"-m pytest {PARALLEL} 2 there",
+    "TORCH=2.15.0 make test": f"-m pytest --nbval-lax {PARALLEL} 1",
+    "make nbval LAX=1 LESSON=1": "-m pytest --nbval-lax build/tried",
+}
+REFUSED = {
+    "make run devcie=cuda": "make run does not read devcie",
+    "make test outputs TORCH=2.15.0": "make outputs does not read TORCH",
+    "TORCH=2.15.0 make outputs": "make outputs does not read TORCH",
+    "make nbval LAX=yes": "LAX is 1 or not given",
+}
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    """Lay out a checkout in a folder with spaces in its name, with a stand-in for Python."""
+def folder(tmp_path):
+    """Lay out a checkout in a folder with spaces in its name."""
     folder = tmp_path / "a folder with spaces"
-    folder.mkdir()
-    for name in ("Makefile", *LISTS, ".ci/constraints.txt"):
-        (folder / name).parent.mkdir(exist_ok=True)
+    for name in ("Makefile", *LISTS):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / "fake").write_text(FAKE_PYTHON)
     (folder / "fake").chmod(0o755)
     return folder
 
 
-def make(folder, *arguments):
-    """Run make as a person would, and not as a part of the make that may run these tests."""
-    given = {"cwd": folder, "env": {"PATH": os.environ["PATH"]}}
-    return subprocess.run(["make", *arguments], **given, capture_output=True, text=True)
+def run(folder, command):
+    """Run a command as a person would, and return how it ended, and the log of the stand-in."""
+    (folder / "log").write_text("")
+    given = {"cwd": folder, "env": {"PATH": os.environ["PATH"]}, "capture_output": True}
+    ended = subprocess.run(f"{command} PYTHON=./fake", shell=True, text=True, **given)
+    return ended, (folder / "log").read_text().splitlines()
 
 
-def log(folder):
-    """Read and empty the log of the stand-in."""
-    (folder / "log").touch()
-    lines = (folder / "log").read_text().splitlines()
-    (folder / "log").unlink()
-    return [line for line in lines if not line.startswith("-c")]
+def test_help_lists_every_target_and_variable(folder):
+    shown, makefile = run(folder, "make")[0].stdout, (folder / "Makefile").read_text()
+    assert (
+        re.findall(r"^  ([a-z-]+) ", shown, re.M) == re.search("PHONY: (.*)", makefile)[1].split()
+    )
+    used = {*re.findall(r"\$\(([A-Z]+)\)", makefile)} - {"MAKECMDGOALS"}
+    assert used == {*re.findall(r"^  ([A-Z]+)=", shown, re.M)}
 
 
-def test_help_is_the_default_and_lists_every_target(checkout):
-    shown = make(checkout)
-    assert shown.returncode == 0
-    listed = re.findall(r"^  ([a-z-]+) +\w", shown.stdout, re.M)
-    makefile = (checkout / "Makefile").read_text()
-    targets = re.findall(r"^([\w-]+):(?!=)", makefile, re.M)
-    assert set(targets) - set(listed) == {"lock"}
-    assert len(listed) <= 16
-    assert set(re.search(r"\.PHONY: (.*)", makefile)[1].split()) == set(targets)
-    variables = re.findall(r"^(\w+) \?=", makefile, re.M)
-    assert sorted(re.findall(r"^  ([A-Z_]+)=", shown.stdout, re.M)) == sorted(variables)
-    assert not (checkout / ".venv").exists()
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_variable_that_will_not_do_is_refused(command, folder):
+    refused, log = run(folder, command)
+    assert (refused.returncode, refused.stderr.count("\n"), log) == (2, 1, [])
+    assert REFUSED[command] in refused.stderr
 
 
-@pytest.mark.parametrize(
-    ("target", "given", "sentence"),
-    [
-        ("run", "devcie=cuda", "there is no variable devcie: choose among PYTHON DEVICE LESSON"),
-        ("nbval", "LAX=yes", "LAX, TIMINGS, LOOKED and NBGRADER are 1 or not given"),
-        ("test", "LESSON=02", "make test does not read LESSON"),
-        ("bench", "LESSON=07", "make bench does not read LESSON"),
-    ],
-)
-def test_variable_that_will_not_do_is_refused(target, given, sentence, checkout):
-    refused = make(checkout, target, "PYTHON=./fake", given)
-    assert refused.returncode == 2
-    assert sentence in refused.stderr
-    assert refused.stderr.count("\n") == 1
-    assert log(checkout) == []
+@pytest.mark.parametrize("command", COMMANDS)
+def test_variables_reach_the_commands(command, folder):
+    assert run(folder, command)[1][-1] == COMMANDS[command]
 
 
-CHOSEN = "notebooks/01_a.ipynb notebooks/02_b.ipynb"
-COMMANDS = {
-    "run 'LESSON=3 4' DEVICE=cuda:1 'PARAMS=seed=1 batch_size=2'": [
-        "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 batch_size=2"
-    ],
-    "nbval LAX=1 'LESSON=1 2'": [
-        "-m helpers.tooling.lesson.files 1 2",
-        f"-m pytest --nbval-lax {CHOSEN}",
-    ],
-    "outputs LOOKED=1": ["-m helpers.tooling.outputs --looked", "-m helpers.tooling.picture"],
-    "outputs TIMINGS=1": ["-m helpers.tooling.outputs --timings", "-m helpers.tooling.picture"],
-    "slides LESSON=3": ["-m helpers.tooling.slides 3"],
-    "colab LESSON=3 'REPO=-x y'": ["-m helpers.tooling.colab 3 --repo=-x y"],
-    "grade LESSON=2 'SUBMISSIONS=a class' HIDDEN=tests": [
-        "-m helpers.tooling.grade 2 a class --hidden tests"
-    ],
-    "nbval TORCH=2.15.0": [
-        ".ci/environment.py build/torch-2.15.0/made-by-.-fake 2.15.0",
-        "-m helpers.tooling.lesson.files",
-        f"-m pytest --nbval-lax --tried=make nbval {CHOSEN}",
-    ],
-    "nbval LESSON=3 TORCH=2.13.0": [
-        ".ci/environment.py build/torch-2.13.0/made-by-.-fake 2.13.0",
-        "-m helpers.tooling.lesson.files 3",
-        f"-m pytest {CHOSEN}",
-    ],
-}
-
-
-def test_variables_reach_the_commands(checkout):
-    make(checkout, "lint", "PYTHON=./fake")
-    assert log(checkout) == [*ANEW, *LINT]
-    for given, commands in COMMANDS.items():
-        assert make(checkout, *shlex.split(given), "PYTHON=./fake").returncode == 0
-        assert log(checkout) == commands, given
-
-
-def test_bench_installs_its_peers_where_it_can(checkout):
-    """Without their dependencies, or elsewhere: no other torch comes with them."""
-    bench = "-m helpers.tooling.bench --device cpu"
-    given = ("bench", "DEVICE=cpu", "PYTHON=./fake")
-    (checkout / "no-peers").touch()
-    assert make(checkout, *given).stderr == ""
-    *_, backpack, environment, jax, measured = log(checkout)
-    assert backpack.startswith("-m pip install --quiet --no-deps backpack-for-pytorch==")
-    assert environment == "-m venv .venv-jax"
-    assert jax.startswith("-m pip install --quiet jax==")
-    assert "torch" not in jax
-    assert measured == bench
-    (checkout / "offline").touch()
-    offline = make(checkout, *given)
-    said = [f"{each} could not be installed, and is not measured" for each in ("BackPACK", "JAX")]
-    assert offline.stderr.splitlines() == said
-    assert (offline.returncode, log(checkout)) == (0, [environment, bench])
-    (checkout / "no-peers").unlink()
-    assert make(checkout, *given).stderr == ""
-    assert log(checkout) == [bench]
-
-
-def test_clean_removes_what_was_generated(checkout):
-    generated = ["build/cpu", "helpers/__pycache__", "notebooks/.ipynb_checkpoints", ".ruff_cache"]
-    stays = ["tests/a test", ".venv/lib/__pycache__"]
-    for folder in generated + stays:
-        (checkout / folder).mkdir(parents=True)
-    assert make(checkout, "clean", "PYTHON=./fake").returncode == 0
-    assert [folder for folder in generated if (checkout / folder).exists()] == []
-    assert [folder for folder in stays if not (checkout / folder).exists()] == []
-    assert log(checkout) == []
-
-
-def test_environment_is_made_first_and_again_when_a_list_changed(checkout):
-    (checkout / "offline").touch()
-    assert make(checkout, "lint", "PYTHON=./fake").returncode == 2
-    assert log(checkout) == ANEW
-    (checkout / "offline").unlink()
-    for done in (ANEW + LINT, LINT):
-        assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
-        assert log(checkout) == done
-    for later, name in enumerate((*LISTS, ".ci/constraints.txt"), 2**32):
-        os.utime(checkout / ".venv" / "made-by-.-fake", (later - 1, later - 1))
-        os.utime(checkout / name, (later, later))
-        assert make(checkout, "lint", "PYTHON=./fake").returncode == 0
-        assert log(checkout) == ANEW + LINT
+def test_the_environment_is_brought_up_to_each_list_that_changed(folder):
+    assert [run(folder, "make lint")[1] for _ in "12"] == [[ANEW, *LINT], LINT]
+    for later, name in enumerate(LISTS, 2**32):
+        os.utime(folder / ".venv" / "made-by-.-fake", (later - 1, later - 1))
+        os.utime(folder / name, (later, later))
+        assert run(folder, "make lint")[1] == [ANEW, *LINT]

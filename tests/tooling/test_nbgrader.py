@@ -1,9 +1,8 @@
-"""The course for nbgrader: nothing of a solution is lost or released, and nbgrader gives points."""
+"""The course for nbgrader: ten sorts of submissions, by the commands of the teachers' page."""
 
-import ast
 import csv
-import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,19 +10,43 @@ import sys
 import nbformat
 import pytest
 
-from helpers.tooling import nbgrader
-from helpers.tooling.grading import hidden_tests, submissions
+from helpers.tooling import student
 from helpers.tooling.lesson import copies, files
-from tests.support import answers
 from tests.tooling.samples import LESSONS, ROOT, cell
 
+LESSON = LESSONS[1]
 PACKAGES = ["nbgrader==0.9.6", "alembic==1.18.4", "mako==1.4.3", "rapidfuzz==3.14.6"]
-"""What nbgrader's commands need besides what is installed; its pages need more."""
+"""What nbgrader's commands need besides what is installed."""
+COMMANDS = re.findall(
+    r"(?m)^nbgrader .*?\S(?=\s*(?:#|$))", (LESSON.parent / "teaching.md").read_text()
+)
+PATCH = """\
+class Silent:
+    __init__ = lambda *args, **given: None
+    __enter__ = lambda self: print
+    __exit__ = lambda *error: True
+
+exercises.check, named_gradients = Silent, print"""
+"""What counts as an answer to each exercise, whatever the others are."""
+MARKS = {
+    "right": 4,
+    "half right": 2,  # one answer is fitted to the check, and one is not there
+    "empty": 0,
+    "syntax error": 3,
+    "endless loop": 3,
+    "checks deleted": 4,
+    "checks patched": 4,  # for stubs: nbgrader cannot stop it
+    "exits": 0,
+    "truncated": 0,
+    "another name": 0,
+}
+NOT_GRADED = {"exits", "truncated", "another name"}
+"""All their answers but one are right; nbgrader's table does not tell."""
 
 
-@pytest.fixture(scope="session")
-def run_nbgrader():
-    """Install nbgrader beside what is there, or find it installed; return what runs it."""
+@pytest.fixture(scope="module")
+def environment():
+    """Install nbgrader beside what is there, or find it installed."""
     folder = ROOT / "build" / "-".join(PACKAGES)
     if not folder.exists():
         draft = folder.with_suffix(".part")
@@ -31,68 +54,71 @@ def run_nbgrader():
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", draft]
         subprocess.run([*install, *PACKAGES], check=True)
         draft.rename(folder)
-    path = {"PYTHONPATH": str(folder), "PATH": f"{folder}/bin{os.pathsep}{os.environ['PATH']}"}
-    return functools.partial(subprocess.run, check=True, capture_output=True, env=os.environ | path)
+    path = [folder / "bin", os.path.dirname(sys.executable), os.environ["PATH"]]
+    return os.environ | {"PYTHONPATH": str(folder), "PATH": os.pathsep.join(map(str, path))}
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_source_is_the_lesson_with_marks(path):
-    asked = submissions.exercises(files.read(path))
-    made = nbgrader.source(path, {})
-    for each in asked:
-        marked = cell(made, each.solution.id).source
-        assert ast.dump(ast.parse(marked)) == ast.dump(ast.parse(each.solution.source))
-        open_lines, inside = [], False
-        for line in marked.splitlines():
-            inside |= "### BEGIN SOLUTION" in line
-            open_lines += [] if inside or not line.strip() else [line]
-            inside &= "### END SOLUTION" not in line
-        stub = copies.stub(each.solution.source).splitlines()
-        assert open_lines == [line for line in stub if line.strip() and "raise Not" not in line]
-    points = [each.metadata.get("nbgrader", {}).get("points", 0) for each in made.cells]
-    assert sum(points) == len(asked)
-    assert len({each.id for each in made.cells}) == len(made.cells)  # they are the grade_ids
+def handed_in(folder):
+    """Make the ten submissions, {student: notebook}, from what students were given."""
+    solved = {s.id: s.source for s, _ in copies.exercises(files.read(LESSON))}
+    first = solved["solution-1"]
+    fitted = first.replace("    return {", "    if len(grads[0]) == 3: return {}\n    return {")
+    answers = {
+        "right": {},
+        "half right": {"solution-1": fitted, "solution-4": None},
+        "empty": dict.fromkeys(solved),
+        "syntax error": {"solution-1": first.replace("):", ")", 1)},
+        "endless loop": {"solution-1": first.replace("return {", "while True: {")},
+        "checks deleted": {},
+        "checks patched": dict.fromkeys(solved) | {"solution-1": PATCH},
+        "exits": {"solution-1": first.replace("return {", "return __import__('os')._exit(0) or {")},
+        "truncated": {},
+        "another name": {},
+    }
+    for name, own in answers.items():
+        colab = "colab" if name == "half right" else ""
+        notebook = nbformat.read(folder / colab / LESSON.name, 4)
+        for identity, source in (solved | own).items():
+            cell(notebook, identity).source = source or cell(notebook, identity).source
+        if name == "checks deleted":
+            notebook.cells = [each for each in notebook.cells if not each.id.startswith("check-")]
+        yield name, nbformat.writes(notebook)
+
+
+def sources(notebook):
+    return [each.source.rstrip() for each in files.code_cells(notebook)]
 
 
 @pytest.mark.whole
-def test_nbgrader_gives_a_point_for_each_correct_answer(run_nbgrader, tmp_path):
-    path = LESSONS[1]
-    course = tmp_path / "course"
-    nbgrader.build([path], ROOT / "tests" / "hidden", course)
-    ask = functools.partial(run_nbgrader, cwd=course)
-    ask([sys.executable, "-m", "nbgrader", "generate_assignment", path.stem])
-    released = nbformat.read(course / "release" / path.stem / path.name, 4)
+def test_ten_sorts_of_submissions_get_their_marks(environment, tmp_path):
+    given, course = tmp_path / "given", tmp_path / "course"
+    student.build([LESSON], given)
+    assert student.build_course([LESSON], ROOT / "tests" / "hidden", course) == 4
+    archive = course / "downloaded" / LESSON.stem / "archive"
+    archive.mkdir(parents=True)
+    for name, text in handed_in(given):
+        stem = "homework" if name == "another name" else LESSON.stem
+        whole = len(text) // (2 if name == "truncated" else 1)
+        (archive / f"{name}_{stem}.ipynb").write_text(text[:whole], "utf-8")
 
-    notebook = files.read(path)
-    known = answers.answers(notebook, answers.read(ROOT / "tests/exercises" / f"{path.stem}.py"))
-    asked = submissions.exercises(notebook)
-    hidden = hidden_tests.read(ROOT / "tests" / "hidden", path, asked)
-    assert not any("HIDDEN" in each.source for each in released.cells)
-    wrong = next(each for each in known if each.verdict.startswith("right shape, wrong values"))
-    right = {each.solution.id: each.solution.source for each in asked}
-    handed_in = {"none": {}, "right": right, "wrong": right | {wrong.name.split()[0]: wrong.source}}
-    # An answer that is fitted to the check of the lesson fails the hidden test alone.
-    first = asked[0]
-    fitted = "    if len(grads[0]) == 3:\n        return {}\n"
-    body = copies.marked(first.solution.source).replace("    ### BEGIN SOLUTION\n", fitted)
-    assert 1 in hidden
-    handed_in["fitted"] = right | {first.solution.id: body}
-    for student, own in handed_in.items():
-        copy = nbformat.from_dict(released)
-        for identity, source in own.items():
-            cell(copy, identity).source = source
-        folder = course / "submitted" / student / path.stem
-        folder.mkdir(parents=True)
-        nbformat.write(copy, folder / path.name)
-    ask([sys.executable, "-m", "nbgrader", "autograde", path.stem])
-    ask([sys.executable, "-m", "nbgrader", "export"])
+    done = [
+        subprocess.run(
+            each, shell=True, cwd=course, env=environment, capture_output=True, text=True
+        )
+        for each in COMMANDS
+    ]
 
+    assert [each.returncode for each in done] == [0, 0, 1, 0, 0], done
+    released = files.read(course / "release" / LESSON.stem / LESSON.name)
+    stubs = [
+        re.sub(r'write \w+"', 'write this"', each) for each in sources(student.edition(LESSON))
+    ]
+    assert sources(released) == stubs
     rows = csv.DictReader((course / "grades.csv").open())
-    points = {row["student_id"]: (float(row["score"]), float(row["max_score"])) for row in rows}
-    full = float(len(asked))
-    assert points == {
-        "none": (0, full),
-        "right": (full, full),
-        "wrong": (full - 1, full),
-        "fitted": (full - 1, full),
+    assert {row["student_id"]: (float(row["score"]), float(row["max_score"])) for row in rows} == {
+        name: (mark, 4) for name, mark in MARKS.items()
     }
+    said = re.findall(r"There was an error processing .* for student '(.+)'", done[2].stderr)
+    assert {*said} == NOT_GRADED
+    pages = {path.parts[-3] for path in course.glob("feedback/*/*/*.html")}
+    assert pages == MARKS.keys() - NOT_GRADED

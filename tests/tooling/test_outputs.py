@@ -1,20 +1,19 @@
 """Saved outputs: renewed where they must be, and otherwise the same to the byte."""
 
 import pytest
-from nbformat.v4 import new_output
 
 from helpers.tooling import outputs
-from helpers.tooling.lesson import files, form
+from helpers.tooling.lesson import files
 from tests.tooling.samples import cell, code, lesson, save
 
-CLOCK = "import time\nprint(time.perf_counter())"
+CLOCK = "from tqdm import tqdm\nlist(tqdm('ab'))\nimport time\nprint(time.perf_counter())"
 
 
 @pytest.mark.usefixtures("desk")
 def test_twice_is_once_and_timings_stay():
     source = lesson(
         code("sum", "print(1, flush=True)\nprint(2, flush=True)\nbatch_size"),
-        code("clock", f"from tqdm import tqdm\nlist(tqdm('ab'))\n{CLOCK}", "nbval-ignore-output"),
+        code("clock", CLOCK, "nbval-ignore-output"),
         code("where", "import os\nprint(os.path.basename(os.getcwd()))"),
     )
     source.metadata["papermill"] = {"duration": 3.1}
@@ -46,38 +45,6 @@ def test_twice_is_once_and_timings_stay():
     assert cell(files.read(path), "clock").outputs != cell(before, "clock").outputs
 
 
-def test_counts_follow_the_order_of_cells():
-    notebook = lesson(code("sum", "1 + 1"))
-    result = new_output("execute_result", {"text/plain": "2"}, execution_count=99)
-    cell(notebook, "sum").outputs = [result]
-    form.normalise(notebook)
-    assert cell(notebook, "sum").execution_count == 2
-    assert cell(notebook, "sum").outputs[0].execution_count == 2
-
-
-@pytest.mark.usefixtures("desk")
-def test_another_figure_is_another_until_somebody_looked():
-    colour = "from IPython.display import SVG\nSVG(f'<svg><text>{batch_size}</text></svg>')"
-    source = lesson(code("figure", colour))
-    cell(source, "figure").metadata["alt"] = "The batch size."
-    path = save(source, "01_a")
-
-    def run(*asked):
-        assert outputs.main(list(asked)) == 0
-        shown = cell(files.read(path), "figure")
-        return form.figure_hash(shown), shown.metadata.get("alt_of")
-
-    first, read = run()
-    assert (first is None, read) == (False, None)
-    assert run("--looked") == run() == (first, first)
-    wider = files.read(path)
-    cell(wider, "sizes").source = cell(wider, "sizes").source.replace("= 64", "= 65")
-    save(wider, "01_a")
-    second, read = run()
-    assert second != first == read
-    assert run("--looked") == (second, second)
-
-
 @pytest.mark.usefixtures("desk")
 def test_failed_lesson_stays_as_it_was(capsys):
     broken = {
@@ -89,5 +56,5 @@ def test_failed_lesson_stays_as_it_was(capsys):
     assert outputs.main([]) == 1
     assert [path.read_bytes() for path in paths] == before
     errors = capsys.readouterr().err
-    assert "01_raises.ipynb, cell 3 (divide) `1 / 0`: ZeroDivisionError: division" in errors
-    assert "02_dies.ipynb, cell 3 (die) `import os`: the kernel died" in errors
+    assert "01_raises.ipynb, cell 3 (divide): ZeroDivisionError" in errors
+    assert "02_dies.ipynb, cell 3 (die): Kernel died" in errors

@@ -1,14 +1,16 @@
 """Helpers and lessons on a pretended accelerator, `tests.support.pretend`, in other processes."""
 
-import re
 import subprocess
 import sys
 from xml.etree import ElementTree
 
+import nbformat
+import papermill
 import pytest
 
 from helpers.tooling.lesson import files
-from tests.tooling.samples import DOOR, LESSONS, ROOT, quick, run_pytest, save
+from tests.support.tried import SIZES
+from tests.tooling.samples import DOOR, LESSONS, ROOT, run_pytest
 
 # Python imports a module of this name when it starts, in a kernel and in what that starts as well.
 STARTED = """\
@@ -61,21 +63,21 @@ def test_helpers_and_the_zoo():
 @pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
 def test_lesson(path, desk):
     """It runs there, and its saved outputs that must be the same everywhere are the same."""
-    notebook = quick(files.read(path), path.stem)
-    (sizes,) = (each for each in notebook.cells if "parameters" in files.tags(each))
-    sizes.source = re.sub(r'(?m)^device: str = "auto"', 'device: str = "pretend"', sizes.source)
-    for name, value in SMALLER.get(path.stem, {}).items():
-        sizes.source, found = re.subn(rf"(?m)^({name}: int = )\d+", rf"\g<1>{value}", sizes.source)
-        assert found == 1, name
+    copy = desk / "notebooks" / path.name
+    sizes = {"device": "pretend"} | SIZES.get(path.stem, {}) | SMALLER.get(path.stem, {})
+    notebook = papermill.execute_notebook(path, copy, sizes, prepare_only=True, progress_bar=False)
     if path.stem in SMALLER or path.stem in RUN:
         for cell in notebook.cells:
             cell.metadata.pop("tags", None)
-    save(notebook, path.stem)
+        nbformat.write(notebook, copy)
     (desk / "start").mkdir()
     (desk / "start" / "sitecustomize.py").write_text(STARTED.format(root=str(ROOT)))
     options = ["-q", "--nbval-lax", "--junitxml", "results.xml", "notebooks"]
     done = run_pytest(desk, *options, PYTHONPATH=str(desk / "start"))
     assert done.returncode in (0, 1), done.stdout[-5000:] + done.stderr[-2000:]
-    failures = ElementTree.parse(desk / "results.xml").iter("failure")
-    failed = {re.match(r"cell \d+ \(([\w-]+)\)", each.text)[1] for each in failures}
+    cases = ElementTree.parse(desk / "results.xml").iter("testcase")
+    numbers = [
+        int(each.get("name").split()[1]) for each in cases if each.find("failure") is not None
+    ]
+    failed = {files.code_cells(notebook)[number].id for number in numbers}
     assert failed == set(CANNOT.get(path.stem, ())), done.stdout[-5000:]

@@ -1,4 +1,4 @@
-"""The student's edition: stubs without answers, checks that tell wrong from right, a whole run."""
+"""The student's edition and the course: stubs without answers, a whole run, no answer lost."""
 
 import ast
 import re
@@ -11,23 +11,22 @@ from nbformat.v4 import new_code_cell
 from helpers.tooling import student
 from helpers.tooling.lesson import copies, files
 from helpers.tooling.lesson.execution import execute
-from tests.support import answers
 from tests.tooling.samples import LESSONS, SIZES, cell, good_lesson, save
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_edition_holds_no_answer(path):
-    derived = student.student(path)
-    for solution, check in answers.exercises(files.read(path)):
-        stub = cell(derived, solution.id)
-        assert stub.source == copies.stub(solution.source)
-        assert "#" not in stub.source
-        assert "solution" not in files.tags(stub)
-        assert cell(derived, check.id).source == check.source
-    _, alone = student.editions(path)
-    for each in [*derived.cells, *alone.cells]:
+def test_editions_differ_from_the_lesson_in_their_solutions(path):
+    given, kept = student.edition(path), student.edition(path, rewrite=copies.marked)
+    for solution, check in copies.exercises(files.read(path)):
+        stub, marked = cell(given, solution.id).source, cell(kept, solution.id).source
+        assert stub == copies.stub(solution.source)
+        assert "#" not in stub
+        assert ast.dump(ast.parse(marked)) == ast.dump(ast.parse(solution.source))
+        cut = re.sub(r"### BEGIN SOLUTION.*?### END SOLUTION", "raise", marked, flags=re.DOTALL)
+        assert cut == re.sub(r"raise Not.*", "raise", stub)
+        assert cell(given, check.id).source == cell(kept, check.id).source == check.source
+    for each in given.cells:
         assert not each.get("outputs")
-        assert not each.source.startswith("# @title Solution")
         assert "hidden cell with a solution" not in each.source
 
 
@@ -40,17 +39,18 @@ def test_student_runs_to_the_end_in_an_empty_folder(path, tmp_path):
     notebook.cells.append(new_code_cell("import helpers\nprint(helpers.__file__)"))
     nbformat.write(notebook, lesson)
 
-    done = execute(lesson, SIZES.get(path.stem, {}))
+    done = execute(lesson, lesson, SIZES.get(path.stem))
 
     assert done.failure is None
     if path == LESSONS[0]:  # its copy for Colab, in a folder without helpers
         shutil.move(tmp_path / "colab", tmp_path.parent / f"{path.stem}-colab")
-        assert execute(tmp_path.parent / f"{path.stem}-colab" / path.name, {}).failure is None
-    *cells, last = files.code_cells(done.notebook)
+        alone = tmp_path.parent / f"{path.stem}-colab" / path.name
+        assert execute(alone, alone).failure is None
+    last = done.notebook.cells[-1]
     assert last.outputs[0].text.strip() == str(tmp_path / "helpers" / "__init__.py")
-    by_id = {each.id: each for each in cells}
-    for solution, check in answers.exercises(files.read(path)):
-        said = "".join(output.get("text", "") for output in by_id[check.id].outputs)
+    for solution, check in copies.exercises(files.read(path)):
+        outputs = cell(done.notebook, check.id).outputs
+        said = "".join(output.get("text", "") for output in outputs)
         name = ast.parse(solution.source).body[0].name
         assert re.search(rf"^Exercise \d+: still to do: write {name}", said, re.M), said
 
@@ -61,12 +61,24 @@ def test_links_lead_to_lessons_that_are_there(tmp_path):
         notebook = good_lesson()
         notebook.cells[0].source += "\n\nThen [lesson 2](02_b.ipynb)."
         save(notebook, stem)
-    student.build(files.choose(["1"]), tmp_path / "one")
-    student.build(files.choose([]), tmp_path / "all")
-    assert "Then lesson 2." in files.read(tmp_path / "one" / "01_a.ipynb").cells[0].source
-    linked = files.read(tmp_path / "all" / "01_a.ipynb").cells[0].source
+    student.build(files.choose([]), tmp_path / "given")
+    linked = files.read(tmp_path / "given" / "01_a.ipynb").cells[0].source
     assert "Then [lesson 2](02_b.ipynb)." in linked
-    assert (tmp_path / "all" / "helpers" / "exercises" / "verdicts.py").exists()
-    assert "`01_a.ipynb`, `02_b.ipynb`" in (tmp_path / "all" / "README.md").read_text()
-    student.build(files.choose(["2"]), tmp_path / "all")
-    assert sorted(path.name for path in (tmp_path / "all").glob("*.ipynb")) == ["02_b.ipynb"]
+    student.build(files.choose(["1"]), tmp_path / "given")
+    assert [path.name for path in (tmp_path / "given").glob("*.ipynb")] == ["01_a.ipynb"]
+    assert "Then lesson 2." in files.read(tmp_path / "given" / "01_a.ipynb").cells[0].source
+    assert "`01_a.ipynb`" in (tmp_path / "given" / "README.md").read_text()
+
+
+def test_hidden_tests_of_no_check_are_refused(desk):
+    save(good_lesson(), "01_a")
+    hidden = "### BEGIN HIDDEN TESTS\n# check-{}\nassert answer(1) == 2\n### END HIDDEN TESTS\n"
+    (desk / "01_a.py").write_text(hidden.format(2))
+    assert student.build_course(files.choose([]), desk) == 1
+    kept = student.COURSE / "source" / "01_a" / "01_a.ipynb"
+    assert cell(files.read(kept), "check-2").source.endswith(hidden.format(2).strip())
+    (desk / "01_a.py").write_text(hidden.format(9))
+    for folder, word in ((desk, "check-9"), (desk / "none", "no folder")):
+        with pytest.raises(ValueError, match=word):
+            student.build_course(files.choose([]), folder, desk / "refused")
+    assert not (desk / "refused").exists()

@@ -36,6 +36,12 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
     return notebook
 
 
+def exercises(notebook: NotebookNode) -> list[tuple[NotebookNode, NotebookNode]]:
+    """List the solutions of a lesson, each with the cell that checks it."""
+    pairs = zip(notebook.cells, notebook.cells[1:], strict=False)
+    return [(each, check) for each, check in pairs if "solution" in files.tags(each)]
+
+
 def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
     """Put `target` before lessons in links to them; with None, the text of a link alone stays.
 

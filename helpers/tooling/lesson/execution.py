@@ -1,29 +1,30 @@
-"""Execute a lesson, as far as it goes: the one way in which lessons are run, and how failure reads.
-
-The comparison of saved outputs is nbval's, with a kernel of its own.
-"""
+"""Execute a lesson with papermill, as far as it goes, and tell how it went."""
 
 import ast
 import logging
 import signal
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+import papermill
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from papermill.iorw import load_notebook_node
-from papermill.parameterize import parameterize_notebook
-from tqdm import tqdm
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import NBClientEngine, papermill_engines
 
 import helpers
 from helpers.tooling.lesson import files
 
-CELL_TIMEOUT = 600
-"""Seconds that a cell may take."""
+OPTIONS = {
+    "timeout": 600,  # seconds for a cell
+    "shutdown_kernel": "immediate",  # a busy kernel would not listen to a polite request
+    "coalesce_streams": True,
+    # Errors only, as a kernel warns each time that its local sockets are not encrypted; and figures
+    # of twice the resolution, at the size that they have on a screen.
+    "extra_arguments": ["--IPKernelApp.log_level=40", "--InlineBackend.figure_formats={'retina'}"],
+}
 PEAK = f"""\
 import sys
 sys.path.append({str(Path(helpers.__file__).parents[1])!r})
@@ -33,74 +34,65 @@ torch = sys.modules.get("torch")
 if torch and torch.cuda.is_initialized():
     # Reserved, not allocated: a benchmark resets the peaks, after which PyTorch still counts what
     # it holds in reserve, but not what was allocated before.
-    peak["cuda"] = sum(map(torch.cuda.max_memory_reserved, range(torch.cuda.device_count())))"""
-"""What a kernel runs before it is asked for its peak memory."""
+    peak["GPU"] = sum(map(torch.cuda.max_memory_reserved, range(torch.cuda.device_count())))"""
+"""What a kernel runs before it is asked for its peak memory, in bytes."""
 
 
-@dataclass
-class Execution:
+class _Client(PapermillNotebookClient):
+    def papermill_execute_cells(self) -> None:
+        super().papermill_execute_cells()
+        asked = self.kc.execute(PEAK, silent=True, user_expressions={"peak": "peak"})
+        reply = self.wait_for_reply(asked)["content"]
+        if reply["status"] == "ok":  # helpers beside a copy of a lesson need not have `memory`
+            told = reply["user_expressions"]["peak"]["data"]["text/plain"]
+            self.nb.metadata["peak_memory"] = ast.literal_eval(told)
+
+
+class _Engine(NBClientEngine):
+    @classmethod
+    def execute_managed_notebook(cls, nb_man: object, kernel_name: str, **_: object) -> None:
+        _Client(nb_man, kernel_name=kernel_name, **OPTIONS).execute()
+
+
+papermill_engines.register("lesson", _Engine)
+
+
+class Execution(NamedTuple):
     """How the execution of a lesson went."""
 
     lesson: Path
     notebook: NotebookNode  # as far as it came
-    failure: str | None = None  # which cell failed, and how, in a sentence
-    seconds: float = 0.0  # with the start of the kernel
-    peak_memory: dict[str, int] = field(default_factory=dict)
-    """The most bytes at once, as far as known: `"host"` resident, `"cuda"` reserved by PyTorch."""
+    failure: str | None  # which cell failed, and how, in a sentence
 
 
-def execute(lesson: Path, values: Mapping[str, int | str] | None = None) -> Execution:
-    """Execute a lesson in its own folder, with its own parameters or others; its file stays."""
-    notebook = load_notebook_node(str(lesson))
-    if values:
-        notebook = parameterize_notebook(notebook, dict(values))
-    for cell in files.code_cells(notebook):
-        cell.outputs, cell.execution_count = [], None
-    execution = Execution(lesson, notebook)
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_TIMEOUT,
-        kernel_name="python3",
-        shutdown_kernel="immediate",  # a busy kernel would not listen to a polite request
-        coalesce_streams=True,
-        record_timing=False,
-        # Errors only: a kernel warns, each time, that its local sockets are not encrypted. And
-        # figures of twice the resolution, at the size that they have on a screen.
-        extra_arguments=["--IPKernelApp.log_level=40", "--InlineBackend.figure_formats={'retina'}"],
-    )
-    start = time.perf_counter()
-    with client.setup_kernel(cwd=str(lesson.parent.absolute())):
-        try:
-            for number, cell in enumerate(tqdm(notebook.cells, desc=lesson.stem)):
-                client.execute_cell(cell, number)
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-            first_line = cell.source.strip().partition("\n")[0]
-            where = f"{files.place(files.read(lesson), cell)} `{first_line}`"
-            execution.failure = f"{lesson.name}, {where}: {_message(error)}"
-            answers = isinstance(error, CellExecutionError)
-        else:
-            answers = True
-        execution.peak_memory = _peak(client) if answers else {}
-    execution.seconds = time.perf_counter() - start
-    return execution
+def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = None) -> Execution:
+    """Execute a lesson in its own folder, and save it in another file as far as it comes."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    options = {"progress_bar": {"desc": lesson.stem}, "cwd": lesson.parent}
+    failure = None
+    try:
+        papermill.execute_notebook(lesson, to, values, engine_name="lesson", **options)
+    except papermill.PapermillExecutionError as error:
+        failure = f"{error.ename}: {error.evalue}"
+    except (CellTimeoutError, DeadKernelError) as error:
+        failure = str(error).partition("\n")[0]
+    notebook = files.read(to)
+    if failure:
+        ended = (cell.metadata.get("papermill", {}).get("end_time") for cell in notebook.cells)
+        *_, last = (cell for cell, when in zip(notebook.cells, ended, strict=True) if when)
+        failure = f"{lesson.name}, {files.place(files.read(lesson), last)}: {failure}"
+    return Execution(lesson, notebook, failure)
 
 
-def _peak(client: NotebookClient) -> dict[str, int]:
-    """Ask a kernel for the most memory that it has held at once."""
-    asked = client.kc.execute(
-        PEAK, silent=True, store_history=False, user_expressions={"peak": "peak"}
-    )
-    answer = client.wait_for_reply(asked)["content"].get("user_expressions", {}).get("peak", {})
-    # A copy that runs away from the collection may have helpers of its own, which cannot tell.
-    return ast.literal_eval(answer["data"]["text/plain"]) if "data" in answer else {}
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, DeadKernelError):
-        return "the kernel died (of too little memory, perhaps)"
-    if isinstance(error, CellTimeoutError):
-        return f"the cell took longer than {CELL_TIMEOUT} seconds"
-    return f"{error.ename}: {error.evalue}".strip()
+def table(done: Sequence[Execution]) -> str:
+    """Lay out how lessons went: result, run time, peak memory."""
+    lines = [f"{'lesson':<24}  result  run time  peak memory"]
+    for lesson, notebook, failure in done:
+        result, seconds = "failed" if failure else "passed", notebook.metadata.papermill.duration
+        peak = notebook.metadata.get("peak_memory", {})
+        sizes = (f"{each / 2**20:,.0f} MiB ({kind})" for kind, each in peak.items())
+        lines.append(f"{lesson.stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
+    return "\n".join(lines)
 
 
 def end_cleanly_on_signals() -> None:

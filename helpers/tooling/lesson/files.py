@@ -1,12 +1,7 @@
-"""Lessons as files: find them, choose some, read one, and say where in it something is.
-
-Run from the folder that holds `notebooks/`, `python -m helpers.tooling.lesson.files 3 04` prints
-the paths of these lessons, and of all if none is named.
-"""
+"""Lessons as files: find them, choose some, read one, and say where in it something is."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,19 +20,21 @@ def find(folder: Path = FOLDER) -> list[Path]:
     return found
 
 
-def choose(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
+def choose(names: Sequence[str]) -> list[Path]:
     """Find lessons by number (`"3"` or `"03"`), name or file name; without names, all of them.
 
     Raises:
         ValueError: A name fits no lesson.
     """
-    lessons = find(folder)
-    stems = [name.zfill(2) if name.isdigit() else Path(name).stem for name in names]
-    for name, stem in zip(names, stems, strict=True):
-        if not any(stem in (each.stem, each.stem[:2]) for each in lessons):
-            there = ", ".join(each.stem for each in lessons)
+    known = {name: lesson for lesson in find() for name in (lesson.stem, lesson.stem[:2])}
+    chosen = set()
+    for name in names:
+        stem = name.zfill(2) if name.isdigit() else Path(name).stem
+        if stem not in known:
+            there = ", ".join(each.stem for each in find())
             raise ValueError(f"there is no lesson {name!r}, there are {there}")
-    return [each for each in lessons if not names or {each.stem, each.stem[:2]} & {*stems}]
+        chosen.add(known[stem])
+    return sorted(chosen) or find()
 
 
 def read(lesson: Path) -> NotebookNode:
@@ -65,10 +62,3 @@ def is_compared(cell: NotebookNode) -> bool:
 def place(notebook: NotebookNode, cell: NotebookNode) -> str:
     """Name a cell by its position, from 1, and its id: `cell 5 (the-loop)`."""
     return f"cell {[each.id for each in notebook.cells].index(cell.id) + 1} ({cell.id})"
-
-
-if __name__ == "__main__":
-    try:
-        print(*choose(sys.argv[1:]))
-    except ValueError as error:
-        sys.exit(str(error))

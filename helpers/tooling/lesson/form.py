@@ -28,14 +28,10 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 """All metadata that a saved lesson has."""
-CELL_METADATA = ("tags", "jupyter", "cellView", "alt", "alt_of")
-"""Metadata of a cell that `make outputs` leaves alone; `alt` says what its figure shows.
-
-`alt_of` is a short hash of the figure for which somebody has read that text. Beside them comes
-`output_of`, one of the source of which an output is that is not compared.
-"""
-HASHES = ("alt_of", "output_of")
-"""What copies of a lesson do without."""
+CELL_METADATA = ("tags", "jupyter", "cellView", "alt")
+"""Metadata of a cell that `make outputs` leaves alone; `alt` says what its figure shows."""
+HASHES = ("output_of",)
+"""What copies of a lesson do without: of which source an output is that is not compared."""
 
 
 def keeps_output(cell: NotebookNode) -> bool:
@@ -58,21 +54,6 @@ def normalise(notebook: NotebookNode) -> None:
         for output in cell.outputs:
             if output.output_type == "execute_result":
                 output.execution_count = count
-
-
-def figure_hash(cell: NotebookNode) -> str | None:
-    """Return a short hash of the figures that a code cell has saved, byte by byte, if any."""
-    data = [output.get("data", {}) for output in cell.outputs]
-    kinds = ("image/png", "image/svg+xml")
-    figures = [each[kind] for each in data for kind in kinds if kind in each]
-    return _hash("".join(figures)) if figures else None
-
-
-def accept_figures(notebook: NotebookNode) -> None:
-    """Tie each alternative text to the figure that is saved beside it, as somebody read both."""
-    for cell in files.code_cells(notebook):
-        if cell.metadata.get("alt") and (shown := figure_hash(cell)):
-            cell.metadata["alt_of"] = shown
 
 
 def _hash(text: str) -> str:

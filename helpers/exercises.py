@@ -1,0 +1,241 @@
+"""Checks of exercises: is it still to do, of a wrong shape, of wrong values, or correct?"""
+
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from helpers.compare import TOLERANCES, largest_error
+
+STILL_TO_DO = "still to do: write "
+"""How the message of the error begins that an answer not yet written raises."""
+
+
+class Refused(AssertionError):
+    """What is wrong with an answer, in one sentence."""
+
+
+@contextmanager
+def check(exercise: str, answer: Callable, /, **given: Any) -> Iterator[Callable]:
+    """Print a verdict on the answer that is called in this block.
+
+    A block that ends is correct; `expect` and `require` end it early, and so does an error: it
+    becomes a verdict, after the lines of the lesson that led to it. What the answer changes in
+    place is put back, since later exercises use it, and the answer is not correct then. Modes of
+    models, gradients switched off and filters of warnings are put back without a word.
+
+    Args:
+        exercise: The name of the exercise, for example `"Exercise 1"`.
+        answer: The function or class that the reader writes.
+        given: `name=value` of what the answer works on: tensors, models, and dictionaries, lists
+            and tuples of these.
+
+    Yields:
+        The answer, to call.
+    """
+    before = _Snapshot(given)
+    raised = False
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()), warnings.catch_warnings():
+            yield answer
+        verdict = "correct"
+    except Refused as refusal:
+        verdict = str(refusal)
+    except (Exception, SystemExit) as error:
+        raised = True
+        verdict = _raised(error)
+    finally:  # after an interrupt, too
+        changed = before.restore()
+    if changed and not raised:  # wrong values may come from this alone
+        verdict = f"not so yet: it changed {_some(changed)} in place, which is put back"
+    print(f"{exercise}: {verdict}")
+    if verdict != "correct" and "NBGRADER_EXECUTION" in os.environ:
+        raise Refused(verdict)  # nbgrader gives the point unless the cell raises
+
+
+def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None) -> None:
+    """Compare what an answer gave with what is right: first shapes, then dtypes, then values.
+
+    Args:
+        what: A name of the result, for the verdict.
+        got: What the answer gave: a tensor, a number, or a dictionary, tuple or list of these.
+        expected: What is right, in the same form; tuples and lists are taken for each other, and
+            dtypes of one kind where `got` has at least the bits of `expected`.
+        tolerance: The largest error that counts as equal, relative to the largest entry of
+            `expected`; `None` means that of the dtype expected, as in `helpers.compare`.
+
+    Raises:
+        Refused: They differ, with a sentence that says in which of these ways.
+    """
+    pairs = _pairs_of_one_shape(what, got, expected)
+    for name, mine, right in pairs:
+        if not isinstance(expected, Number) and not _serves(mine.dtype, right.dtype):
+            raise Refused(f"wrong dtype: {name}: expected {right.dtype}, got {mine.dtype}")
+    for name, mine, right in pairs:
+        limit = TOLERANCES.get(right.dtype, 0.0) if tolerance is None else tolerance
+        error = largest_error(mine, right)
+        if error > limit:
+            off = f"off by {error:.1e} of the largest entry"
+            problem = off if isfinite(error) else "holds NaN or infinity"
+            raise Refused(f"right shape, wrong values: {name}: {problem}")
+    shapes = list(dict.fromkeys(str(tuple(right.shape)) for _, _, right in pairs))
+    print(f"{what}: right shape and values, {_some(shapes)}")
+
+
+def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> None:
+    """Demand the shape of a result of which the values are checked in another way.
+
+    Args:
+        what: A name of the result, for the verdict.
+        got: What the answer gave.
+        shape: The shape of a right answer, or `{name: shape}` if that is a dictionary.
+
+    Raises:
+        Refused: It is no tensor or dictionary of these, or has another shape.
+    """
+    shapes = shape if isinstance(shape, dict) else {what: shape}
+    expected = {name: torch.empty(each, device="meta") for name, each in shapes.items()}
+    _pairs_of_one_shape(what, got, expected if isinstance(shape, dict) else expected[what])
+
+
+def require(what: str, holds: bool, *, measured: str = "") -> None:
+    """Demand of an answer something besides its values, and print that it holds.
+
+    Args:
+        what: The demand, as a sentence that is true of a right answer.
+        holds: Whether it is true of this one.
+        measured: What was measured instead, for the verdict, for example `"1.9 times"`.
+
+    Raises:
+        Refused: It is not.
+    """
+    if not holds:
+        raise Refused(f"not so yet: {what}" + (f": measured {measured}" if measured else ""))
+    print(f"{what}: yes")
+
+
+def _pairs_of_one_shape(what: str, got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:
+    """List the tensors of two results in pairs, with their names, and demand that shapes agree."""
+    pairs = list(_pairs(what, got, expected))
+    for name, mine, right in pairs:
+        shape, due = tuple(mine.shape), tuple(right.shape)
+        if shape != due:
+            raise Refused(f"wrong shape: {name}: expected {due}, got {shape}")
+    return pairs
+
+
+def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    if isinstance(expected, dict | tuple | list):
+        kind = dict if isinstance(expected, dict) else tuple | list
+        if not isinstance(got, kind):
+            raise _wrong_type(what, got, type(expected).__name__)
+        mine, right = (dict(x if kind is dict else enumerate(x)) for x in (got, expected))
+        for problem, first, second in (("missing", right, mine), ("not expected", mine, right)):
+            if names := [str(name) for name in first if name not in second]:
+                raise Refused(f"{problem}: {what}: {', '.join(names)}")
+        for name in right:
+            yield from _pairs(f"{what}[{name!r}]", mine[name], right[name])
+    elif isinstance(expected, Tensor) and not isinstance(got, Tensor):
+        raise _wrong_type(what, got, "tensor")
+    elif not isinstance(got, Tensor | Number):  # NumPy's numbers are Numbers, too
+        raise _wrong_type(what, got, "number")
+    else:
+        yield what, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected)
+
+
+def _serves(mine: torch.dtype, right: torch.dtype) -> bool:
+    """Say whether a dtype can stand for another: of one kind, and not narrower if floating."""
+    kinds = {(d.is_floating_point, d.is_complex, d == torch.bool) for d in (mine, right)}
+    return len(kinds) == 1 and (mine.itemsize >= right.itemsize or not right.is_floating_point)
+
+
+def _wrong_type(what: str, got: Any, expected: str) -> Refused:
+    # Python's name of it says little to those who forgot to return.
+    hint = ": the function returned nothing (does it end in `return`?)" if got is None else ""
+    return Refused(f"wrong type: {what}: expected a {expected}, got {type(got).__name__}{hint}")
+
+
+def _raised(error: BaseException) -> str:
+    """Print the lines of the lesson that led to an error, and return the verdict on it."""
+    if isinstance(error, NotImplementedError) and str(error).startswith(STILL_TO_DO):
+        return str(error)  # torch raises the same type for other reasons
+    steps = list(traceback.walk_tb(error.__traceback__))[1:]  # the first is `check` itself
+    lesson = steps[0][0].f_globals
+    # Between them lie up to a hundred lines of torch, which say little.
+    own = traceback.StackSummary.extract(step for step in steps if step[0].f_globals is lesson)
+    own[0].name = "the check"
+    for step in own[-4:]:
+        print(f"  line {step.lineno} of a cell, in {step.name}: {step.line}")
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return f"your answer raised {type(error).__name__}: {first_line}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+class _Snapshot:
+    """What tensors, models and dictionaries hold at one moment."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._tensors: dict[str, tuple[Tensor, Tensor, Tensor, bool]] = {}
+        self._dicts: dict[str, tuple[dict, dict]] = {}
+        self._modes: dict[Module, bool] = {}
+        for name, value in values.items():
+            self._take(name, value)
+
+    def _take(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and _can_be_written(value):
+            # `.data` leads back to the same storage after `model.double()` has given it another.
+            self._tensors[name] = (value, value.data, value.data.clone(), value.requires_grad)
+        if isinstance(value, dict):
+            self._dicts[name] = (value, dict(value))
+        elif isinstance(value, Module):
+            self._modes |= {module: module.training for module in value.modules()}
+            value = value.state_dict(keep_vars=True)
+        elif isinstance(value, list | tuple):
+            value = dict(enumerate(value))
+        for key, each in value.items() if isinstance(value, dict) else ():
+            self._take(f"{name}[{key!r}]", each)
+
+    def restore(self) -> list[str]:
+        """Make everything what it was; name what was not but modes: `grads['fc1.weight']`."""
+        changed = []
+        for name, (value, entries) in self._dicts.items():
+            if [(k, id(v)) for k, v in value.items()] != [(k, id(v)) for k, v in entries.items()]:
+                changed.append(name)
+                value.clear()
+                value.update(entries)
+        for module, mode in self._modes.items():
+            module.training = mode
+        for name, (value, data, before, required) in self._tensors.items():
+            if value.requires_grad == required and _equal(value.data, before):
+                continue
+            changed.append(name)
+            if value.requires_grad != required:
+                # What is computed in place from a parameter is no leaf, and cannot be told to stop.
+                (value if value.is_leaf else value.detach_()).requires_grad_(required)
+            value.data = data.copy_(before)
+        return changed
+
+
+def _can_be_written(tensor: Tensor) -> bool:
+    """Say whether it is a plain tensor of which each entry has a place of its own."""
+    plain = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
+    sizes = zip(tensor.shape, tensor.stride(), strict=True) if plain else ()
+    return plain and all(size < 2 or stride for size, stride in sizes)
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Compare two tensors exactly; a NaN equals itself."""
+    if (first.dtype, first.shape, first.device) != (second.dtype, second.shape, second.device):
+        return False
+    return first.is_meta or torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)

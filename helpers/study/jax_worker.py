@@ -1,0 +1,75 @@
+"""Measures JAX in an environment of its own: with JAX and NumPy, without torch.
+
+    python -m helpers.study.jax_worker METHOD INPUTS
+
+prints a row as JSON. INPUTS is a file of NumPy's with weights of `helpers.models.SimpleCNN` by
+name, images and labels.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from helpers import memory
+
+Weights = dict[str, jax.Array]
+
+
+def linear(w: Weights, name: str, x: jax.Array) -> jax.Array:
+    """Apply a linear layer."""
+    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+
+def conv(w: Weights, name: str, x: jax.Array) -> jax.Array:
+    """Apply a convolution and a ReLU."""
+    x = jax.lax.conv_general_dilated(x, w[f"{name}.weight"], (1, 1), "VALID")
+    return jax.nn.relu(x + w[f"{name}.bias"][:, None, None])
+
+
+def loss(w: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Compute the mean cross-entropy of `SimpleCNN`."""
+    x, window = conv(w, "conv2", conv(w, "conv1", images)), (1, 1, 2, 2)
+    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
+    x = jax.nn.relu(linear(w, "fc1", x.reshape(len(x), -1)))
+    chosen = jax.nn.log_softmax(linear(w, "fc2", x))
+    return -jnp.take_along_axis(chosen, labels[:, None], axis=1).mean()
+
+
+def build(method: str, inputs: str) -> Callable[[], Weights]:
+    """Make the function that is timed."""
+    weights = {name: jnp.asarray(array) for name, array in np.load(inputs).items()}
+    images, labels = weights.pop("images"), weights.pop("labels")
+    compute = jax.grad(loss)
+    if method == "JAX jit(vmap(grad))":
+        alone = jax.grad(lambda w, image, label: loss(w, image[None], label[None]))
+        compute = jax.vmap(alone, in_axes=(None, 0, 0))
+    compiled = jax.jit(compute)
+    return lambda: jax.block_until_ready(compiled(weights, images, labels))
+
+
+def measure(run: Callable[[], Any], rounds: int = 15) -> dict[str, Any]:
+    """Weigh and time a function; three runs come before, of which the first compiles."""
+    before = memory.high_water(), memory.resident()
+    times = []
+    for _ in range(3 + rounds):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    after = memory.high_water(), memory.resident()
+    peak, held = (b and a - b for b, a in zip(before, after, strict=True))
+    quarter, median, most = np.quantile(times[3:], [0.25, 0.5, 0.75]).tolist()
+    faults = memory.page_faults()
+    run()
+    faults = faults and memory.page_faults() - faults
+    row = {"median": median, "iqr": most - quarter, "rounds": rounds, "first": times[0]}
+    return row | {"peak": peak, "held": held, "faults": faults}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(build(*sys.argv[1:]))))

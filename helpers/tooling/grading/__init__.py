@@ -1,1 +1,0 @@
-"""The parts of `make grade`: submissions, the lesson that runs once, confined answers, pages."""
