@@ -179,7 +179,7 @@ def memory(run: Callable[[], Any]) -> Memory:
                 peak = max(peak, now)
                 weakref.finalize(storage, free, key)
 
-    with _each_operation(count):
+    with each_operation(count):
         result = run()
         kept = now
     del result
@@ -196,7 +196,7 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [storage for part in parts for storage in _storages(part)]
 
 
-def _each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
+def each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
     """Return a context in which `note(func, args, kwargs, result)` is called for each operation."""
     from torch.utils._python_dispatch import TorchDispatchMode  # as in torch's notes on extending
 
@@ -231,6 +231,6 @@ def flops(run: Callable[[], Any]) -> int:
         if formula is not None:
             total += formula(*args, **kwargs, out_val=result)
 
-    with _each_operation(add):
+    with each_operation(add):
         run()
     return total

@@ -25,7 +25,6 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -108,11 +107,8 @@ def functorch_gradients(
     loss = functools.partial(sample_loss, loss_fn, batch)
     loop = functools.partial(loops.gradients, loss, model, params, batch.leaves)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # that it is deprecated is said above
-            fmodel, *_ = legacy.functorch().make_functional_with_buffers(
-                model, disable_autograd_tracking=True
-            )
+        # What `make_functional_with_buffers` returns, after a warning that it is deprecated.
+        fmodel, *_ = legacy.functorch().FunctionalModuleWithBuffers._create_from(model, True)
     except Exception as error:  # of copying, which whatever a model holds may refuse
         if not fallback.leads_to_loop(error):
             raise
@@ -228,12 +224,44 @@ def _difference(
 ) -> str:
     """Compare the first and the last sample with the loop; `""` if they agree."""
     ends = torch.tensor([0, len(batch) - 1]) if len(batch) > 1 else slice(None)
-    for name, right in loop(batch[ends].leaves).items():
-        got = grads[name][ends]
-        off, size = (got - right).abs(), right.abs()
-        if right.numel() and not (off.max() <= torch.finfo(right.dtype).eps ** 0.5 * size.max()):
-            return f"{name} by {off.max():.1e}, where the largest number is {size.max():.1e}"
-    return ""
+    expected = loop(batch[ends].leaves)
+    off = differences({name: grads[name][ends] for name in expected}, expected)
+    return ", ".join(f"{name} by {error:.1e} of the largest entry" for name, error in off.items())
+
+
+def differences(
+    got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | None = None
+) -> dict[str, float]:
+    """Compare gradients, in which NaN equals NaN.
+
+    Args:
+        got: Gradients by name, what is to be checked; more names than expected do not count.
+        expected: Gradients by name, the reference.
+        tolerance: What an error may be; `None` means the square root of the dtype's `eps`. It is
+            relative to the largest finite entry, or to a tenth of that of all, whichever is more.
+
+    Returns:
+        The errors above the tolerance, by name; NaN or infinity where only one is finite.
+    """
+    sizes = {
+        name: torch.nan_to_num(each.abs(), 0, 0, 0).max().item() if each.numel() else 0.0
+        for name, each in expected.items()
+    }
+    least, found = max(sizes.values(), default=0.0) / 10, {}
+    for name, right in expected.items():
+        limit = torch.finfo(right.dtype).eps ** 0.5 if tolerance is None else tolerance
+        error = largest_difference(got[name], right) / (max(sizes[name], least) or 1.0)
+        if not error <= limit:  # as NaN is not
+            found[name] = error
+    return found
+
+
+def largest_difference(got: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of two tensors of one shape, in which NaN equals NaN."""
+    kind = torch.promote_types(expected.dtype, torch.float64)
+    got, expected = (each.detach().to_dense().cpu().to(kind) for each in (got, expected))
+    changed = ~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)
+    return (got - expected)[changed].abs().max().item() if changed.any() else 0.0
 
 
 def prepare(

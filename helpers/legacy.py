@@ -49,6 +49,12 @@ class FunctionalModuleWithBuffers(nn.Module):
                 memo[id(tensor)] = nn.Parameter(memo[id(tensor)], requires_grad=False)
         self.stateless_model = copy.deepcopy(model, memo)
 
+    @staticmethod
+    def _create_from(
+        model: nn.Module, disable_autograd_tracking: bool = False
+    ) -> tuple["FunctionalModuleWithBuffers", tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return make_functional_with_buffers(model, disable_autograd_tracking)
+
     def forward(
         self, params: Iterable[Tensor], buffers: Iterable[Tensor], *args: Any, **kwargs: Any
     ) -> Any:

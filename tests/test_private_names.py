@@ -20,7 +20,8 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 LATER = {
     ("transforms/samples.py", "standing_in"): "test_without_it_the_loop_is_taken",
     ("layers/recorder.py", "_passed_on"): "test_without_them_gradients_are_formed",
-    ("benchmark.py", "_each_operation"): "what torch's notes on extending name; measures alone",
+    ("benchmark.py", "each_operation"): "what torch's notes on extending name; measures alone",
+    ("limits/bare.py", "_noting_fallbacks"): "for what is slow, and in `diagnose` alone",
     ("transforms/known_wrong.py", "_named_by"): "a documented part of functions, not in torch",
     # These are about what they import.
     ("study/peers.py", "expanded_weights"): "absent",

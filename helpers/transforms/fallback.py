@@ -4,7 +4,8 @@ import functools
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,6 +22,17 @@ class FallbackWarning(UserWarning):
 
 
 _warned: ContextVar[set[str]] = ContextVar("warned")
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Warn of nothing in a block; other threads do."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
 
 
 def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +108,7 @@ def warn(
 ) -> None:
     """Warn at the line of code that called these helpers."""
     warned = _warned.get(set())
-    if text in warned:
+    if text in warned or _silent.get():
         return
     warned.add(text)
     warning = category(text)

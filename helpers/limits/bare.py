@@ -1,0 +1,143 @@
+"""The bare composition, `vmap(grad(loss))` over `functional_call`: what it raises and leaves."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import debug_unwrap, functional_call, grad, vmap
+
+from helpers.benchmark import each_operation
+from helpers.gradients import differences, largest_difference
+from helpers.limits.case import Case, has_gradient
+from helpers.limits.findings import Finding, described, listed, of_error
+from helpers.limits.lookup import match
+from helpers.transforms import batches, fallback
+from helpers.transforms import randomness as streams
+from helpers.transforms.restore import walk
+from helpers.transforms.sequences import Sequences
+
+Gradients = dict[str, Tensor]
+
+
+def run(case: Case) -> tuple[list[Finding], Gradients | None]:
+    """Run the composition; what raises in training mode goes to evaluation mode, and on."""
+    if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
+        return [Finding("data", "packed, and vmap takes tensors alone", "packed-sequence")], None
+    found: list[Finding] = []
+    while True:
+        try:
+            with case.put_back():
+                more, bare = _run_twice(case)
+            return found + more, bare
+        except Exception as error:
+            if not fallback.leads_to_loop(error):
+                raise
+            finding = of_error(error, case.model)
+        if finding in found:  # evaluation mode was no way out
+            case.in_eval.popitem()
+            return found, None
+        found.append(finding)
+        place = "" if finding.where == "the model" else finding.where
+        module = dict(case.model.named_modules()).get(place)
+        if module is None or not module.training:
+            return found, None
+        case.in_eval[finding.where] = module
+
+
+def _gradients(case: Case) -> Gradients:
+    """Compute `{name: (B, *shape)}` as PyTorch's tutorial does."""
+    named = dict(case.model.named_parameters())
+    params = {name: p.detach() for name, p in named.items() if has_gradient(p)}
+
+    def compute_loss(params: dict, buffers: dict, sample: tuple[Tensor, ...]) -> Tensor:
+        def swapped(*args: Any, **named: Any) -> Any:
+            return functional_call(case.model, params | buffers, args, named)
+
+        data, targets = case.batch.of_one(sample)
+        return case.loss_fn(batches.call(swapped, data), targets)
+
+    leaves = tuple(leaf.clone() for leaf in case.batch.leaves)
+    compute = vmap(grad(compute_loss), in_dims=(None, None, 0))
+    return compute(params, dict(case.model.named_buffers()), leaves)
+
+
+def _run_twice(case: Case) -> tuple[list[Finding], Gradients]:
+    """Compute gradients, see what that changed in the model, and compute them again with it."""
+    model, begin, places = case.model, case.random_state(), {}
+    params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    before = params | buffers
+    values = {name: tensor.detach().clone() for name, tensor in before.items()}
+    with each_operation(_noting_fallbacks(model, places)):
+        bare = _gradients(case)
+    found = [*left_behind(model)]
+    off = {name: largest_difference(before[name], values[name]) for name in before}
+    for entry, own in (("written-weights", params), ("aliased-buffers", buffers)):
+        if written := [name for name in own if off[name]]:
+            measured = f"changed in the model, by up to {max(off[x] for x in written):.1e}"
+            found.append(Finding(listed(written), measured, entry))
+    if not streams.alike_outside_torch(begin, case.random_state()):
+        measured = "drew from NumPy's or Python's stream once, for all samples"
+        found.append(Finding("the model", measured, "numpy-draws"))
+    if not found:
+        streams.restore_random_state(begin, case.batch.leaves[0].device)
+        if wrong := differences(_gradients(case), bare, 0):
+            most = f"by up to {max(wrong.values()):.1e} of the largest"
+            said = f"a second call gives other gradients, {most}"
+            found.append(Finding(listed(wrong), said, "state-on-self"))
+    return [*_without_rule(places), *found], bare
+
+
+def _noting_fallbacks(model: nn.Module, places: dict[str, str]) -> Callable[..., None]:
+    """Note where operations run that `vmap` has no rule for: it runs them slice by slice."""
+    names = {id(module): name or "the model" for name, module in model.named_modules()}
+    slices: list[Tensor] = []
+
+    def note(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func is torch.ops.aten.select.int:
+            slices.append(result)
+            return
+        given = {*map(id, batches.tensors_in([args, kwargs]))} & {*map(id, slices)}
+        slices.clear()
+        if given and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.FuncTorchBatched):
+            frame, place = sys._getframe(), ""
+            while frame and not place:
+                place = names.get(id(frame.f_locals.get("self")), "")
+                frame = frame.f_back
+            places.setdefault(func.name().partition(".")[0], place)
+
+    return note
+
+
+def _without_rule(places: dict[str, str]) -> Iterator[Finding]:
+    """Find operations that ran once for each sample, by the entry of torch's warning of them."""
+    found: dict[str, list[str]] = {}
+    for operation in places:
+        entry = match(f"because we have not yet implemented the batching rule for {operation}")
+        found.setdefault(entry.name, []).append(operation)
+    for entry, own in found.items():
+        inside = {places[each] for each in own} - {""}  # a backward belongs to its forward
+        where = listed(sorted(inside)) or "the loss or the backward pass"
+        yield Finding(where, f"no batching rule for {listed(own)}", entry)
+
+
+def left_behind(model: nn.Module) -> Iterator[Finding]:
+    """Find tensors of a transform in the place of others, and kept ones that raise when used."""
+    own = (model.named_parameters, model.named_buffers)
+    now = [each for named in own for each in named(remove_duplicate=False)]
+    if left := [name for name, tensor in now if debug_unwrap(tensor, recurse=False) is not tensor]:
+        said = "a tensor of the transform stands in its place"
+        yield Finding(listed(left), said, "shared-layer")
+    for name, module in model.named_modules():
+        registered = ("_parameters", "_buffers", "_modules")
+        kept = {} if isinstance(module, torch.jit.ScriptModule) else vars(module)
+        for key in kept.keys() - registered:
+            for tensor in walk([kept[key]]):
+                try:
+                    if isinstance(tensor, Tensor):
+                        tensor.clone()
+                except RuntimeError as error:
+                    where, said = f"{name}.{key}".lstrip("."), described(error)
+                    yield Finding(where, f"left in the model, raises {said}", "stashed-activation")
+                    break

@@ -1,0 +1,83 @@
+"""What `diagnose` returns: findings, each with what lesson 6 says of it, and a conclusion."""
+
+import textwrap
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import nn
+
+from helpers.limits.lookup import entries, markdown, match
+from helpers.transforms.fallback import find_place
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was measured, and that the bare composition does not take as it is."""
+
+    where: str
+    """The modules, parameters or buffers, by name; or the loss."""
+    measured: str
+    """What was seen, with its numbers or its message."""
+    entry: str = "unknown"
+    """The name of its entry in lesson 6, if one covers it."""
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The finding, with the cause and the way out that its entry names."""
+        known = entries().get(self.entry)
+        explained = (known.cause, known.fix) if known else ("", "")
+        return (self.where, self.measured, self.entry, *explained)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, and how `func_gradients` compares with the loop."""
+
+    findings: tuple[Finding, ...]
+    comparison: pd.DataFrame | None
+    """The table of `helpers.compare`; `None` where one of the two refused."""
+    conclusion: str
+    """What the comparison says, in one sentence."""
+
+    def __str__(self) -> str:
+        lines = []
+        for where, measured, entry, *explained in (each.row for each in self.findings):
+            lines += [f"{where}: {measured} ({entry})", *(f"    {x}" for x in explained if x)]
+        lines = lines or ["nothing found"]
+        return "\n".join([*lines, f"compared with the loop: {self.conclusion}"])
+
+    def _repr_markdown_(self) -> str:
+        heads = ["where", "measured", "entry", "cause", "way out"]
+        rows = [(f"`{each.where}`", *each.row[1:]) for each in self.findings]
+        found = markdown(heads, rows) if rows else "Nothing found."
+        return f"{found}\n\n**Compared with the loop.** {self.conclusion}."
+
+    __repr__ = __str__
+
+
+def of_error(error: Exception, model: nn.Module) -> Finding:
+    """Look up what was raised, by its message and by the end of its traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [i for i, each in enumerate(frames) if not each.filename.startswith(_TORCH)]
+    end = "\n".join(f"{f.filename}\n{f.name}\n{f.line}" for f in frames[own[-1] :])
+    entry = match(str(error), end)
+    name = entry.name if entry else Finding.entry
+    return Finding(find_place(error, model), f"raises {described(error)}", name)
+
+
+def described(error: Exception) -> str:
+    """Write an error in one line."""
+    message = textwrap.shorten(str(error), 100, placeholder=" ...")
+    return f"{type(error).__name__}: {message}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Write three names, and how many more there are."""
+    names = list(dict.fromkeys(names))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,90 @@
+"""Samples that meet, in the forward or in the loss, which comparing ways of a gradient misses."""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from helpers import compare
+from helpers.limits.case import Case, Run, has_gradient
+from helpers.limits.findings import Finding
+from helpers.transforms import batches
+from helpers.transforms.batches import tensors_in
+
+
+def meeting(whole: Run, singles: list[Run], far: float) -> list[Finding]:
+    """Compare rows alone with rows together; where they differ, find the first module that does."""
+    off = _apart(whole.predictions, [each.predictions for each in singles])
+    if off <= far:
+        return []
+    place = "the model"
+    for name, (output, *more) in whole.outputs.items():
+        calls = [run.outputs.get(name, []) for run in singles]
+        once = not more and all(len(each) == 1 for each in calls)
+        if once and _apart(output, [each[0] for each in calls]) > far:
+            place = name
+            break
+    said = f"rows alone and rows together differ, by up to {off:.1e} of the largest entry"
+    return [Finding(place, said, "samples-that-meet")]
+
+
+def _apart(together: Any, alone: list[Any]) -> float:
+    """Return how far tensors `(B, ...)` are from those `(1, ...)` of the same samples."""
+    off = 0.0
+    for whole, *rows in zip(tensors_in(together), *map(tensors_in, alone), strict=False):
+        shapes = {tuple(row.shape) for row in rows}
+        are_rows = shapes == {(1, *whole.shape[1:])} and len(whole) == len(rows)
+        if are_rows and has_gradient(whole):
+            off = max(off, compare.largest_error(whole, torch.cat(rows)))
+    return off
+
+
+def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Finding]:
+    """Compare the loss of a batch, and what each row does to it, with the losses of its samples."""
+
+    def alike(loss: Tensor, *others: Tensor) -> bool:
+        return min(compare.largest_error(each, loss) for each in others) <= far
+
+    losses = [each.loss for each in singles]
+    if not all(isinstance(each, Tensor) and not each.dim() for each in (whole.loss, *losses)):
+        return []
+    loss, alone = whole.loss.detach(), torch.stack(losses).detach()
+    said = f"{loss:.4g} for {len(alone)} samples, which have {alone.mean():.4g} each in the mean"
+    together, apart = _slopes([whole]), _slopes(singles)
+    if together is None or apart is None:
+        fits = alike(loss, alone.mean(), alone.sum(), alone[0])
+        return [] if fits else [Finding("loss_fn", said)]
+    if len(together) != len(apart) or not together[1:].any():  # what is written for a batch of one
+        return []
+    sizes = apart.square().sum(1)
+    shares = (together * apart).sum(1) / sizes
+    seen = sizes.sqrt() > far * sizes.sqrt().max()  # the others' shares would be rounding
+    shares = torch.where(seen, shares, shares[seen].mean() if seen.any() else 0.0)
+    if alike(together, shares[:, None] * apart) and alike(loss, (shares * alone).sum()):
+        if shares.max() - shares.min() <= 0.01 * shares.abs().max():
+            return []
+        said += f", and of which {', '.join(f'{each:.3g}' for each in shares)} count"
+        one_each = all(leaf.dim() == 1 for leaf in tensors_in(case.batch.whole()[1]))
+        entry = "class-weights" if one_each else "means-of-unequal-units"
+        return [Finding("loss_fn", said, entry)]
+    with case.put_back(), suppress(Exception):  # where targets have no such shape, or may not
+        data, targets = case.batch.whole()
+        predictions = batches.call(case.model, data)
+        fitted = case.loss_fn(predictions, targets.view_as(predictions)).detach()
+        if targets.shape != predictions.shape and alike(fitted, alone.mean(), alone.sum()):
+            return [Finding("loss_fn", said, "loss-that-broadcasts")]
+    return [Finding("loss_fn", f"{said}, and no weights of the samples give it")]
+
+
+def _slopes(runs: list[Run]) -> Tensor | None:
+    """Differentiate losses with respect to the predictions: (B, n), if these are rows."""
+    slopes = []
+    for run in runs:
+        if not isinstance(run.predictions, Tensor) or not run.predictions.is_floating_point():
+            return None
+        try:
+            slopes += torch.autograd.grad(run.loss, run.predictions)
+        except RuntimeError:  # the loss does not depend on them, or called backward() itself
+            return None
+    return torch.cat(slopes).flatten(1) if slopes[0].dim() else None
