@@ -4,7 +4,8 @@
 `entries` gives them by name. `diagnose` looks for them in a model of your own.
 """
 
-from helpers.limits.diagnosis import Diagnosis, Finding, diagnose
+from helpers.limits.diagnosis import diagnose
+from helpers.limits.findings import Diagnosis, Finding
 from helpers.limits.lookup import entries, find, index
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "entries", "find", "index"]

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,15 +12,40 @@ from torch.func import debug_unwrap, functional_call, grad, vmap
 
 from helpers.benchmark import each_operation
 from helpers.gradients import differences, largest_difference
-from helpers.limits.case import Case, has_gradient
-from helpers.limits.findings import Finding, described, listed, of_error
+from helpers.limits.findings import Finding, described, listed, most, of_error
 from helpers.limits.lookup import match
 from helpers.transforms import batches, fallback
 from helpers.transforms import randomness as streams
-from helpers.transforms.restore import walk
+from helpers.transforms.batches import Batch
+from helpers.transforms.restore import Snapshot, preserved, walk
 from helpers.transforms.sequences import Sequences
 
 Gradients = dict[str, Tensor]
+
+
+@dataclass
+class Case:
+    """A model, its loss and a few samples, which run again and again."""
+
+    model: nn.Module
+    loss_fn: Callable[[Any, Any], Tensor]
+    batch: Batch
+    in_eval: dict[str, nn.Module] = field(default_factory=dict)
+    """Modules that raise under transforms in training mode, and run in evaluation mode."""
+
+    @contextmanager
+    def put_back(self) -> Iterator[streams.State]:
+        """Put the model and the random streams back at the end of a block; yield where they are."""
+        values = Snapshot(self.model.parameters())
+        trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        device = self.batch.leaves[0].device
+        try:
+            with streams.streams_kept(device), preserved(self.model, trainable):
+                for module in self.in_eval.values():
+                    module.eval()
+                yield streams.random_state(device)
+        finally:
+            values.restore()
 
 
 def run(case: Case) -> tuple[list[Finding], Gradients | None]:
@@ -28,8 +55,8 @@ def run(case: Case) -> tuple[list[Finding], Gradients | None]:
     found: list[Finding] = []
     while True:
         try:
-            with case.put_back():
-                more, bare = _run_twice(case)
+            with case.put_back() as begin:
+                more, bare = _run_twice(case, begin)
             return found + more, bare
         except Exception as error:
             if not fallback.leads_to_loop(error):
@@ -49,7 +76,9 @@ def run(case: Case) -> tuple[list[Finding], Gradients | None]:
 def _gradients(case: Case) -> Gradients:
     """Compute `{name: (B, *shape)}` as PyTorch's tutorial does."""
     named = dict(case.model.named_parameters())
-    params = {name: p.detach() for name, p in named.items() if has_gradient(p)}
+    params = {
+        name: p.detach() for name, p in named.items() if p.is_floating_point() or p.is_complex()
+    }
 
     def compute_loss(params: dict, buffers: dict, sample: tuple[Tensor, ...]) -> Tensor:
         def swapped(*args: Any, **named: Any) -> Any:
@@ -63,34 +92,41 @@ def _gradients(case: Case) -> Gradients:
     return compute(params, dict(case.model.named_buffers()), leaves)
 
 
-def _run_twice(case: Case) -> tuple[list[Finding], Gradients]:
+def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], Gradients]:
     """Compute gradients, see what that changed in the model, and compute them again with it."""
-    model, begin, places = case.model, case.random_state(), {}
+    model, device = case.model, case.batch.leaves[0].device
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     before = params | buffers
     values = {name: tensor.detach().clone() for name, tensor in before.items()}
-    with each_operation(_noting_fallbacks(model, places)):
-        bare = _gradients(case)
+    bare = _gradients(case)
     found = [*left_behind(model)]
     off = {name: largest_difference(before[name], values[name]) for name in before}
     for entry, own in (("written-weights", params), ("aliased-buffers", buffers)):
         if written := [name for name in own if off[name]]:
             measured = f"changed in the model, by up to {max(off[x] for x in written):.1e}"
             found.append(Finding(listed(written), measured, entry))
-    if not streams.alike_outside_torch(begin, case.random_state()):
+    if not streams.alike_outside_torch(begin, streams.random_state(device)):
         measured = "drew from NumPy's or Python's stream once, for all samples"
         found.append(Finding("the model", measured, "numpy-draws"))
     if not found:
-        streams.restore_random_state(begin, case.batch.leaves[0].device)
-        if wrong := differences(_gradients(case), bare, 0):
-            most = f"by up to {max(wrong.values()):.1e} of the largest"
-            said = f"a second call gives other gradients, {most}"
+        streams.restore_random_state(begin, device)
+        slow: dict[str, dict[str, str]] = {}
+        with each_operation(_noting_fallbacks(model, slow)):
+            again = _gradients(case)
+        for entry, places in slow.items():
+            # A backward belongs to its forward, which has a place.
+            where = listed(sorted({*places.values()} - {""})) or "the loss or the backward pass"
+            found.append(Finding(where, f"no batching rule for {listed(places)}", entry))
+        if wrong := differences(again, bare, 0):
+            said = f"a second call gives other gradients, {most(wrong)}"
             found.append(Finding(listed(wrong), said, "state-on-self"))
-    return [*_without_rule(places), *found], bare
+    return found, bare
 
 
-def _noting_fallbacks(model: nn.Module, places: dict[str, str]) -> Callable[..., None]:
-    """Note where operations run that `vmap` has no rule for: it runs them slice by slice."""
+def _noting_fallbacks(model: nn.Module, found: dict[str, dict[str, str]]) -> Callable[..., None]:
+    """Note by entry which operations `vmap` has no rule for, and so runs slice by slice; where."""
+    from torch._C import DispatchKey
+
     names = {id(module): name or "the model" for name, module in model.named_modules()}
     slices: list[Tensor] = []
 
@@ -100,26 +136,16 @@ def _noting_fallbacks(model: nn.Module, places: dict[str, str]) -> Callable[...,
             return
         given = {*map(id, batches.tensors_in([args, kwargs]))} & {*map(id, slices)}
         slices.clear()
-        if given and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.FuncTorchBatched):
+        if given and not func.has_kernel_for_dispatch_key(DispatchKey.FuncTorchBatched):
             frame, place = sys._getframe(), ""
             while frame and not place:
                 place = names.get(id(frame.f_locals.get("self")), "")
                 frame = frame.f_back
-            places.setdefault(func.name().partition(".")[0], place)
+            operation = func.name().partition(".")[0]
+            entry = match(f"because we have not yet implemented the batching rule for {operation}")
+            found.setdefault(entry.name, {}).setdefault(operation, place)
 
     return note
-
-
-def _without_rule(places: dict[str, str]) -> Iterator[Finding]:
-    """Find operations that ran once for each sample, by the entry of torch's warning of them."""
-    found: dict[str, list[str]] = {}
-    for operation in places:
-        entry = match(f"because we have not yet implemented the batching rule for {operation}")
-        found.setdefault(entry.name, []).append(operation)
-    for entry, own in found.items():
-        inside = {places[each] for each in own} - {""}  # a backward belongs to its forward
-        where = listed(sorted(inside)) or "the loss or the backward pass"
-        yield Finding(where, f"no batching rule for {listed(own)}", entry)
 
 
 def left_behind(model: nn.Module) -> Iterator[Finding]:

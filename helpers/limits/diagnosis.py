@@ -6,14 +6,14 @@ Everything that is said was measured on a few samples. Nothing is read off the m
 from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from helpers import compare, gradients
+from helpers import gradients
+from helpers.compare import TOLERANCES
 from helpers.limits import bare, trials
-from helpers.limits.case import Case, has_gradient, samples
-from helpers.limits.findings import Diagnosis, Finding, described, listed
+from helpers.limits.bare import Case
+from helpers.limits.findings import Diagnosis, Finding, described, listed, most
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree, tensors_in
 from helpers.transforms.switches import uncompiled
@@ -66,23 +66,22 @@ def diagnose(
     checks.check_one_process(model)
     checks.select_parameters(model)
     if dead := [*bare.left_behind(model)]:
-        return Diagnosis(tuple(dead), None, "not possible before this is mended")
+        return Diagnosis(tuple(dead), "not possible before this is mended")
     with fallback.silent(), uncompiled:
         return _diagnosed(Case(model, loss_fn, few))
 
 
 def _diagnosed(case: Case) -> Diagnosis:
     found, grads = bare.run(case)
-    singles = [case.run(slice(i, i + 1)) for i in range(len(case.batch))]
+    singles = [trials.run(case, slice(i, i + 1)) for i in range(len(case.batch))]
     try:
-        whole = case.run(slice(None))
+        whole = trials.run(case, slice(None))
     except ValueError:  # it holds for a batch of one, which is all that is asked of it
         whole = None
     # Two ways may differ by the rounding of the layer that has the lowest precision.
     numbers = [*case.model.parameters(), *tensors_in([run.outputs for run in singles])]
-    known = {x.dtype.to_real() for x in numbers if has_gradient(x)} & compare.TOLERANCES.keys()
-    tolerance = max(compare.TOLERANCES[each] for each in known)
-    comparison, conclusion, expected = _compared(case, tolerance)
+    tolerance = max(TOLERANCES.get(each.dtype.to_real(), 0) for each in numbers)
+    conclusion, expected = _compared(case, tolerance)
     if grads is not None:
         frozen = [x for x, p in case.model.named_parameters() if x in grads and not p.requires_grad]
         if 0 < len(frozen) < len(grads):
@@ -90,34 +89,31 @@ def _diagnosed(case: Case) -> Diagnosis:
             measured = f"gets a gradient, of up to {largest:.1e}, and requires none"
             found.append(Finding(listed(frozen), measured, "frozen-parameters"))
         if wrong := gradients.differences(grads, expected, tolerance):
-            most = f"by up to {max(wrong.values()):.1e} of the largest entry"
-            found.append(Finding(listed(wrong), f"differs from the loop, {most}"))
+            found.append(Finding(listed(wrong), f"differs from the loop, {most(wrong)}"))
     if whole and not whole.drew and len(singles) > 1:
         far = min(100 * tolerance, 0.1)
         found += trials.meeting(whole, singles, far) or trials.weighing(case, whole, singles, far)
-    return Diagnosis(tuple(found), comparison, conclusion)
+    return Diagnosis(tuple(found), conclusion)
 
 
-def _compared(case: Case, tolerance: float) -> tuple[pd.DataFrame | None, str, dict[str, Tensor]]:
-    """Compare `func_gradients` with the loop; return the table, what it says, and the loop's."""
+def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
+    """Compare `func_gradients` with the loop; return what that says, and the loop's gradients."""
     results = []
     for method in (gradients.func_gradients, gradients.loop_gradients):
         try:
             with case.put_back():
                 results.append(method(case.model, case.loss_fn, case.batch))
-        except ValueError as error:
-            return None, f"{method.__name__} refuses: {' '.join(str(error).split())}", {}
         except Exception as error:
             if not fallback.leads_to_loop(error):
                 raise
-            return None, f"{method.__name__} raises {described(error)}", {}
-    table = compare.table(*results, tolerance=tolerance)
-    if table.empty:
-        return table, "no parameter requires a gradient, so there is nothing to compare", {}
-    says = f"func_gradients is equal for all {len(table)} parameters"
-    if not table["equal"].all():
-        says = f"func_gradients and the loop differ in {listed(table.index[~table['equal']])}"
-    says += f", on {samples(len(case.batch))}"
+            return f"{method.__name__} raises {described(error)}", {}
+    expected = results[1]
+    if not expected:
+        return "no parameter requires a gradient, so there is nothing to compare", {}
+    says = f"func_gradients is equal for all {len(expected)} parameters"
+    if wrong := gradients.differences(*results, tolerance):
+        says = f"func_gradients and the loop differ in {listed(wrong)}"
+    says += f", on {len(case.batch)} sample" + "s" * (len(case.batch) > 1)
     if case.in_eval:
         says += f", with {listed(case.in_eval)} in evaluation mode"
-    return table, says, results[1]
+    return says, expected

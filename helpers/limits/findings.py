@@ -2,11 +2,10 @@
 
 import textwrap
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 import torch
 from torch import nn
 
@@ -20,19 +19,9 @@ _TORCH = str(Path(torch.__file__).parent)
 class Finding:
     """One thing that was measured, and that the bare composition does not take as it is."""
 
-    where: str
-    """The modules, parameters or buffers, by name; or the loss."""
-    measured: str
-    """What was seen, with its numbers or its message."""
-    entry: str = "unknown"
-    """The name of its entry in lesson 6, if one covers it."""
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        """The finding, with the cause and the way out that its entry names."""
-        known = entries().get(self.entry)
-        explained = (known.cause, known.fix) if known else ("", "")
-        return (self.where, self.measured, self.entry, *explained)
+    where: str  # modules, parameters or buffers, by name; or the loss
+    measured: str  # what was seen, with its numbers or its message
+    entry: str = "unknown"  # its name in lesson 6
 
 
 @dataclass(frozen=True)
@@ -40,23 +29,27 @@ class Diagnosis:
     """What was found, and how `func_gradients` compares with the loop."""
 
     findings: tuple[Finding, ...]
-    comparison: pd.DataFrame | None
-    """The table of `helpers.compare`; `None` where one of the two refused."""
     conclusion: str
-    """What the comparison says, in one sentence."""
 
     def __str__(self) -> str:
         lines = []
-        for where, measured, entry, *explained in (each.row for each in self.findings):
+        for where, measured, entry, *explained in self._rows():
             lines += [f"{where}: {measured} ({entry})", *(f"    {x}" for x in explained if x)]
         lines = lines or ["nothing found"]
         return "\n".join([*lines, f"compared with the loop: {self.conclusion}"])
 
     def _repr_markdown_(self) -> str:
         heads = ["where", "measured", "entry", "cause", "way out"]
-        rows = [(f"`{each.where}`", *each.row[1:]) for each in self.findings]
+        rows = [(f"`{where}`", *others) for where, *others in self._rows()]
         found = markdown(heads, rows) if rows else "Nothing found."
         return f"{found}\n\n**Compared with the loop.** {self.conclusion}."
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """List the findings, each with the cause and the way out that its entry names."""
+        for each in self.findings:
+            known = entries().get(each.entry)
+            explained = (known.cause, known.fix) if known else ("", "")
+            yield (each.where, each.measured, each.entry, *explained)
 
     __repr__ = __str__
 
@@ -81,3 +74,8 @@ def listed(names: Iterable[str]) -> str:
     """Write three names, and how many more there are."""
     names = list(dict.fromkeys(names))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def most(errors: dict[str, float]) -> str:
+    """Write the largest of some relative errors."""
+    return f"by up to {max(errors.values()):.1e} of the largest entry"

@@ -1,16 +1,59 @@
 """Samples that meet, in the forward or in the loss, which comparing ways of a gradient misses."""
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from helpers import compare
-from helpers.limits.case import Case, Run, has_gradient
-from helpers.limits.findings import Finding
+from helpers.limits.bare import Case
+from helpers.limits.findings import Finding, described
 from helpers.transforms import batches
+from helpers.transforms import randomness as streams
 from helpers.transforms.batches import tensors_in
+from helpers.transforms.fallback import find_place
+
+
+@dataclass
+class Run:
+    """What a model did with some samples, without transforms."""
+
+    predictions: Any
+    loss: Any
+    outputs: dict[str, list[Any]]
+    """By module, what it returned in each of its calls."""
+    drew: bool
+
+
+def run(case: Case, rows: slice) -> Run:
+    """Run the model and the loss; raise ValueError where that cannot be done."""
+    outputs: dict[str, list[Any]] = {}
+    names = {id(module): name or "the model" for name, module in case.model.named_modules()}
+
+    def keep(module: nn.Module, _: Any, output: Any) -> None:
+        if id(module) in names:  # and is no copy, made in the forward
+            outputs.setdefault(names[id(module)], []).append(output)
+
+    with case.put_back() as begin:
+        for module in case.model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hook
+                module.register_forward_hook(keep)
+        data = case.batch[rows]
+        try:
+            inputs, targets = data.whole()
+            predictions = batches.call(case.model, inputs)
+            loss = case.loss_fn(predictions, targets)
+        except Exception as error:
+            raise ValueError(
+                f"the model must run before it can be diagnosed, and on a batch of {len(data)}, "
+                f"without transforms, {find_place(error, case.model)} raised {described(error)}"
+            ) from error
+        if isinstance(loss, Tensor) and not loss.is_floating_point():
+            raise ValueError(f"loss_fn must return a floating point number, got {loss.dtype}")
+        drew = not streams.alike(begin, streams.random_state(case.batch.leaves[0].device))
+    return Run(predictions, loss, outputs, drew)
 
 
 def meeting(whole: Run, singles: list[Run], far: float) -> list[Finding]:
@@ -35,7 +78,7 @@ def _apart(together: Any, alone: list[Any]) -> float:
     for whole, *rows in zip(tensors_in(together), *map(tensors_in, alone), strict=False):
         shapes = {tuple(row.shape) for row in rows}
         are_rows = shapes == {(1, *whole.shape[1:])} and len(whole) == len(rows)
-        if are_rows and has_gradient(whole):
+        if are_rows and (whole.is_floating_point() or whole.is_complex()):
             off = max(off, compare.largest_error(whole, torch.cat(rows)))
     return off
 
