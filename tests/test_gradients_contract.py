@@ -380,6 +380,14 @@ def test_check_says_nothing_of_what_is_right(name):
     assert all(torch.equal(got[name], rows) for name, rows in expected.items())
 
 
+def test_check_takes_nan_for_equal_to_nan():
+    """A parameter whose gradients overflow in both ways is no reason for the loop."""
+    case = linear_in(lambda m, x: m.fc(x) * torch.tensor([1.0, torch.nan]).double())
+    with warnings.catch_warnings(action="error"):
+        got = gradients.func_gradients(*case.args, check=True)["fc.weight"]
+    assert got.isnan().any()
+
+
 def test_check_where_a_forward_draws():
     case = make("linear")
     case.model = nn.Sequential(case.model, nn.Dropout())

@@ -103,6 +103,8 @@ def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
         try:
             with case.put_back():
                 results.append(method(case.model, case.loss_fn, case.batch))
+        except ValueError as error:  # with which they refuse
+            return f"{method.__name__} refuses: {' '.join(str(error).split())}", {}
         except Exception as error:
             if not fallback.leads_to_loop(error):
                 raise
