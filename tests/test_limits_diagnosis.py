@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import operator
 import random
 import re
 import warnings
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from helpers.gradients import functorch_gradients
 from helpers.limits import Diagnosis, diagnose, entries
 from helpers.transforms.fallback import FallbackWarning
 from tests.support import zoo
@@ -156,17 +158,15 @@ def counted(m, x):
     return m.fc(x)
 
 
-def in_float32(m, x):
-    return m.head(m.fc(x.float()).double())
-
-
 def under_autocast(m, x):
     with torch.autocast("cpu", torch.bfloat16):
         return m.head(m.fc(x.float()).tanh()).double()
 
 
-def slope(m, x):
-    return torch.func.vmap(torch.func.grad(lambda row: m.fc(row).tanh().sum()))(x)[:, :2]
+def noticing(m, x):
+    now = warnings.filters, warnings.showwarning
+    assert all(map(operator.is_, m.warns, now))
+    return m.fc(x)
 
 
 def model_of(forward, **parts: object) -> nn.Module:
@@ -187,7 +187,7 @@ CLEAN = {
         lambda m, x: copy.deepcopy(m.act)(m.fc(x)), act=nn.Tanh()
     ),
     "experts": lambda: Experts().double(),
-    "a float32 layer": lambda: mixed(in_float32),
+    "a float32 layer": lambda: mixed(lambda m, x: m.head(m.fc(x.float()).double())),
     "autocast": lambda: zoo.Apply(under_autocast, fc=nn.Linear(3, 2), head=nn.Linear(2, 2)),
     "requires_grad asked": lambda: model_of(
         lambda m, x: m.fc(x) if x.requires_grad or m.fc.weight.requires_grad else m.fc(x).tanh() * 1
@@ -196,7 +196,9 @@ CLEAN = {
     "state in slots": lambda: model_of(counted, kept=Kept()),
     "lru_cache": lambda: model_of(lambda m, x: m.fc(x) + positions(2)),
     "complex": of_complex,
-    "a derivative": lambda: model_of(slope),
+    "a derivative": lambda: model_of(
+        lambda m, x: torch.func.vmap(torch.func.grad(lambda row: m.fc(row).tanh().sum()))(x)[:, :2]
+    ),
     "a scripted part": lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 2).double())),
 }
 SAMPLES = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
@@ -223,6 +225,23 @@ def at_zero() -> nn.Module:
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     return model
+
+
+class Spy:
+    """Part of a model that is copied, and sees in what warnings."""
+
+    def __deepcopy__(self, memo):
+        self.seen = warnings.filters, warnings.showwarning
+        return self
+
+
+def test_warnings_of_the_process_are_left_alone():
+    """As another thread sees them while a model runs."""
+    before = warnings.filters, warnings.showwarning
+    model = model_of(noticing, warns=before, spy=Spy())
+    assert diagnose(model, zoo.squared, *SAMPLES).findings == ()
+    functorch_gradients(model, zoo.squared, *SAMPLES)
+    assert all(map(operator.is_, model.spy.seen, before))
 
 
 def test_losses_are_told_apart_by_their_numbers():
@@ -277,9 +296,7 @@ REFUSED = {
     "no class": {"loss_fn": nn.NLLLoss},
     "floating point": {"loss_fn": lambda z, y: (z.argmax(1) == y).sum()},
     "finite": {"data": BATCH[0] * torch.nan},
-    "batch size": {"targets": BATCH[1][:3]},
     "empty": {"data": BATCH[0][:0], "targets": BATCH[1][:0]},
-    "lazy": {"model": nn.LazyLinear(3)},
     "without transforms, the model raised": {"data": BATCH[0][..., :20]},
 }
 
