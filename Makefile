@@ -61,8 +61,7 @@ test-all: test  ## then all that takes long: full sizes, editions, Colab's packa
 nbval: $(made)  ## execute lessons, and answers behind them, and compare their saved outputs
 	@$(python) -m tests.support.tried $(LESSON) && exec $(pytest) build/tried
 outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README
-	@$(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
-	@$(python) -m helpers.tooling.picture
+	@exec $(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
 colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab
 	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo="$(REPO)")
 student: $(made)  ## make build/student/ anew, lessons with stubs, and build/nbgrader/, their course

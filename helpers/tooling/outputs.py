@@ -4,6 +4,7 @@ Run from the folder that holds `notebooks/`: `python -m helpers.tooling.outputs 
 """
 
 import argparse
+import base64
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,16 @@ import nbformat
 
 from helpers.tooling.lesson import drafts, files, form
 from helpers.tooling.lesson.execution import end_cleanly_on_signals, execute
+
+PICTURE = Path(".github/picture.png")
+"""The picture of README.md: the figure that lesson 0 saves."""
+
+
+def picture(lesson: Path) -> bytes:
+    """Return the one figure that a lesson has saved."""
+    saved = [output for cell in files.code_cells(files.read(lesson)) for output in cell.outputs]
+    (png,) = filter(None, (output.get("data", {}).get("image/png") for output in saved))
+    return base64.b64decode(png)
 
 
 def refresh(lesson: Path, *, timings: bool) -> str | None:
@@ -50,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # lesson says of its timings, it says of a CPU.
     os.environ.update(TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     failures = [refresh(lesson, timings=asked.timings) for lesson in chosen]
+    if chosen[0].stem.startswith("00_"):
+        PICTURE.write_bytes(picture(chosen[0]))
     for failure in filter(None, failures):
         print(f"failed, and left as it was: {failure}", file=sys.stderr)
     return int(any(failures))

@@ -1,9 +1,8 @@
 """Lessons as slides, each in one file that needs no network.
 
-Run from the folder that holds `notebooks/`, `python -m helpers.tooling.slides 3` makes
-build/slides/ anew with lesson 3, and with all lessons if none is named. A section is a slide, and
-below it is one for each prediction and exercise; what answers a prediction waits for the next step.
-slides.html.j2 has the frame, the looks, and the script that makes slides of what does not fit.
+`python -m helpers.tooling.slides 3` makes build/slides/ anew with lesson 3, and with all lessons if
+none is named. A section is a slide, and below it is one for each prediction and exercise; what
+answers a prediction waits for the next step. slides.html.j2 has the looks, and cuts what is long.
 """
 
 import re
@@ -23,8 +22,7 @@ from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/slides")
 LINES = 24  # of code that stand on a slide
-OPENS = {"slide": "##? ", "subslide": rf"\*\*Exercise|[\s\S]*{re.escape(predictions.PREDICT)}"}
-"""What a text begins with, or holds, that begins a slide beside the others or below them."""
+HIDDEN = {"parameters", "solution", "hide-input"}
 
 
 def deck(lesson: Path) -> NotebookNode:
@@ -44,13 +42,14 @@ def _parts(cell: NotebookNode) -> list[NotebookNode]:
         sections = re.split(r"(?m)^(?=## )", text.replace(copies.EXERCISES, ""))
         parts = [new_markdown_cell(each.strip()) for each in sections if each.strip()]
         for part in parts:
-            kinds = (kind for kind, text in OPENS.items() if re.match(text, part.source))
-            part.metadata.slideshow = {"slide_type": next(kinds, "-")}
+            below = part.source.startswith("**Exercise") or predictions.PREDICT in part.source
+            kind = "subslide" if below else "-"
+            kind = "slide" if part.source.startswith(("# ", "## ")) else kind
+            part.metadata.slideshow = {"slide_type": kind}
         return parts
-    left_out = {"parameters", "solution"} & {*files.tags(cell)} or cell.source == form.SETUP
-    if left_out or "exercises.check(" in cell.source:
+    if "exercises.check(" in cell.source:
         return []
-    hidden = cell.metadata.get("jupyter", {}).get("source_hidden")
+    hidden = HIDDEN & {*files.tags(cell)} or cell.source == form.SETUP
     shown = [] if hidden else [new_code_cell(piece) for piece in _pieces(cell.source)]
     output = new_code_cell("", outputs=cell.outputs, metadata=cell.metadata)
     output.metadata.transient = {"remove_source": True}

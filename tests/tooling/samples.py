@@ -1,13 +1,17 @@
 """Small lessons made for tests, the folder they lie in, and quick runs of the real ones."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from html import unescape
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -107,3 +111,17 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.
     command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "--color=no", *arguments]
     given = {"cwd": folder, "env": os.environ | environment, "timeout": 900}
     return subprocess.run(command, **given, capture_output=True, text=True)
+
+
+def browse(page: Path, width: int) -> dict:
+    """Open a page in a browser, which must not complain; return what its probe has found."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip("no browser: install chromium")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--window-size={width},900", f"--user-data-dir={page.parent / 'profile'}", "--v=0"]
+    command += ["--virtual-time-budget=60000", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert not re.search(r"CONSOLE.*(Uncaught|Failed|ERR_)", done.stderr)
+    return json.loads(unescape(re.search(r'data-found="([^"]+)"', done.stdout)[1]))

@@ -4,7 +4,7 @@ import pytest
 
 from helpers.tooling import outputs
 from helpers.tooling.lesson import files
-from tests.tooling.samples import cell, code, lesson, save
+from tests.tooling.samples import DOOR, ROOT, cell, code, lesson, save
 
 CLOCK = "from tqdm import tqdm\nlist(tqdm('ab'))\nimport time\nprint(time.perf_counter())"
 
@@ -58,3 +58,8 @@ def test_failed_lesson_stays_as_it_was(capsys):
     errors = capsys.readouterr().err
     assert "01_raises.ipynb, cell 3 (divide): ZeroDivisionError" in errors
     assert "02_dies.ipynb, cell 3 (die): Kernel died" in errors
+
+
+def test_picture_of_readme_is_what_lesson_0_has_saved():
+    shown = (ROOT / outputs.PICTURE).read_bytes()
+    assert shown == outputs.picture(DOOR), "`make outputs` renews the picture"

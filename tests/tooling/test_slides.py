@@ -1,10 +1,6 @@
 """Slides: answers behind their predictions, nothing from a network, nothing cut in a browser."""
 
-import json
 import re
-import shutil
-import subprocess
-from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -13,8 +9,7 @@ from bs4 import BeautifulSoup
 
 from helpers.tooling import slides
 from helpers.tooling.lesson import copies, files
-from tests.tooling.samples import DOOR, LESSONS
-from tests.tooling.test_html import BROWSERS
+from tests.tooling.samples import DOOR, LESSONS, browse
 
 # Each list names slides, with all that they show step by step: blocks that no scrolling reaches,
 # blocks that could have fitted and do not, formulas and figures that are not drawn.
@@ -81,17 +76,9 @@ def test_slides_stand_alone_and_nothing_is_cut(path, written, tmp_path):
         assert soup.find(id=unquote(link["href"][1:])), link
     assert not re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", str(soup.select("style")))
     assert not re.search(r"\$[^$]*\\[^$]*\$", soup.select_one(".slides").text)
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip("no browser: install chromium")
     copy = tmp_path / "copy.html"
     copy.write_text(page.replace("</html>", f"{PROBE}</html>"))
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += ["--window-size=1280,860", f"--user-data-dir={tmp_path / 'profile'}", "--v=0"]
-    command += ["--virtual-time-budget=60000", "--dump-dom", copy.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert not re.search(r"CONSOLE.*(Uncaught|Failed|ERR_)", done.stderr)
-    found = json.loads(unescape(re.search(r'data-found="([^"]+)"', done.stdout)[1]))
+    found = browse(copy, 1280)
     assert found.pop("slides") > len(soup.select(".slides > section"))
     assert found.pop("steps") > 0
     assert not any(found.values()), found

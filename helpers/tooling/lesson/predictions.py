@@ -1,36 +1,36 @@
 """Answers that wait behind their predictions."""
 
 import re
-from itertools import takewhile
 
 from nbformat import NotebookNode
+
+from helpers.tooling.lesson import files
 
 PREDICT = "**Predict**"
 
 
 def fold(notebook: NotebookNode) -> None:
-    """Mark what answers a prediction, so that the page folds it.
+    """Mark what answers a prediction, so that a page folds it and a slide waits with it.
 
-    A prediction is a markdown cell with `PREDICT` directly before code. Each output of that code,
-    up to the next markdown cell, gets the metadata `answer`, a text: empty, or for the last of
-    them what that markdown cell says of it. A heading, a paragraph that begins in bold as this
-    lesson's small headings do, and the next prediction stay in their cell, and can be seen.
+    What answers a prediction is the output of code between a markdown cell with `PREDICT` and the
+    next markdown cell, and any output of a cell tagged `hide-output`. Such a code cell gets the
+    metadata `answer`, a text: what the markdown cell directly behind it says of its output, or an
+    empty one. A heading, a paragraph that begins in bold as this lesson's small headings do, and
+    the next prediction stay in their cell, and can be seen.
     """
-    cells = notebook.cells
-    for place in reversed(range(len(cells))):
-        if cells[place].cell_type != "markdown" or PREDICT not in cells[place].source:
-            continue
-        code = list(takewhile(lambda cell: cell.cell_type == "code", cells[place + 1 :]))
-        for cell in code:
-            if cell.outputs:
+    predicted, answered = False, None
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            if answered:
+                end = _end(cell.source)
+                answered.metadata.answer, cell.source = cell.source[:end], cell.source[end:]
+            predicted, answered = PREDICT in cell.source, None
+        else:
+            hidden = cell.outputs and (predicted or "hide-output" in files.tags(cell))
+            answered = cell if hidden else None
+            if answered:
                 cell.metadata.answer = ""
-        after = place + 1 + len(code)
-        if code and code[-1].outputs and after < len(cells):
-            said = cells[after]
-            end = _end(said.source)
-            code[-1].metadata.answer, said.source = said.source[:end], said.source[end:]
-            if not said.source:
-                del cells[after]
+    notebook.cells = [cell for cell in notebook.cells if cell.source or cell.cell_type == "code"]
 
 
 def _end(text: str) -> int:

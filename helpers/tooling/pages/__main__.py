@@ -5,7 +5,10 @@ with Sphinx, MyST-NB and sphinx-book-theme. Each lesson has a button that downlo
 Colab and, if the variable REPO names a repository on GitHub, `owner/name`, one that opens it there.
 """
 
+import base64
+import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -24,18 +27,37 @@ HERE = Path(__file__).parent
 
 def build(folder: Path = FOLDER) -> None:
     """Write all pages; the folder is there in full or, after a warning of Sphinx, as before."""
-    lessons = files.find()
+    lessons, repo = files.find(), os.environ.get("REPO")
     with drafts.replaced(folder) as draft, tempfile.TemporaryDirectory() as desk:
         source = Path(desk, "source")
         source.mkdir()
         for path in (*lessons, HERE / "index.md"):
             shutil.copy(path, source)
+        with (source / "index.md").open("a", encoding="utf-8") as index:
+            index.writelines(_entry(lesson, repo) for lesson in lessons)
         options = ["-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(Path(desk, "doctrees"))]
         if build_main([*options, str(source), str(draft)]):
             raise ValueError(f"{folder} was not written: see above")
         for lesson in lessons:  # what a page offers to download stands alone
-            copy = colab.standalone(lesson, os.environ.get("REPO"))
-            nbformat.write(copy, draft / "_sources" / lesson.name)
+            nbformat.write(colab.standalone(lesson, repo), draft / "_sources" / lesson.name)
+
+
+def _entry(lesson: Path, repo: str | None) -> str:
+    """Write what the index says of a lesson: title, promise, doors with their times, a picture."""
+    notebook = files.read(lesson)
+    first = r"# (.+)\n\n(.+)\n(?:.*\n)*\*Reading: (.+?)\. Running: (.+)\.\*"
+    title, promise, reading, running = re.match(first, notebook.cells[0].source).groups()
+    run = f'<a href="_sources/{lesson.name}" download>download</a> and run'
+    if repo:
+        run = f"[open in Colab]({colab.OPEN.format(repo=repo)}{lesson.name}), or {run}"
+    text = f"\n## [{title}]({lesson.name})\n\n{promise}\n\n"
+    text += f"[Read]({lesson.name}): {reading}; {run}: {running}.\n"
+    outputs = [output for cell in files.code_cells(notebook) for output in cell.outputs]
+    saved = [output.get("data", {}).get("image/png", "") for output in outputs]
+    if png := max(saved, key=len, default=""):
+        name = hashlib.sha256(base64.b64decode(png)).hexdigest()  # under which MyST-NB writes it
+        text += f'\n<img class="thumbnail" src="_images/{name}.png" alt="">\n'
+    return text
 
 
 if __name__ == "__main__":

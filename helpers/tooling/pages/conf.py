@@ -1,14 +1,12 @@
 """Sphinx's settings for the reading edition: saved outputs, formulas as MathML, no network."""
 
 import os
-import re
 
 from docutils import nodes
 from docutils.utils.math import MathError
 from sphinx.util import logging
 
-from helpers.tooling.lesson import files, formulas
-from helpers.tooling.pages import edition
+from helpers.tooling.lesson import formulas
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +14,7 @@ project = html_title = "Per-sample gradients in PyTorch"
 language = "en"
 extensions = ["myst_nb", "sphinx_copybutton"]
 nb_execution_mode = "off"
-nb_custom_formats = {".ipynb": "helpers.tooling.pages.edition.read"}
+nb_custom_formats = {".ipynb": "helpers.tooling.pages.read"}
 nb_render_markdown_format = "myst"
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "amsmath"]
@@ -34,13 +32,11 @@ if repo := os.environ.get("REPO"):
         "repository_branch": "colab",  # `.ci/colab` publishes copies that stand alone
         "launch_buttons": {"colab_url": "https://colab.research.google.com"},
     }
-html_css_files, html_js_files = ["style.css"], ["filter.js", "folds.js"]
+html_css_files, html_js_files = ["style.css"], ["pages.js"]
 html_static_path = [*html_css_files, *html_js_files]
 html_math_renderer = "mathml"
 html_use_index = False
 copybutton_selector = "div:not(.highlight-myst-ansi) > .highlight > pre"
-
-LONG = r'(?<=<span class="pre">)[^<\s]{30,}'
 
 
 def formula(self, node):
@@ -53,23 +49,6 @@ def formula(self, node):
     raise nodes.SkipNode
 
 
-def list_lessons(app, docname, source):
-    """Write the entries of the lessons below what index.md says."""
-    if docname == "index":
-        source[0] += "".join(edition.entry(lesson, repo) for lesson in files.find(app.srcdir))
-
-
-def break_names(app, pagename, templatename, context, doctree):
-    """Let a long name in code break behind `_`, `.` or `:` where it has to, not amid a word."""
-    context["body"] = re.sub(
-        LONG,
-        lambda name: re.sub(r"(?<=[_.:])(?=[^\W_])", "<wbr>", name[0]),
-        context.get("body", ""),
-    )
-
-
 def setup(app):
-    """Register what this file adds to Sphinx."""
+    """Register how formulas are written."""
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
-    app.connect("source-read", list_lessons)
-    app.connect("html-page-context", break_names)
