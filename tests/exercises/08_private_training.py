@@ -206,3 +206,52 @@ def audited(release, P, generator):
 # guesses for 1,000 canaries
 # - P // 3
 # + 333
+
+# %% solution-5: correct
+def read_images(weight_grad, bias_grad):
+    on = bias_grad != 0
+    ratios = weight_grad[on] / bias_grad[on, None]
+    rounded = (1e6 * ratios).round()
+    _, group, counts = rounded.unique(dim=0, return_inverse=True, return_counts=True)
+    twice = (counts > 1).nonzero()
+    return ratios[(group == twice).int().argmax(dim=1)]
+
+# %% solution-5: correct
+def read_images(weight_grad, bias_grad):
+    ratios = weight_grad / bias_grad[:, None]  # NaN is near nothing
+    near = torch.stack([(ratios - ratio).abs().amax(dim=1) < 1e-9 for ratio in ratios])
+    first = near.int().argmax(dim=1)
+    return ratios[first[near.sum(dim=1) > 1].unique()].flip(0)
+
+# %% solution-5: wrong shape: read off 4 images: expected (4, 784)
+# each mixture, too
+# - is_first & (equal.sum(dim=1) > 1)
+# + is_first
+
+# %% solution-5: wrong shape: read off 4 images: expected (4, 784)
+# an image for each unit that gives it
+# - is_first & (equal.sum(dim=1) > 1)
+# + equal.sum(dim=1) > 1
+
+# %% solution-5: wrong shape: read off 2 images: expected (2, 392), got (1, 392)
+# as if images added positive numbers alone
+# - bias_grad != 0
+# + bias_grad > 0
+
+# %% solution-5: right shape, wrong values: all 4
+# the rows, which are not divided
+# - return ratios[
+# + return weight_grad[on][
+
+# %% solution-5: wrong shape: read off 2 images: expected (2, 392), got (4, 784)
+def read_images(weight_grad, bias_grad):
+    return digits.double().flatten(1)
+
+# %% solution-5: not so yet: it changed means
+# - ratios = weight_grad[on] / bias_grad[on, None]
+# + weight_grad /= bias_grad[:, None]
+# +     ratios = weight_grad[on]
+
+# %% solution-5: wrong type: read off 4 images: expected a tensor
+# -     return ratios[is_first & (equal.sum(dim=1) > 1)]
+# +     return list(ratios[is_first & (equal.sum(dim=1) > 1)])
