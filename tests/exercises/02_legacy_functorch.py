@@ -58,7 +58,7 @@ def refreshed(fmodel, model):
 
 # %% solution-2: right shape, wrong values: parameters[0]
 def refreshed(fmodel, model):  # not those of now
-    return tuple(p.detach() for p in old_params)
+    return tuple(p.detach() for p in old_tuple)
 
 # %% solution-2: not so yet: it changed model
 def refreshed(fmodel, model):
