@@ -58,7 +58,7 @@ def refreshed(fmodel, model):
 
 # %% solution-2: right shape, wrong values: parameters[0]
 def refreshed(fmodel, model):  # not those of now
-    return tuple(p.detach() for p in old_params)
+    return tuple(p.detach() for p in old_tuple)
 
 # %% solution-2: not so yet: it changed model
 def refreshed(fmodel, model):
@@ -66,50 +66,6 @@ def refreshed(fmodel, model):
     return tuple(model.get_parameter(name) for name in fmodel.param_names)
 
 # %% solution-3: correct
-def disagreement_gradient(models, x):
-    pixels = x.detach().clone().requires_grad_()
-    probabilities = torch.stack([one(pixels).softmax(dim=1) for one in models])
-    return torch.autograd.grad(probabilities.var(dim=0).sum(), pixels)[0]
-
-# %% solution-3: correct
-def disagreement_gradient(models, x):
-    state = stack_module_state(models)
-
-    def logits(state, image):
-        return functional_call(models[0], state, (image[None],))
-
-    def disagreement(image):
-        every = vmap(logits, in_dims=(0, None))(state, image)
-        return every.softmax(dim=-1).var(dim=0).sum()
-
-    return vmap(grad(disagreement))(x).detach()
-
-# %% solution-3: not so yet: no legacy function is called
-def disagreement_gradient(models, x):
-    return legacy_disagreement_gradient(models, x)
-
-# %% solution-3: right shape, wrong values
-def disagreement_gradient(models, x):  # logits, not probabilities
-    pixels = x.detach().clone().requires_grad_()
-    logits = torch.stack([one(pixels) for one in models])
-    return torch.autograd.grad(logits.var(dim=0).sum(), pixels)[0]
-
-# %% solution-3: right shape, wrong values
-# all with the buffers of the first
-# - return vmap(run_one)(params, buffers)
-# + return vmap(run_one, (0, None))(params, dict(models[0].named_buffers()))
-
-# %% solution-3: wrong shape
-def disagreement_gradient(models, x):
-    return legacy_disagreement_gradient(models, x).squeeze(1)
-
-# %% solution-3: not so yet: it changed cases[0][1], cases[1][1] in place
-def disagreement_gradient(models, x):
-    x.requires_grad_()
-    probabilities = torch.stack([one(x).softmax(dim=1) for one in models])
-    return torch.autograd.grad(probabilities.var(dim=0).sum(), x)[0]
-
-# %% solution-4: correct
 def norm_history(model, optimizer, batches):
     history = []
     for x, y in batches:
@@ -122,7 +78,7 @@ def norm_history(model, optimizer, batches):
         optimizer.step()
     return torch.tensor(history, device=x.device)
 
-# %% solution-4: correct
+# %% solution-3: correct
 def norm_history(model, optimizer, batches):
     trainable = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
@@ -140,45 +96,45 @@ def norm_history(model, optimizer, batches):
         optimizer.step()
     return torch.stack(history)
 
-# %% solution-4: right shape, wrong values
+# %% solution-3: right shape, wrong values
 # of the model as it was at first
 # - params = {
 # + params = params if history else {
 # - p.detach() for
 # + p.detach().clone() for
 
-# %% solution-4: right shape, wrong values
+# %% solution-3: right shape, wrong values
 # frozen parameters, too
 # - in model.named_parameters() if p.requires_grad}
 # + in model.named_parameters()}
 
-# %% solution-4: right shape, wrong values
+# %% solution-3: right shape, wrong values
 # after the step
 # - optimizer.step()
 # + optimizer.step()
 # +         grads = gradients.func_gradients(model, F.cross_entropy, x, y).values()
 # +         history[-1] = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean()
 
-# %% solution-4: right shape, wrong values
+# %% solution-3: right shape, wrong values
 # twice the norm of the mean: B = 1 has no other mean
 # - sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean()
 # + sum((g.mean(dim=0) ** 2).sum() for g in grads).sqrt() * 2
 
-# %% solution-4: not so yet: it is detached
+# %% solution-3: not so yet: it is detached
 # - p.detach() for
 # + p for
 
-# %% solution-4: right shape, wrong values: the trained parameters
+# %% solution-3: right shape, wrong values: the trained parameters
 # it does not train what it was given
 # -     history = []
 # +     history, model = [], copy.deepcopy(model)
 # +     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-# %% solution-4: right shape, wrong values
+# %% solution-3: right shape, wrong values
 # with an optimizer of its own, which is the first case's
 # -     history = []
 # +     history, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1)
 
-# %% solution-4: not so yet: no legacy function is called
+# %% solution-3: not so yet: no legacy function is called
 # -     history = []
 # +     history, _ = [], functorch.make_functional_with_buffers(model)
