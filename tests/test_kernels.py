@@ -8,7 +8,7 @@ from torch import nn
 
 from helpers import benchmark, kernels
 from helpers.jacobians import loop_jacobians
-from helpers.kernels import tangent
+from helpers import kernels as tangent
 from tests.support import wild, zoo
 from tests.support.oracle import Truth
 
