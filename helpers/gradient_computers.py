@@ -8,6 +8,7 @@ Both return the same dictionary for the same model, with the names, zeros, and r
 `helpers.gradients`, and put the model back as it was.
 """
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -101,7 +102,7 @@ class AbstractGradientComputer(ABC):
             )
         self.model = model
 
-    @abstractmethod
+    @torch.inference_mode(False)
     def compute_per_sample_grad(self, batch: Given) -> Tensors:
         """Differentiate the model output of each sample.
 
@@ -118,15 +119,28 @@ class AbstractGradientComputer(ABC):
             ValueError: It does not fit the task, the output is no scalar, the model has BatchNorm
                 in training mode, or its forward draws random numbers.
         """
+        grads = self._gradients(self._checked(batch))
+        return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
-    @abstractmethod
+    @torch.inference_mode(False)
     def compute_loss_grad(self, batch: Given) -> Tensor:
         """Compute how strongly the loss of each sample depends on its model output.
 
-        As `compute_per_sample_grad` takes and refuses a batch, and with a ValueError where the task
-        returned no `(B, 1)`. Returns `(B, 1)`, detached, in `dtype` and on `device`: the diagonal
-        of TRAK's Q.
+        A batch is taken and refused as by `compute_per_sample_grad`, and a task that returns no
+        `(B, 1)` with a ValueError. Returns `(B, 1)`, detached, in `dtype` and on `device`: the
+        diagonal of TRAK's Q.
         """
+        taken = self._checked(batch)
+        loss_grads = self._loss_grads(taken, self._loss_grad(taken, batch))
+        return loss_grads.detach().to(self.device, self.dtype)
+
+    @abstractmethod
+    def _gradients(self, batch: Batch) -> Tensors:
+        """Differentiate `self._output(batch)` for each sample."""
+
+    @abstractmethod
+    def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
+        """Call a function of the model and a sample for each sample: `(B, 1)`."""
 
     def _params(self, model: nn.Module) -> Tensors:
         return checks.select_parameters(model, self.grad_wrt, argument="grad_wrt")
@@ -164,10 +178,9 @@ class AbstractGradientComputer(ABC):
         given = self._output(batch), self.model, self._params(self.model), batch.leaves
         return loop.gradients(*given, dtype=self.dtype)
 
-    def _loss_grads_by_loop(self, batch: Batch, given: Given) -> Tensor:
+    def _loss_grads_by_loop(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
         loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
         if len(batch):
-            compute = self._loss_grad(batch, given)
             names = checks.select_parameters(self.model)  # since a forward may differentiate itself
             loop.for_each(compute, self.model, names, batch.leaves, loss_grads.__setitem__)
         return loss_grads
@@ -178,18 +191,6 @@ class FunctionalGradientComputer(AbstractGradientComputer):
 
     Its arguments are those of `AbstractGradientComputer`.
     """
-
-    @torch.inference_mode(False)
-    def compute_per_sample_grad(self, batch: Given) -> Tensors:
-        """Differentiate with `vmap(grad(output))`; see `AbstractGradientComputer`."""
-        taken = self._checked(batch)
-        params = self._params(self.model)
-        compute_grads = grad(samples.functional(self._output(taken), self.model, params))
-        compute = vmap(compute_grads, in_dims=(None, None, *taken.in_dims))
-        options = {"dtype": self.dtype, "chunk_size": self.chunk_size}
-        options["otherwise"] = lambda: self._by_loop(taken)
-        grads = samples.batched(compute, self.model, params, taken.leaves, **options)
-        return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
     def watch(self, batch: Given) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
         """Differentiate, and keep gradients in the factors that layers have of them.
@@ -210,23 +211,29 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         given = self._output(taken), self.model, params, taken.leaves, self.chunk_size
         return params, per_sample_gradients(*given)
 
-    @torch.inference_mode(False)
-    def compute_loss_grad(self, batch: Given) -> Tensor:
-        """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
-        taken = self._checked(batch)
+    def _gradients(self, batch: Batch) -> Tensors:
+        params = self._params(self.model)
+        compute = grad(samples.functional(self._output(batch), self.model, params))
+        otherwise = functools.partial(self._by_loop, batch)
+        return self._batched(compute, params, batch, otherwise, dtype=self.dtype)
+
+    def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
         names = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
-        compute = _differentiable(
-            samples.functional(self._loss_grad(taken, batch), self.model, names, JACREV, OUTSIDE)
-        )
-        loss_grads = samples.batched(
-            vmap(compute, in_dims=(None, None, *taken.in_dims)),
-            self.model,
-            names,
-            taken.leaves,
-            otherwise=lambda: self._loss_grads_by_loop(taken, batch),
-            chunk_size=self.chunk_size,
-        )
-        return loss_grads.detach().to(self.device, self.dtype)
+        function = samples.functional(compute, self.model, names, JACREV, OUTSIDE)
+
+        def differentiable(params: Tensors, *rest: Tensor) -> Tensor:
+            """Pull nothing back: so recurrent layers can be batched."""
+            return vjp(lambda own: function(own, *rest), params)[0]
+
+        otherwise = functools.partial(self._loss_grads_by_loop, batch, compute)
+        return self._batched(differentiable, names, batch, otherwise)
+
+    def _batched(
+        self, compute: Callable, names: Iterable[str], batch: Batch, otherwise: Callable, **options
+    ) -> Tensors | Tensor:
+        compute = vmap(compute, in_dims=(None, None, *batch.in_dims))
+        options |= {"otherwise": otherwise, "chunk_size": self.chunk_size}
+        return samples.batched(compute, self.model, names, batch.leaves, **options)
 
 
 class IterativeGradientComputer(AbstractGradientComputer):
@@ -237,25 +244,12 @@ class IterativeGradientComputer(AbstractGradientComputer):
     `AbstractGradientComputer`.
     """
 
-    @torch.inference_mode(False)
-    def compute_per_sample_grad(self, batch: Given) -> Tensors:
-        """Differentiate in a loop; see `AbstractGradientComputer`."""
-        grads = self._by_loop(self._checked(batch))
-        return {name: tensor.to(self.device) for name, tensor in grads.items()}
-
-    @torch.inference_mode(False)
-    def compute_loss_grad(self, batch: Given) -> Tensor:
-        """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
-        return self._loss_grads_by_loop(self._checked(batch), batch)
+    _gradients = AbstractGradientComputer._by_loop
+    _loss_grads = AbstractGradientComputer._loss_grads_by_loop
 
 
 def _tensors(model: nn.Module) -> tuple[Tensors, Tensors]:
     return dict(model.named_parameters()), dict(model.named_buffers())
-
-
-def _differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Differentiate a function and pull nothing back: so recurrent layers can be batched."""
-    return lambda params, *rest: vjp(lambda own: function(own, *rest), params)[0]
 
 
 def _fitting(batch: Given, parameters: Sequence[inspect.Parameter]) -> dict[str, Tree]:
