@@ -8,6 +8,7 @@ Both return the same dictionary for the same model, with the names, zeros, and r
 `helpers.gradients`, and put the model back as it was.
 """
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -60,7 +61,10 @@ class AbstractGradientComputer(ABC):
         *,
         chunk_size: int | None = None,
     ) -> None:
-        _check_dtype(dtype)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype must be floating point, such as torch.float32, got {dtype}")
         checks.check_options(chunk_size)
         for method in ("get_output", "get_out_to_loss_grad"):  # of another package, perhaps
             if not callable(getattr(task, method, None)):
@@ -75,17 +79,9 @@ class AbstractGradientComputer(ABC):
         self.load_model_params(model)
 
     def load_model_params(self, model: nn.Module) -> None:
-        """Take the parameters and buffers of this model from now on.
+        """Take the parameters and buffers of this model from now on; refusals are those above.
 
         Nothing is copied: a later step of an optimizer is seen.
-
-        Args:
-            model: A module with the parameters that `grad_wrt` names.
-
-        Raises:
-            TypeError: `grad_wrt` is one string, or `model` is no module.
-            ValueError: `grad_wrt` has an unknown name, a parameter is complex, `grad_dim` is not P,
-                or the model lies in several processes.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -106,7 +102,7 @@ class AbstractGradientComputer(ABC):
             )
         self.model = model
 
-    @abstractmethod
+    @torch.inference_mode(False)
     def compute_per_sample_grad(self, batch: Given) -> Tensors:
         """Differentiate the model output of each sample.
 
@@ -123,23 +119,28 @@ class AbstractGradientComputer(ABC):
             ValueError: It does not fit the task, the output is no scalar, the model has BatchNorm
                 in training mode, or its forward draws random numbers.
         """
+        grads = self._gradients(self._checked(batch))
+        return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
-    @abstractmethod
+    @torch.inference_mode(False)
     def compute_loss_grad(self, batch: Given) -> Tensor:
         """Compute how strongly the loss of each sample depends on its model output.
 
-        Each sample meets the model alone, as in `compute_per_sample_grad`.
-
-        Args:
-            batch: As in `compute_per_sample_grad`.
-
-        Returns:
-            `(B, 1)`, detached, in `dtype` and on `device`: the diagonal of TRAK's Q.
-
-        Raises:
-            TypeError: As in `compute_per_sample_grad`.
-            ValueError: As there, or the task returned no `(B, 1)`.
+        A batch is taken and refused as by `compute_per_sample_grad`, and a task that returns no
+        `(B, 1)` with a ValueError. Returns `(B, 1)`, detached, in `dtype` and on `device`: the
+        diagonal of TRAK's Q.
         """
+        taken = self._checked(batch)
+        loss_grads = self._loss_grads(taken, self._loss_grad(taken, batch))
+        return loss_grads.detach().to(self.device, self.dtype)
+
+    @abstractmethod
+    def _gradients(self, batch: Batch) -> Tensors:
+        """Differentiate `self._output(batch)` for each sample."""
+
+    @abstractmethod
+    def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
+        """Call a function of the model and a sample for each sample: `(B, 1)`."""
 
     def _params(self, model: nn.Module) -> Tensors:
         return checks.select_parameters(model, self.grad_wrt, argument="grad_wrt")
@@ -152,37 +153,37 @@ class AbstractGradientComputer(ABC):
         signature = inspect.signature(self.task.get_output)
         return Batch(**_fitting(batch, [*signature.parameters.values()][3:]))
 
-    def _loss_grads_by_loop(self, given: Given) -> Tensor:
-        batch = self._checked(given)
-        loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
-        if len(batch):
-            compute = self._loss_grad(batch, given)
-            names = checks.select_parameters(self.model)  # since a forward may differentiate itself
-            loop.for_each(compute, self.model, names, batch.leaves, loss_grads.__setitem__)
-        return loss_grads
-
     # What `helpers.transforms.samples` calls for each sample.
     def _output(self, batch: Batch) -> Callable[..., Tensor]:
         def compute(model: nn.Module, *sample: Tensor) -> Tensor:
-            weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-            output = self.task.get_output(model, weights, buffers, *batch.trees(sample))
+            output = self.task.get_output(model, *_tensors(model), *batch.trees(sample))
             return checks.check_scalar(output, "get_output", "one sample", ".squeeze(0) or .sum()")
 
         return compute
 
     def _loss_grad(self, batch: Batch, given: Given) -> Callable[..., Tensor]:
         def compute(model: nn.Module, *sample: Tensor) -> Tensor:
-            weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
             one = tuple(batch.of_one(sample))
             one = one[0] if isinstance(given, MutableMapping) else one
-            loss_grad = self.task.get_out_to_loss_grad(model, weights, buffers, one)
+            loss_grad = self.task.get_out_to_loss_grad(model, *_tensors(model), one)
             if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
-                what = getattr(loss_grad, "shape", type(loss_grad).__name__)
-                what = tuple(what) if isinstance(what, torch.Size) else what
-                raise ValueError(f"get_out_to_loss_grad must return (B, 1), got {what} for B = 1")
+                tensor = isinstance(loss_grad, Tensor)
+                got = tuple(loss_grad.shape) if tensor else type(loss_grad).__name__
+                raise ValueError(f"get_out_to_loss_grad must return (B, 1), got {got} for B = 1")
             return loss_grad.detach().squeeze(0)
 
         return compute
+
+    def _by_loop(self, batch: Batch) -> Tensors:
+        given = self._output(batch), self.model, self._params(self.model), batch.leaves
+        return loop.gradients(*given, dtype=self.dtype)
+
+    def _loss_grads_by_loop(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
+        loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
+        if len(batch):
+            names = checks.select_parameters(self.model)  # since a forward may differentiate itself
+            loop.for_each(compute, self.model, names, batch.leaves, loss_grads.__setitem__)
+        return loss_grads
 
 
 class FunctionalGradientComputer(AbstractGradientComputer):
@@ -191,66 +192,48 @@ class FunctionalGradientComputer(AbstractGradientComputer):
     Its arguments are those of `AbstractGradientComputer`.
     """
 
-    @torch.inference_mode(False)
-    def compute_per_sample_grad(self, batch: Given) -> Tensors:
-        """Differentiate with `vmap(grad(output))`; see `AbstractGradientComputer`."""
-        taken = self._checked(batch)
-        params, output = self._params(self.model), self._output(taken)
-        compute_grads = grad(samples.functional(output, self.model, params))
-        grads = samples.batched(
-            vmap(compute_grads, in_dims=(None, None, *taken.in_dims)),
-            self.model,
-            params,
-            taken.leaves,
-            otherwise=lambda: loop.gradients(
-                output, self.model, params, taken.leaves, dtype=self.dtype
-            ),
-            dtype=self.dtype,
-            chunk_size=self.chunk_size,
-        )
-        return {name: tensor.to(self.device) for name, tensor in grads.items()}
-
     def watch(self, batch: Given) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
         """Differentiate, and keep gradients in the factors that layers have of them.
 
         For what follows from factors, such as a projection, in less time and memory than from the
-        gradients. In inference mode it does not work.
-
-        Args:
-            batch: As in `compute_per_sample_grad`.
+        gradients. In inference mode it does not work. Batch and refusals are those of
+        `compute_per_sample_grad`.
 
         Returns:
             The parameters that are differentiated, by name, and an iterator over chunks of the
-            batch: where each lies in it, and its gradients. Their dtype and device are those of
-            the parameters.
-
-        Raises:
-            TypeError: As in `compute_per_sample_grad`.
-            ValueError: As there.
+            batch: where each lies in it, and its gradients, on the parameters' device, in their
+            dtype.
         """
         taken = self._checked(batch)
         params = self._params(self.model)
         if not len(taken) or not params:
             return params, iter(())
-        chunk, output = self.chunk_size, self._output(taken)
-        return params, per_sample_gradients(output, self.model, params, taken.leaves, chunk)
+        given = self._output(taken), self.model, params, taken.leaves, self.chunk_size
+        return params, per_sample_gradients(*given)
 
-    @torch.inference_mode(False)
-    def compute_loss_grad(self, batch: Given) -> Tensor:
-        """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
-        taken = self._checked(batch)
+    def _gradients(self, batch: Batch) -> Tensors:
+        params = self._params(self.model)
+        compute = grad(samples.functional(self._output(batch), self.model, params))
+        otherwise = functools.partial(self._by_loop, batch)
+        return self._batched(compute, params, batch, otherwise, dtype=self.dtype)
+
+    def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
         names = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
-        loss_grad = self._loss_grad(taken, batch)
-        compute = samples.functional(loss_grad, self.model, names, JACREV, OUTSIDE)
-        loss_grads = samples.batched(
-            vmap(_differentiable(compute), in_dims=(None, None, *taken.in_dims)),
-            self.model,
-            names,
-            taken.leaves,
-            otherwise=lambda: self._loss_grads_by_loop(batch),
-            chunk_size=self.chunk_size,
-        )
-        return loss_grads.detach().to(self.device, self.dtype)
+        function = samples.functional(compute, self.model, names, JACREV, OUTSIDE)
+
+        def differentiable(params: Tensors, *rest: Tensor) -> Tensor:
+            """Pull nothing back: so recurrent layers can be batched."""
+            return vjp(lambda own: function(own, *rest), params)[0]
+
+        otherwise = functools.partial(self._loss_grads_by_loop, batch, compute)
+        return self._batched(differentiable, names, batch, otherwise)
+
+    def _batched(
+        self, compute: Callable, names: Iterable[str], batch: Batch, otherwise: Callable, **options
+    ) -> Tensors | Tensor:
+        compute = vmap(compute, in_dims=(None, None, *batch.in_dims))
+        options |= {"otherwise": otherwise, "chunk_size": self.chunk_size}
+        return samples.batched(compute, self.model, names, batch.leaves, **options)
 
 
 class IterativeGradientComputer(AbstractGradientComputer):
@@ -261,56 +244,25 @@ class IterativeGradientComputer(AbstractGradientComputer):
     `AbstractGradientComputer`.
     """
 
-    @torch.inference_mode(False)
-    def compute_per_sample_grad(self, batch: Given) -> Tensors:
-        """Differentiate in a loop; see `AbstractGradientComputer`."""
-        taken = self._checked(batch)
-        grads = loop.gradients(
-            self._output(taken),
-            self.model,
-            self._params(self.model),
-            taken.leaves,
-            dtype=self.dtype,
-        )
-        return {name: tensor.to(self.device) for name, tensor in grads.items()}
-
-    @torch.inference_mode(False)
-    def compute_loss_grad(self, batch: Given) -> Tensor:
-        """Compute 1 - p, or what the task has in its place; see `AbstractGradientComputer`."""
-        return self._loss_grads_by_loop(batch)
+    _gradients = AbstractGradientComputer._by_loop
+    _loss_grads = AbstractGradientComputer._loss_grads_by_loop
 
 
-def _differentiable(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Differentiate a function and pull nothing back: so recurrent layers can be batched."""
-    return lambda params, *rest: vjp(lambda own: function(own, *rest), params)[0]
-
-
-def _check_dtype(dtype: torch.dtype) -> None:
-    """Check that gradients can have a dtype: a floating point one."""
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype must be floating point, such as torch.float32, got {dtype}")
+def _tensors(model: nn.Module) -> tuple[Tensors, Tensors]:
+    return dict(model.named_parameters()), dict(model.named_buffers())
 
 
 def _fitting(batch: Given, parameters: Sequence[inspect.Parameter]) -> dict[str, Tree]:
-    """Name the parts of a batch, if a function with these parameters could take them.
-
-    The batch is a tuple or a list; or a mapping, for a function that takes one argument. The
-    parameters are a name for each part, or one such as `*sample` for any number.
-    """
+    """Name the parts of a batch, if a function with these parameters could take them."""
     names = [parameter.name for parameter in parameters]
     if isinstance(batch, MutableMapping) and len(names) == 1:
         return {names[0]: batch}
     if not isinstance(batch, list | tuple):
-        raise TypeError(
-            f"batch must be a tuple or a list of tensors, ({', '.join(names)}), "
-            f"got {type(batch).__name__}"
-        )
+        said, got = ", ".join(names), type(batch).__name__
+        raise TypeError(f"batch must be a tuple or a list of tensors, ({said}), got {got}")
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
         names = [f"tensor_{index}" for index in range(len(batch) or 1)]
     if len(batch) != len(names):
-        raise ValueError(
-            f"batch must hold {len(names)} tensors, ({', '.join(names)}), got {len(batch)}"
-        )
+        said = ", ".join(names)
+        raise ValueError(f"batch must hold {len(names)} tensors, ({said}), got {len(batch)}")
     return dict(zip(names, batch, strict=True))

@@ -80,12 +80,9 @@ def make_functional_with_buffers(
 ) -> tuple[FunctionalModuleWithBuffers, tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Split a model into a function, and copies of its parameters and of its buffers.
 
-    Args:
-        model: Any module; it is not changed, and later changes to it do not reach the result.
-        disable_autograd_tracking: Whether the copies stop requiring gradients.
-
-    Returns:
-        `fmodel`, called as `fmodel(params, buffers, *args)`; the parameters; the buffers.
+    Later changes to the model do not reach the result. Returns `fmodel`, called as
+    `fmodel(params, buffers, *args)`; the parameters, which stop requiring gradients with
+    `disable_autograd_tracking`; and the buffers.
     """
     params = tuple(
         nn.Parameter(each.detach().clone(), each.requires_grad and not disable_autograd_tracking)
@@ -98,14 +95,7 @@ def make_functional_with_buffers(
 def make_functional(
     model: nn.Module, disable_autograd_tracking: bool = False
 ) -> tuple[FunctionalModule, tuple[Tensor, ...]]:
-    """Split a model without buffers into a function and copies of its parameters.
-
-    Args:
-        model: Any module without buffers.
-        disable_autograd_tracking: Whether the copies stop requiring gradients.
-
-    Returns:
-        `fmodel`, called as `fmodel(params, *args)`; the parameters.
+    """Do the same for a model without buffers, where `fmodel` is called as `fmodel(params, *args)`.
 
     Raises:
         RuntimeError: The model has buffers.
@@ -122,13 +112,7 @@ def make_functional(
 def combine_state_for_ensemble(
     models: Sequence[nn.Module],
 ) -> tuple[FunctionalModuleWithBuffers, tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Stack the parameters and buffers of models of one class, for `vmap` over the models.
-
-    Args:
-        models: At least one model; all of one class and in one mode.
-
-    Returns:
-        `fmodel`; parameters `(M, *shape)`; buffers `(M, *shape)`, for M models.
+    """Stack the parameters and buffers of M models, each `(M, *shape)`, for `vmap` over the models.
 
     Raises:
         RuntimeError: There is no model, or they differ in class or mode.

@@ -58,7 +58,12 @@ class AbstractModelOutput(ABC):
 
 
 class _Margin(AbstractModelOutput):
-    """The margin of a classifier."""
+    """The margin of a classifier, the log-odds `log(p / (1 - p))` of a label.
+
+    The model has logits `(B, C)`, with C at least 2, or returns an object that has them as
+    `.logits`, as those of transformers. A label is a whole number `()`, 0 to C - 1. Raises
+    ValueError for logits or labels of a wrong shape.
+    """
 
     keywords: tuple[str, ...] = ()
     """What the model calls its inputs; it gets them by position where it has no names for them."""
@@ -68,18 +73,25 @@ class _Margin(AbstractModelOutput):
     ) -> Tensor:
         """Compute `(B,)`: the label's logit minus the logsumexp of the others."""
         *inputs, labels = batch
-        _check_labels(labels)
+        if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
+            raise ValueError(
+                "labels must be whole numbers, one for each sample (B,), "
+                f"got {tuple(labels.shape)} of {labels.dtype}"
+            )
         named = dict(zip(self.keywords, inputs, strict=True)) if self.keywords else {}
         args = () if named else tuple(inputs)
         outputs = functional_call(model, (weights, buffers), args, named)
-        logits = _check_logits(getattr(outputs, "logits", outputs))  # as of transformers
+        logits = getattr(outputs, "logits", outputs)
+        if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"the model must return logits (B, C) with C at least 2, got {got}")
         # Not `logits[range(B), labels]`, which `vmap` over `grad` cannot transform.
         own = logits.gather(1, labels.long()[:, None]).squeeze(1)
         is_own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
         return own - logits.masked_fill(is_own, -torch.inf).logsumexp(dim=1)
 
     def _output(
-        self, model: nn.Module, weights: Tensors, buffers: Tensors, sample: tuple[Tensor, ...]
+        self, model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor
     ) -> Tensor:
         batch = tuple(tensor.unsqueeze(0) for tensor in sample)
         return self._margins(model, weights, buffers, batch).squeeze(0)
@@ -94,7 +106,7 @@ class _Margin(AbstractModelOutput):
         `sigmoid(-f)`, which unlike 1 minus a softmax keeps its digits where p is close to 1.
 
         The batch is that of `get_output`, with a dimension B. Returns `(B, 1)`, detached, from 0 to
-        1, in the dtype of the logits; raises ValueError for logits or labels of a wrong shape.
+        1, in the dtype of the logits.
         """
         margins = self._margins(model, weights, buffers, batch).detach()
         return torch.sigmoid(-margins).unsqueeze(1)
@@ -106,22 +118,8 @@ class ImageClassificationModelOutput(_Margin):
     def get_output(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, image: Tensor, label: Tensor
     ) -> Tensor:
-        """Compute the margin of one image, the log-odds `log(p / (1 - p))` of its label.
-
-        Args:
-            model: Maps images `(B, ...)` to logits `(B, C)`, with C at least 2.
-            weights: All parameters by name.
-            buffers: All buffers by name.
-            image: One image, without the dimension B.
-            label: `()`, whole number, 0 to C - 1.
-
-        Returns:
-            A scalar: the label's logit minus the logsumexp of the others.
-
-        Raises:
-            ValueError: The logits or the label have a wrong shape.
-        """
-        return self._output(model, weights, buffers, (image, label))
+        """Compute the margin `()` of one image, which has no dimension B."""
+        return self._output(model, weights, buffers, image, label)
 
 
 class TextClassificationModelOutput(_Margin):
@@ -139,40 +137,10 @@ class TextClassificationModelOutput(_Margin):
         attention_mask: Tensor,
         label: Tensor,
     ) -> Tensor:
-        """Compute the margin of one text, the log-odds `log(p / (1 - p))` of its label.
+        """Compute the margin `()` of one text of T tokens.
 
-        Args:
-            model: Maps the three keywords, each `(B, T)` for T tokens, to logits `(B, C)`, with C
-                at least 2, or to an object that has them as `.logits`, as those of transformers.
-            weights: All parameters by name.
-            buffers: All buffers by name.
-            input_ids: `(T,)`, whole numbers: the tokens.
-            token_type_ids: `(T,)`, whole numbers: which of two segments a token belongs to.
-            attention_mask: `(T,)`, 1 for a token, 0 for padding.
-            label: `()`, whole number, 0 to C - 1.
-
-        Returns:
-            A scalar: the label's logit minus the logsumexp of the others.
-
-        Raises:
-            ValueError: The logits or the label have a wrong shape.
+        Their numbers, which of two segments each belongs to, and a mask, 1 for a token and 0 for
+        padding, are whole numbers `(T,)`.
         """
-        sample = (input_ids, token_type_ids, attention_mask, label)
-        return self._output(model, weights, buffers, sample)
-
-
-def _check_logits(logits: Tensor) -> Tensor:
-    """Refuse what has no margin."""
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
-        what = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"the model must return logits (B, C) with C at least 2, got {what}")
-    return logits
-
-
-def _check_labels(labels: Tensor) -> None:
-    """Refuse labels that are no class numbers."""
-    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
-        raise ValueError(
-            "labels must be whole numbers, one for each sample (B,), "
-            f"got {tuple(labels.shape)} of {labels.dtype}"
-        )
+        text = input_ids, token_type_ids, attention_mask
+        return self._output(model, weights, buffers, *text, label)

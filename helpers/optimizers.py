@@ -13,16 +13,12 @@ from torch import Tensor
 from helpers.transforms.numbers import wide
 
 Tensors = dict[str, Tensor]
+Rate = float | Tensor
 Step = Callable[..., tuple[Tensors, Tensors]]
 
 
 def sgd_step(
-    params: Tensors,
-    grads: Tensors,
-    state: Tensors,
-    *,
-    lr: float | Tensor,
-    weight_decay: float | Tensor = 0.0,
+    params: Tensors, grads: Tensors, state: Tensors, *, lr: Rate, weight_decay: Rate = 0.0
 ) -> tuple[Tensors, Tensors]:
     """Step as `torch.optim.SGD(lr=lr, weight_decay=weight_decay)` does; the state stays `{}`."""
     return {name: p - lr * (grads[name] + weight_decay * p) for name, p in params.items()}, state
@@ -33,15 +29,11 @@ def momentum_step(
     grads: Tensors,
     state: Tensors,
     *,
-    lr: float | Tensor,
-    weight_decay: float | Tensor = 0.0,
+    lr: Rate,
+    weight_decay: Rate = 0.0,
     momentum: float = 0.9,
 ) -> tuple[Tensors, Tensors]:
-    """Step as `torch.optim.SGD` with `momentum` does.
-
-    `params` and `grads` are {name: tensor}; `lr` and `weight_decay` are numbers or tensors (). The
-    state is the speed of each parameter, at first empty. Returns new parameters and a new state.
-    """
+    """Step as `torch.optim.SGD` with `momentum` does; the state is the speed of each parameter."""
     speed = {
         name: momentum * state.get(name, 0.0) + (grads[name] + weight_decay * p)
         for name, p in params.items()
@@ -54,18 +46,16 @@ def adam_step(
     grads: Tensors,
     state: Tensors,
     *,
-    lr: float | Tensor,
-    weight_decay: float | Tensor = 0.0,
+    lr: Rate,
+    weight_decay: Rate = 0.0,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> tuple[Tensors, Tensors]:
     """Step as `torch.optim.Adam` does (Kingma and Ba 2015, arXiv:1412.6980, Algorithm 1).
 
     The state has two means of each parameter, under `("mean", name)` and `("square", name)`, and
-    under `("steps", name)` how many steps it has had, in float32 at least.
-
-    Raises:
-        ValueError: A parameter is complex.
+    under `("steps", name)` how many steps it has had, in float32 at least. A complex parameter is
+    refused with a ValueError.
     """
     new_params, new_state = {}, {}
     for name, p in params.items():

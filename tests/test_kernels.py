@@ -8,7 +8,6 @@ from torch import nn
 
 from helpers import benchmark, kernels
 from helpers.jacobians import loop_jacobians
-from helpers.kernels import tangent
 from tests.support import wild, zoo
 from tests.support.oracle import Truth
 
@@ -72,7 +71,7 @@ def test_memory_is_bounded_by_chunks_and_not_by_samples():
 
 
 def test_auto_takes_vectors_where_the_jacobian_of_one_sample_is_too_large(monkeypatch):
-    monkeypatch.setattr(tangent, "_CHUNK", 2**19)
+    monkeypatch.setattr(kernels, "_CHUNK", 2**19)
     weight = nn.Parameter(torch.randn(20, 2000))
     model = zoo.Apply(lambda m, x: (x[:, None] * m.weight).sum(2), weight=weight)
     auto, by_rows = (

@@ -93,15 +93,11 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("got", OUTPUTS)
 def test_what_has_no_margin_is_refused(got):
-    state, said = (Apply(OUTPUTS[got]), {}, {}), "must return logits (B, C) with C at least 2, got"
-    with refused(f"{said} {got}"):
-        IMAGES.get_output(*state, torch.ones(3), torch.tensor(0))
-    with refused(f"{said} {got}"):
-        IMAGES.get_out_to_loss_grad(*state, (torch.ones(1, 3), torch.tensor([0])))
+    with refused(f"must return logits (B, C) with C at least 2, got {got}"):
+        IMAGES.get_output(Apply(OUTPUTS[got]), {}, {}, torch.ones(3), torch.tensor(0))
 
 
 @pytest.mark.parametrize("label", [torch.tensor(1.0), torch.tensor([1])], ids=["float", "(B, 1)"])
 def test_labels_that_are_no_class_numbers_are_refused(label):
-    got = f"{(1, *label.shape)} of {label.dtype}"
-    with refused(f"labels must be whole numbers, one for each sample (B,), got {got}"):
+    with refused("labels must be whole numbers, one for each sample (B,)"):
         IMAGES.get_output(nn.Identity(), {}, {}, torch.ones(3), label)

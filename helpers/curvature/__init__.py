@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vjp
+from torch.func import grad, vjp, vmap
 from tqdm import tqdm
 
 from helpers import gradients
@@ -106,20 +106,9 @@ def gauss_newton_product(
 ) -> Vector:
     """Multiply a vector with the generalised Gauss-Newton matrix of a loss.
 
-    Args:
-        model: Any module that maps `(B, ...)` to predictions `(B, Y)`.
-        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors, B at least 1.
-        targets: Likewise; `None` where the loss needs none.
-        vector: `{name: parameter.shape}`. It has to be given.
-        chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
-
-    Returns:
-        `{name: parameter.shape}`, detached.
-
-    Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `vector` no dictionary of tensors.
-        ValueError: One of the refusals of the module.
+    `loss_fn(predictions, targets)`, given a batch of one, returns a scalar; targets are
+    `(B, ...)`, or a tree of such tensors, or `None` where the loss needs none. The rest is as in
+    `fisher_product`, for predictions of any kind. The vector has to be given.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -154,22 +143,7 @@ def empirical_fisher_product(
     """Multiply a vector with the empirical Fisher matrix, the mean of all `g_i g_i^T`.
 
     With labels that were drawn from the model's own probabilities in place of `targets`, its mean
-    over the draws is the Fisher matrix.
-
-    Args:
-        model: Any module that maps `(B, ...)` to predictions `(B, Y)`.
-        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors, B at least 1.
-        targets: Likewise; `None` where the loss needs none.
-        vector: `{name: parameter.shape}`. It has to be given.
-        chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
-
-    Returns:
-        `{name: parameter.shape}`, detached.
-
-    Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `vector` no dictionary of tensors.
-        ValueError: One of the refusals of the module.
+    over the draws is the Fisher matrix. Arguments and refusals are those of `gauss_newton_product`.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -229,19 +203,20 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
     result = first.new_empty(size, size)
 
     def column(flat: Tensor) -> Tensor:
-        parts = flat.split(sizes)
-        vector = {
-            name: part.reshape(tensor.shape).to(tensor.dtype)
-            for (name, tensor), part in zip(like.items(), parts, strict=True)
-        }
-        returned = product(vector)
+        parts = zip(like.items(), flat.split(sizes), strict=True)
+        returned = product({n: part.reshape(t.shape).to(t.dtype) for (n, t), part in parts})
         check_returned(returned, like)
         return torch.cat([returned[name].detach().reshape(-1) for name in like])
 
     starts = range(0, size, chunk_size)
     for start in tqdm(starts, desc="columns", leave=False, disable=len(starts) < 100):
-        count = min(chunk_size, size - start)
-        basis = first.new_zeros(count, size)
-        basis[torch.arange(count), torch.arange(start, start + count)] = 1
-        result[:, start : start + count] = passes.each(column, basis).T
+        basis = first.new_zeros(min(chunk_size, size - start), size)
+        basis.diagonal(start).fill_(1)
+        try:
+            columns = vmap(column)(basis)
+        except RuntimeError as error:
+            if not fallback.leads_to_loop(error):
+                raise
+            columns = torch.stack([column(row) for row in basis])
+        result[:, start : start + chunk_size] = columns.T
     return result

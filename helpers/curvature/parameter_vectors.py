@@ -34,10 +34,7 @@ def check_vector(vector: Vector, params: dict[str, Tensor]) -> None:
             if got != expected:
                 raise ValueError(f"vector[{name!r}] must have {what} {expected}, got {got}")
         if tensor.is_complex():
-            raise ValueError(
-                f"vector[{name!r}] must be real, got {tensor.dtype}: the curvature of complex "
-                "numbers is not defined here"
-            )
+            raise ValueError(f"vector[{name!r}] must be real, got {tensor.dtype}")
 
 
 def check_returned(returned: Vector, like: Vector) -> None:

@@ -7,27 +7,26 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from helpers import jacobians
 from helpers.curvature import push
 from helpers.curvature.parameter_vectors import Vector, check_vector
-from helpers.transforms import batches, checks, fallback, loop, randomness, samples
+from helpers.transforms import batches, checks, fallback, loop, samples
 from helpers.transforms.batches import Batch
 from helpers.transforms.known_wrong import JACREV, OUTSIDE, Refusal
 from helpers.transforms.numbers import wide
 from helpers.transforms.sequences import Sequences
 from helpers.transforms.switches import plain_attention
 
-Weigh = Callable[..., Tensor]
-"""`weigh(outputs, pushed, *sample)` of one sample: what goes back through its Jacobian."""
+Function = Callable[..., Tensor]
 
 
+@fallback.warning_once
 def mean(
     model: nn.Module,
     batch: Batch,
     vector: Vector,
     chunk_size: int | None,
-    weigh: Weigh,
-    loss: Callable[..., Tensor] | None = None,
+    weigh: Function,
+    loss: Function | None = None,
 ) -> Vector:
     """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, *sample_i)`.
 
@@ -43,115 +42,82 @@ def mean(
     dtypes = {name: tensor.dtype for name, tensor in vector.items()}
     vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
-    step, transformable = chunk_size or len(batch), True
+    function = loss or (lambda model, *sample: _outputs(model, batch.of_one(sample)[0]))
+    step, failed = chunk_size or len(batch), None
     for chunk in (batch[start : start + step] for start in range(0, len(batch), step)):
-        if transformable:
+        given = model, function, chunk, vector, (lambda _, pushed, *__: pushed) if loss else weigh
+        if failed is None:
             try:
-                product = _transformed(model, chunk, vector, weigh, loss)
+                product = _transformed(*given)
             except Exception as error:
                 if not fallback.leads_to_loop(error):
                     raise
-                transformable, failed = False, error
-        if not transformable:
-            slowly = partial(_by_jacobians, model, chunk, vector, weigh, loss)
-            product = fallback.to_loop(slowly, failed, model) if loss else slowly()
+                failed = error
+        if failed is not None:
+            product = fallback.to_loop(partial(_one_by_one, *given), failed, model)
         total = {name: tensor + product[name] for name, tensor in total.items()}
     return {name: (tensor / len(batch)).to(dtypes[name]) for name, tensor in total.items()}
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in the dtype in which numbers are added up, indices as they are."""
-    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
-
-
 def _transformed(
-    model: nn.Module,
-    chunk: Batch,
-    vector: Vector,
-    weigh: Weigh,
-    loss: Callable[..., Tensor] | None,
+    model: nn.Module, function: Function, chunk: Batch, vector: Vector, weigh: Function
 ) -> Vector:
     """Go from the parameters to the outputs of all samples, and back."""
     if len(chunk.tensors) < len(chunk.leaves):
         raise Refusal("samples of unequal length")
-    run = samples.functional(loss or _outputs(chunk), model, vector, JACREV, OUTSIDE)
+    run = samples.functional(function, model, vector, JACREV, OUTSIDE)
     with samples.running(model, vector) as (_, params, buffers), plain_attention:
         fixed = {name: _wide(buffer) for name, buffer in buffers.items()}
         for name, parameter in model.named_parameters():
             if name not in params and parameter.dtype != wide(parameter.dtype):
                 fixed[name] = _wide(parameter.detach())
         params = {name: _wide(tensor) for name, tensor in params.items()}
-
-        def outputs_of(params: dict[str, Tensor]) -> Tensor:
-            leaves = tuple(map(_wide, chunk.leaves))
-            return vmap(run, in_dims=(None, None, *chunk.in_dims))(params, fixed, *leaves)
-
-        outputs, pull = vjp(outputs_of, params)
+        leaves = tuple(map(_wide, chunk.leaves))
+        run_all = vmap(run, in_dims=(None, None, *chunk.in_dims))
+        outputs, pull = vjp(lambda own: run_all(own, fixed, *leaves), params)
         pushed = push.push(outputs, pull, vector)
-        weighed = pushed if loss else each(weigh, outputs, pushed, *chunk.leaves)
+        weighed = vmap(weigh)(outputs, pushed, *chunk.leaves)
         (product,) = pull(weighed)
         push.check_pushed(pushed, weighed, product, vector)
     return {name: tensor.detach() for name, tensor in product.items()}
 
 
-def _by_jacobians(
-    model: nn.Module,
-    chunk: Batch,
-    vector: Vector,
-    weigh: Weigh,
-    loss: Callable[..., Tensor] | None,
+def _one_by_one(
+    model: nn.Module, function: Function, chunk: Batch, vector: Vector, weigh: Function
 ) -> Vector:
-    """Do the same with Jacobians of the chunk, `(B, Y, *shape)`; of a loss, Y is 1."""
-    if loss:
-        found = loop.gradients(loss, model, checks.select_parameters(model, vector), chunk.leaves)
-        blocks = {name: _wide(gradient)[:, None] for name, gradient in found.items()}
-    else:
-        every = jacobians.unflatten_jacobians(jacobians.func_jacobians(model, chunk), model)
-        blocks = {name: _wide(every[name]) for name in vector}
-    pushed = sum(
-        torch.einsum("byp,p->by", block.reshape(*block.shape[:2], -1), vector[name].reshape(-1))
-        for name, block in blocks.items()
-    )
-    weighed = pushed
-    if not loss:
-        outputs: list[Tensor] = [pushed] * len(chunk)
-        loop.for_each(_outputs(chunk), model, every, chunk.leaves, outputs.__setitem__)
-        sample = [leaf if isinstance(leaf, Sequences) else _wide(leaf) for leaf in chunk.leaves]
-        weighed = each(weigh, _wide(torch.stack(outputs).detach()), pushed, *sample)
-    return {name: torch.einsum("by...,by->...", block, weighed) for name, block in blocks.items()}
+    """Do the same for a sample at a time, with a backward pass for each output."""
+    own, products = dict(model.named_parameters()), []
+    leaves = [own[name] for name in vector]
+
+    def multiply(model: nn.Module, *sample: Tensor) -> list[Tensor]:
+        outputs = function(model, *sample)
+        rows = [loop.by_backward(each, leaves, retain_graph=True) for each in outputs.reshape(-1)]
+        blocks = [_wide(torch.stack(each)).view(len(rows), -1) for each in zip(*rows, strict=True)]
+        parts = zip(blocks, vector.values(), strict=True)
+        pushed = sum(block @ part.reshape(-1) for block, part in parts)
+        outputs = _wide(outputs.detach())
+        weighed = weigh(outputs, pushed.view_as(outputs), *map(_wide, sample)).reshape(-1)
+        return [weighed @ block for block in blocks]
+
+    # All parameters require a gradient, since a checkpoint may need those of others.
+    names = checks.select_parameters(model)
+    loop.for_each(multiply, model, names, chunk.leaves, lambda _, each: products.append(each))
+    summed = (sum(parts) for parts in zip(*products, strict=True))
+    return {n: part.view(t.shape) for (n, t), part in zip(vector.items(), summed, strict=True)}
 
 
-def _outputs(batch: Batch) -> Callable[..., Tensor]:
-    """Make a function that runs the model on one sample."""
-    return lambda model, *sample: _of_one(batches.call(model, batch.of_one(sample)[0]))
+def _wide(tensor: Tensor | Sequences) -> Tensor | Sequences:
+    """Return a tensor in the dtype in which numbers are added up, indices as they are."""
+    numbers = isinstance(tensor, Tensor) and tensor.is_floating_point()
+    return tensor.to(wide(tensor.dtype)) if numbers else tensor
 
 
-def _of_one(outputs: Tensor) -> Tensor:
-    """Return what a model gave for a batch of one without the dimension B."""
+def _outputs(model: nn.Module, data: object) -> Tensor:
+    """Run a model on a batch of one, and return what it gave without the dimension B."""
+    outputs = batches.call(model, data)
     if not isinstance(outputs, Tensor) or outputs.shape[:1] != (1,):
         what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
     if outputs.is_complex():
-        raise ValueError(
-            f"the model must return real outputs, got {outputs.dtype}: the curvature of complex "
-            "numbers is not defined here"
-        )
+        raise ValueError(f"the model must return real outputs, got {outputs.dtype}")
     return outputs.squeeze(0)
-
-
-def each(function: Callable[..., Tensor], *batch: Tensor | Sequences) -> Tensor:
-    """Call a function for each sample: with `vmap`, or in a loop if it cannot be transformed."""
-    device = batch[0].device
-    before = randomness.random_state(device)
-    try:
-        if not any(isinstance(leaf, Sequences) for leaf in batch):
-            return vmap(function)(*batch)
-    except RuntimeError as error:
-        if "randomness error mode" in str(error):
-            raise ValueError(randomness.RANDOMNESS) from error
-        if not fallback.leads_to_loop(error):
-            raise
-    results = torch.stack([function(*sample) for sample in zip(*batch, strict=True)])
-    if not randomness.alike(before, randomness.random_state(device)):
-        raise ValueError(randomness.RANDOMNESS)
-    return results

@@ -6,8 +6,7 @@ would get alone, from the same start and the same data: nothing passes from one 
 Optimizers are functions here: those of `helpers.optimizers`.
 """
 
-from helpers.ensembles.predictions import predict
 from helpers.ensembles.stacks import Ensemble, initialise, stack
-from helpers.ensembles.training import draw_orders, train
+from helpers.ensembles.training import draw_orders, predict, train
 
 __all__ = ["Ensemble", "draw_orders", "initialise", "predict", "stack", "train"]

@@ -24,9 +24,7 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
         checks.check_one_process(model)
         checks.check_callable(model)
         if reaches_script((model,)):
-            raise ValueError(
-                "models must hold nothing scripted, whose gradients are wrong under torch.vmap"
-            )
+            raise ValueError("models must hold nothing scripted: torch.vmap gets it wrong")
         ours, theirs = facts_of(models[0]), facts_of(model)
         for place in ours | theirs:
             one, other = (facts.get(place, "missing") for facts in (ours, theirs))
@@ -38,12 +36,12 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
                 )
         tensors.append(dict(model.named_parameters()) | dict(model.named_buffers()))
         for name, tensor in tensors[-1].items():
-            owner = owners.setdefault(tensor.untyped_storage().data_ptr(), (index, name))
-            if owner[0] != index and tensor.numel():
+            owner, theirs = owners.setdefault(tensor.untyped_storage().data_ptr(), (index, name))
+            if owner != index and tensor.numel():
                 raise ValueError(
-                    f"models must not share tensors: {name} of model {index} is {owner[1]} of "
-                    f"model {owner[0]}, and each would get a copy of its own; map over the others "
-                    "and pass what is shared with in_dims=None"
+                    f"models must not share tensors: {name} of model {index} is {theirs} of model "
+                    f"{owner}, and each would get a copy of its own; map over the others and pass "
+                    "what is shared with in_dims=None"
                 )
     return tensors
 

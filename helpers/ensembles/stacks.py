@@ -41,12 +41,7 @@ class Ensemble:
 def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:
     """Make one network from each seed, as it would be made alone after `torch.manual_seed`.
 
-    Args:
-        build: Makes a network, without arguments.
-        seeds: M whole numbers. The random stream of the CPU is left as it was.
-
-    Returns:
-        The networks, stacked.
+    The random stream of the CPU is left as it was.
 
     Raises:
         ValueError: There is no seed, or the networks cannot be stacked; see `stack`.
@@ -67,19 +62,11 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     Unlike `torch.func.stack_module_state`, it compares the layers and not their tensors alone: a
     Tanh would silently become the first network's ReLU. Compared are classes, modes, tensors, and
     attributes that are numbers, texts, tensors or functions, of which only the names count. What
-    differs must be a parameter or a buffer.
-
-    Args:
-        models: M networks of one architecture and one mode. They are not changed. The first is
-            what runs: its mode and its attributes are those of all.
-
-    Returns:
-        Their tensors, copied and stacked.
+    differs must be a parameter or a buffer. Tensors are copied. The first model is what runs.
 
     Raises:
         ValueError: There is no model, or no tensor in it; one lies in several processes or is
-            scripted; two differ in what is compared, or share a tensor, of which each would get a
-            copy of its own.
+            scripted; two differ in what is compared, or share a tensor.
     """
     models = list(models)
     if not models:

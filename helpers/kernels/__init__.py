@@ -7,7 +7,146 @@ push a vector through a vjp and a jvp, or use the structure of the layers. None 
 than two chunks of samples at a time, however many samples and parameters there are.
 """
 
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from helpers.jacobians import no_jacobians
+from helpers.kernels import columns, sides
 from helpers.kernels.regression import solve
-from helpers.kernels.tangent import ntk
+from helpers.transforms import batches, checks
+from helpers.transforms.batches import Batch, Tree
 
 __all__ = ["ntk", "solve"]
+
+METHODS = ("auto", "jacobian", "vector", "structured")
+
+# How many numbers both sides of a block are meant to hold together: 512 MB in float32.
+_CHUNK = 2**27
+
+
+@torch.inference_mode(False)
+def ntk(
+    model: nn.Module,
+    x1: Tree,
+    x2: Tree | None = None,
+    *,
+    method: str = "auto",
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Compute the empirical neural tangent kernel between two batches, or of one with itself.
+
+    A bar shows the progress of what takes more than a second.
+
+    Args:
+        model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
+        x1: `(N1, ...)`, or a tree of such tensors.
+        x2: `(N2, ...)`, likewise, with samples of the same shape; `None` means `x1`, and half of
+            the work.
+        method: `"jacobian"` contracts Jacobians `(c, Y, P)` of chunks. `"structured"` takes one
+            parameter after the other, and that of a linear layer which meets one vector a sample
+            by its inputs and output gradients alone: `(x x') (g g')`. `"vector"` takes one output
+            of one sample after the other, with a vjp and a jvp: N2 x Y passes over `x1`, and a
+            memory of P. `"auto"` takes the structure where layers have one, else Jacobians, and
+            vectors where the Jacobian of one sample is too large.
+        chunk_size: How many samples of a side to take at a time; `None` takes as many as 512 MB
+            are estimated to hold.
+
+    Returns:
+        `(N1, N2, Y, Y)`, detached.
+
+    Raises:
+        TypeError: `x1` or `x2` is no tree of tensors.
+        ValueError: The samples of `x1` and `x2` differ in shape, the method is unknown, the kernel
+            or two chunks of Jacobians would not fit into the memory that is free, or one of the
+            refusals of `helpers.jacobians.func_jacobians`.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)  # the gradient of the output is the input
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
+        >>> ntk(model, x)[:, :, 0, 0]
+        tensor([[1., 1.],
+                [1., 5.]])
+    """
+    symmetric = x2 is None
+    checks.check_model(model)
+    x1 = batches.take(model, x1=x1)
+    x2 = x1 if symmetric else batches.take(model, x2=x2)
+    one, other = ([tuple(leaf.shape[1:]) for leaf in x.tensors.values()] for x in (x1, x2))
+    if one != other:
+        one, other = (", ".join(map(str, each)) for each in (one, other))
+        raise ValueError(f"x1 and x2 must hold samples of one shape, got {one} and {other}")
+    if method not in METHODS:
+        raise ValueError(f"method must be {', '.join(map(repr, METHODS))}, got {method!r}")
+    checks.check_options(chunk_size)
+    empty = no_jacobians(model, x1)
+    _, outputs, count = empty.shape  # Y and P
+    shape = (len(x1), len(x2), outputs, outputs)
+    way_out = "give fewer samples, or a part of x2 at a time"
+    _check_room(f"the kernel {shape}", empty.new_empty(1).expand(shape), way_out)
+    kernel = empty.new_zeros(shape)
+    if kernel.numel() == 0 or count == 0:
+        return kernel
+    method, dense = _choose(method, model, x1, outputs, count)
+    # What a network keeps of a sample is not known before it has run: for each output, some tens of
+    # times what the sample has.
+    size = sum(leaf[0].numel() for leaf in x1.leaves)
+    if method == "vector":
+        return columns.fill(model, x1, x2, kernel, chunk_size or max(1, _CHUNK // (128 * size)))
+    step = chunk_size or max(1, _CHUNK // (2 * outputs * (dense + 64 * size) + 2))
+    if chunk_size is not None:
+        jacobians = empty.new_empty(1).expand(
+            sum(min(step, len(x)) for x in (x1, x2)), outputs, dense
+        )
+        way_out = "a smaller chunk_size helps, or method='vector'"
+        _check_room(f"with chunk_size={step} the Jacobians of two chunks", jacobians, way_out)
+    side = partial(sides.structured if method == "structured" else sides.rows, model, outputs)
+    starts = [
+        (i, j) for i in range(0, len(x1), step) for j in range(i if symmetric else 0, len(x2), step)
+    ]
+    for i, j in tqdm(starts, desc="kernel", leave=False, delay=1):
+        rows, others = slice(i, i + step), slice(j, j + step)
+        if j == (i if symmetric else 0):
+            left = None  # or it would lie beside the next one
+            left = side(x1[rows])
+        right = left if symmetric and i == j else side(x2[others])
+        block = sides.contract(left, right, outputs)
+        del right
+        if block is not None:
+            kernel[rows, others] = block
+            if symmetric and i != j:
+                kernel[others, rows] = block.permute(1, 0, 3, 2)
+    return kernel
+
+
+def _choose(
+    method: str, model: nn.Module, data: Batch, outputs: int, count: int
+) -> tuple[str, int]:
+    """Choose a way; return it, and for how many parameters it holds the derivatives of a sample."""
+    if method in ("auto", "structured"):
+        found = sides.of_outputs(model, data[:1], 1)  # of their sum, for the structure alone
+        params = checks.select_parameters(model)
+        dense = sum(p.numel() for name, p in params.items() if sides.linear(found, name) is None)
+        if dense < count and (method == "structured" or 2 * outputs * dense <= _CHUNK):
+            return "structured", dense
+    vector = method == "vector" or (method == "auto" and 2 * outputs * count > _CHUNK)
+    return "vector" if vector else "jacobian", count
+
+
+def _check_room(what: str, like: Tensor, way_out: str) -> None:
+    """Raise ValueError if a tensor would not fit into free memory, as far as that is known."""
+    size, free = like.numel() * like.element_size(), None
+    if like.device.type == "cuda":
+        kept = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
+        free = torch.cuda.mem_get_info(like.device)[0] + kept
+    elif like.device.type == "cpu":
+        try:
+            with open("/proc/meminfo") as file:
+                fields = dict(line.split(":") for line in file)
+            free = int(fields["MemAvailable"].split()[0]) * 1024
+        except (OSError, KeyError):  # of another system than Linux
+            pass
+    if free is not None and size > free:
+        raise ValueError(f"{what} would have {size / 1e9:,.1f} GB, which are not free: {way_out}")

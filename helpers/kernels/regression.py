@@ -31,24 +31,19 @@ def solve(kernel: Tensor, values: Tensor, *, ridge: float = 0.0) -> Tensor:
     """
     size, outputs = (*values.shape, 0, 0)[:2]
     if values.dim() != 2 or kernel.shape != (size, size, outputs, outputs):
-        raise ValueError(
-            "kernel must be (N, N, Y, Y) and values (N, Y), "
-            f"got {tuple(kernel.shape)} and {tuple(values.shape)}"
-        )
+        shapes = f"{tuple(kernel.shape)} and {tuple(values.shape)}"
+        raise ValueError(f"kernel must be (N, N, Y, Y) and values (N, Y), got {shapes}")
     if not ridge >= 0:
         raise ValueError(f"ridge must be at least 0, got {ridge!r}")
     matrix = kernel.transpose(1, 2).reshape(size * outputs, size * outputs).clone()
     eps, apart = torch.finfo(matrix.dtype).eps, (matrix - matrix.T).abs()
     if len(matrix) and not (apart <= eps**0.5 * matrix.abs().max()).all():  # as of NaN
-        raise ValueError(
-            "kernel must be symmetric and finite, that of samples with themselves: between two "
-            "batches it is not"
-        )
+        raise ValueError("kernel must be symmetric and finite, that of one batch with itself")
     matrix.diagonal().add_(ridge)
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    pivots = factor.diagonal().square()
     rounding = eps * len(matrix)
-    if failed or (len(pivots) and pivots.min() <= rounding * matrix.diagonal().max()):
+    pivots = factor.diagonal().square()
+    if failed or (len(matrix) and pivots.min() <= rounding * matrix.diagonal().max()):
         raise ValueError(
             f"the kernel of {size} samples x {outputs} outputs is singular with ridge={ridge:g}: "
             "two samples are alike, or there are more outputs of samples than parameters; a "

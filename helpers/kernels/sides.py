@@ -66,12 +66,11 @@ def contract(left: Side, right: Side, outputs: int) -> Tensor | None:
     total: Tensor | None = None
     for name in [name for name in left if name in right]:
         one, other = left[name], right[name]
-        if isinstance(one, tuple) and isinstance(other, tuple):
-            grads = (one[1] @ other[1].T).unflatten(0, (-1, outputs)).unflatten(2, (-1, outputs))
-            part = grads.mul_((one[0] @ other[0].T)[:, None, :, None])
-        else:
-            one, other = _dense(one, outputs), _dense(other, outputs)
-            part = (one @ other.T).unflatten(0, (-1, outputs)).unflatten(2, (-1, outputs))
+        factors = isinstance(one, tuple) and isinstance(other, tuple)
+        rows = (one[1], other[1]) if factors else (_dense(one, outputs), _dense(other, outputs))
+        part = (rows[0] @ rows[1].T).unflatten(0, (-1, outputs)).unflatten(2, (-1, outputs))
+        if factors:
+            part *= (one[0] @ other[0].T)[:, None, :, None]
         part = part.to(wide(part.dtype))
         total = part if total is None else total.add_(part)
     return None if total is None else total.transpose(1, 2)

@@ -1,30 +1,18 @@
-"""The pictures of the lessons: each function takes numbers and returns a matplotlib figure."""
+"""The pictures of the lessons: each function takes numbers and returns a matplotlib figure.
 
+A `title` says what there is to see, `xlabel` and `ylabel` what the numbers on the axes are, with
+their unit. Of a measured time there is no title, since it would be another on another machine.
+"""
+
+# ruff: noqa: F401
+from helpers.plots.detection import batches, canaries, rankings, releases
 from helpers.plots.diagrams import in_dims, nested
-from helpers.plots.graphs import agreement, curves, effects, shares, similarities
-from helpers.plots.images import attributions, digits, kernel_gradients, weight_jacobian
-from helpers.plots.privacy import batches, canaries, releases, spreads
-from helpers.plots.timings import multiples
-from helpers.plots.training import matrices, prices, rankings
-
-__all__ = [
-    "agreement",
-    "attributions",
-    "batches",
-    "canaries",
-    "curves",
-    "digits",
-    "effects",
-    "in_dims",
-    "kernel_gradients",
-    "matrices",
-    "multiples",
-    "nested",
-    "prices",
-    "rankings",
-    "releases",
-    "shares",
-    "similarities",
-    "spreads",
-    "weight_jacobian",
-]
+from helpers.plots.graphs import agreement, curves, effects, multiples, prices, shares, spreads
+from helpers.plots.images import (
+    attributions,
+    digits,
+    kernel_gradients,
+    matrices,
+    similarities,
+    weight_jacobian,
+)

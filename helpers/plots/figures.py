@@ -1,8 +1,7 @@
-"""What all pictures share: a width, colours, an image, a figure that is shown once."""
+"""What all pictures share: a width, colours, axes, a figure that is shown once."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from torch import Tensor
 
 WIDTH = 5.4
 """Inches. On a phone, 358 pixels wide, text of 9 points is then 8 pixels high; none is smaller."""
@@ -10,27 +9,44 @@ WIDTH = 5.4
 plt.rcParams["axes.prop_cycle"] = plt.cycler(
     color=["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#555555"]
 )
-# Blue below zero, white at zero, red above; gray is what holds no number.
-SIGNED = plt.get_cmap("RdBu_r").with_extremes(bad="lightgray")
 
 
-def draw_image(axis: plt.Axes, image: Tensor, **options: object) -> object:
-    """Draw one `(height, width)` image without ticks, dark ink on light paper unless told."""
-    options = options or {"cmap": "gray_r", "vmin": 0, "vmax": 1}
-    mappable = axis.imshow(image.cpu(), interpolation="nearest", **options)
-    axis.set(xticks=[], yticks=[])
-    return mappable
+def axes(
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    width: float = WIDTH,
+    grid: str = "",
+    **options: object,
+) -> tuple[Figure, list[plt.Axes]]:
+    """Make a figure, sizes in inches, and its axes, row by row, with a grid of "x" or "both"."""
+    figure = plt.figure(figsize=(width, height), layout="constrained")
+    places = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
+    for axis in places if grid else ():
+        axis.grid(axis=grid, alpha=0.3)
+    return figure, places
 
 
-def finish(figure: Figure, title: str = "", legend: int = 0) -> Figure:
+def finish(
+    figure: Figure, title: str = "", *, legend: int = 0, xlabel: str = "", ylabel: str = ""
+) -> Figure:
     """Close the figure, which a notebook then shows once, under its title.
 
-    A legend of so many columns stands below it, beside what is drawn and not on it. All axes have
-    the same: those of the first.
+    A legend of so many columns stands below it, beside what is drawn and not on it: that of all
+    axes, each name once. `ylabel` is that of all axes, `xlabel` that of the last.
     """
     figure.suptitle(title, fontsize=11)
+    named: dict[str, object] = {}
+    for axis in figure.axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
+        if ylabel:
+            axis.set_ylabel(ylabel)
+    if xlabel:
+        figure.axes[-1].set_xlabel(xlabel)
     if legend:
-        handles = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*handles, fontsize=9, loc="outside lower center", ncols=legend)
+        place = {"loc": "outside lower center", "ncols": legend}
+        figure.legend(named.values(), named, fontsize=9, **place)
     plt.close(figure)
     return figure

@@ -2,142 +2,189 @@
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
+import numpy as np
 import torch
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
-from helpers.plots.figures import SIGNED, WIDTH, finish
+from helpers.plots.figures import axes, finish
 
-
-def similarities(matrix: Tensor, labels: Tensor, *, title: str) -> Figure:
-    """Draw a matrix of cosine similarities `(B, B)` with its samples ordered by class.
-
-    Args:
-        matrix: `(B, B)`, entries from -1 to 1.
-        labels: `(B,)`.
-        title: What there is to see.
-    """
-    order = labels.cpu().argsort(stable=True)
-    classes, counts = labels.cpu().unique(return_counts=True)
-    ends = counts.cumsum(0)
-    figure, axis = plt.subplots(figsize=(5, 4), layout="constrained")
-    ordered = matrix.cpu()[order][:, order]
-    mappable = axis.imshow(ordered, cmap=SIGNED, vmin=-1, vmax=1, interpolation="nearest")
-    for end in ends[:-1].tolist():
-        axis.axhline(end - 0.5, color="black", linewidth=0.4)
-        axis.axvline(end - 0.5, color="black", linewidth=0.4)
-    middles = (ends - counts / 2 - 0.5).tolist()
-    axis.set_xticks(middles, classes.tolist())
-    axis.set_yticks(middles, classes.tolist())
-    axis.set(xlabel="class of one sample", ylabel="class of the other")
-    figure.colorbar(mappable, label="cosine similarity")
-    return finish(figure, title)
+MARKERS = "osD^v*PX"
+KEPT = ", freed memory kept"
+"""What ends the name of a method that was measured while freed memory was kept."""
 
 
 def curves(
     x: Sequence[float],
     series: dict[str, Sequence[float]],
     *,
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
     level: float | None = None,
+    **labels: str,
 ) -> Figure:
-    """Draw several curves over one positive axis, both axes logarithmic.
+    """Draw several curves over N positive numbers, both axes logarithmic.
 
-    Args:
-        x: N positive numbers.
-        series: `{name: N positive numbers}`.
-        xlabel: What `x` is, with its unit.
-        ylabel: What the series are, with their unit.
-        title: What there is to see; of a measured time, it would be another on another machine.
-        level: Where to draw a horizontal line to compare with, if anywhere.
+    Series are `{name: N positive numbers}`; `level` is where to draw a line to compare with.
     """
-    figure, axis = plt.subplots(figsize=(WIDTH, 3.7), layout="constrained")
-    for (name, y), marker in zip(series.items(), "osD^v*PX", strict=False):
+    figure, (axis,) = axes(3.7, grid="both")
+    for (name, y), marker in zip(series.items(), MARKERS, strict=False):
         axis.plot(x, y, marker=marker, label=name)
-    axis.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    axis.set(xscale="log", yscale="log")
+    _readable(axis.yaxis)
     ticks: list[float] = []
     for value in x:
         if not ticks or value > ticks[-1] * (x[-1] / x[0]) ** 0.07:  # or their numbers would touch
             ticks.append(value)
     axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.minorticks_off()
     axis.margins(y=0.15)
-    axis.grid(alpha=0.3)
     if level is not None:
         axis.axhline(level, color="gray", linestyle="--")
-    return finish(figure, title, legend=2)
+    return finish(figure, legend=2, **labels)
 
 
-def agreement(predicted: Tensor, exact: Tensor, *, xlabel: str, ylabel: str, title: str) -> Figure:
-    """Draw by how much predictions are missed, against the predictions: at zero they are right.
+def spreads(
+    places: Sequence[str],
+    series: Mapping[str, Tensor],
+    *,
+    baselines: Mapping[str, float] | None = None,
+    **labels: str,
+) -> Figure:
+    """Draw several runs for each place of an axis: a point for each run, a line through the means.
 
-    Args:
-        predicted: `(N,)`.
-        exact: `(N,)`.
-        xlabel: What `predicted` is, with its unit.
-        ylabel: What exact minus predicted is, in the same unit.
-        title: What there is to see.
+    Places are K names, series `{name: (K, R)}`, R runs at each place, and baselines `{name of a
+    series: its level}`, drawn as a dashed line in the same colour.
     """
-    figure, axis = plt.subplots(figsize=(WIDTH, 3.4), layout="constrained")
+    figure, (axis,) = axes(3.7, grid="both")
+    for number, ((name, runs), marker) in enumerate(zip(series.items(), MARKERS, strict=False)):
+        look = {"color": f"C{number}", "marker": marker}
+        axis.plot(places, runs.mean(dim=1).cpu(), **look, label=name)
+        points = {"linestyle": "", "markersize": 4, "alpha": 0.5, "markeredgewidth": 0}
+        axis.plot(places, runs.cpu(), **look, **points)
+        if baselines and name in baselines:
+            axis.axhline(baselines[name], color=f"C{number}", linestyle="--", linewidth=0.9)
+    return finish(figure, legend=min(len(series), 3), **labels)
+
+
+def agreement(predicted: Tensor, exact: Tensor, **labels: str) -> Figure:
+    """Draw by how much predictions `(N,)` are missed, against them: at zero they are right."""
+    figure, (axis,) = axes(3.4, grid="both")
     axis.axhline(0, color="gray", linewidth=0.8)
     axis.scatter(predicted.cpu(), (exact - predicted).cpu(), s=10, alpha=0.5, linewidths=0)
-    axis.set(xlabel=xlabel, ylabel=ylabel)
-    axis.grid(alpha=0.3)
-    return finish(figure, title)
+    return finish(figure, **labels)
 
 
-def effects(groups: dict[str, Tensor], *, xlabel: str, title: str, digits: int = 1) -> Figure:
-    """Draw groups of numbers as rows of points, sorted by their means, each mean as a bar.
+def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Figure:
+    """Draw groups `{name: (T,)}` as rows of points, sorted by their means, each mean as a bar.
 
-    Args:
-        groups: `{name: (T,)}`.
-        xlabel: What the numbers are, with their unit.
-        title: What there is to see.
-        digits: Of each mean, behind the point.
+    A mean has so many digits behind the point.
     """
     ordered = sorted(groups.items(), key=lambda item: item[1].mean().item(), reverse=True)
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.6 * len(groups) + 1.2), layout="constrained")
+    figure, (axis,) = axes(0.6 * len(groups) + 1.2, grid="x")
     for row, (_, group) in enumerate(ordered):
         values, mean = group.cpu(), group.mean().item()
         # Two lanes below the row's name, so that equal values do not hide each other.
         lanes = row + 0.12 + 0.12 * (torch.arange(len(values)) % 2)
         axis.scatter(values, lanes, color="gray", s=14, alpha=0.6, linewidths=0)
         axis.vlines(mean, row - 0.18, row + 0.36, color="C0", linewidth=3)
-        axis.annotate(
-            f"{round(mean, digits) + 0:.{digits}f}",  # no "-0.0"
-            (mean, row - 0.24),
-            ha="center",
-            va="bottom",
-            color="C0",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-        )
+        said = f"{round(mean, digits) + 0:.{digits}f}"  # no "-0.0"
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axis.text(mean, row - 0.24, said, ha="center", va="bottom", color="C0", bbox=paper)
     axis.axvline(0, color="black", linewidth=0.8, zorder=0)
     axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
-    axis.set(xlabel=xlabel, ylim=(len(ordered) - 0.4, -0.75))
-    axis.grid(axis="x", alpha=0.3)
-    return finish(figure, title)
+    axis.set_ylim(len(ordered) - 0.4, -0.75)
+    return finish(figure, **labels)
 
 
 def shares(values: Mapping[str, float], *, xlabel: str, title: str) -> Figure:
-    """Draw shares as bars, each with its percentage.
-
-    Args:
-        values: `{name: share}`, 1 for all of it.
-        xlabel: What they are shares of.
-        title: What there is to see.
-    """
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.34 * len(values) + 1), layout="constrained")
+    """Draw shares `{name: share}`, 1 for all of it, as bars, each with its percentage."""
+    figure, (axis,) = axes(0.34 * len(values) + 1, grid="x")
     bars = axis.barh(list(values), [100 * share for share in values.values()])
     axis.bar_label(bars, fmt="%.0f %%", fontsize=9, padding=3)
     axis.invert_yaxis()
-    axis.set(xlabel=f"{xlabel} (%)")
-    axis.margins(x=0.2)
     axis.set_xticks(range(0, 101, 25))
-    axis.grid(axis="x", alpha=0.3)
-    return finish(figure, title)
+    axis.margins(x=0.2)
+    return finish(figure, title, xlabel=f"{xlabel} (%)")
+
+
+def multiples(runs: Mapping[str, Mapping[str, tuple[float, float]]], *, reference: str) -> Figure:
+    """Draw how many times the reference each method takes, a line each, the fastest on top.
+
+    A method that was also measured with freed memory kept has both points on its line, the latter
+    hollow. Methods are sorted by the last run that has them. A line goes from one quartile to the
+    other where they are a third of the median or more apart. Runs are `{name of the run: {method:
+    (median, spread)}}`, of more or fewer of the same methods; the reference is the one that is 1.
+    """
+    latest: dict[str, float] = {}
+    for measured in runs.values():
+        for method, times in measured.items():
+            plain = method.removesuffix(KEPT)
+            latest[plain] = measured.get(plain, times)[0] / measured[reference][0]
+    methods = sorted(latest, key=latest.get)
+    figure, (axis,) = axes(0.42 * len(methods) + 1.6, grid="both")
+    for number, (run, measured) in enumerate(runs.items()):
+        unit = measured[reference][0]
+        for kept in (False, True):
+            there = {m: t for m, t in measured.items() if m.endswith(KEPT) == kept}
+            spreads = [spread if 3 * spread > median else 0 for median, spread in there.values()]
+            axis.errorbar(
+                [median / unit for median, _ in there.values()],
+                [methods.index(method.removesuffix(KEPT)) for method in there],
+                xerr=[spread / unit / 2 for spread in spreads],
+                fmt=MARKERS[number % len(MARKERS)],
+                color=f"C{number}",
+                markerfacecolor="white" if kept else f"C{number}",
+                label=run + (KEPT if kept else ""),
+            )
+    axis.axvline(1, color="black", linewidth=0.8, zorder=0)
+    for place, method in enumerate(methods):  # above its line, since names are long
+        axis.annotate(method, (0.01, place - 0.33), xycoords=axis.get_yaxis_transform(), fontsize=9)
+    axis.set_yticks(range(len(methods)), [])
+    axis.set_ylim(len(methods) - 0.5, -0.8)
+    axis.set_xscale("log")
+    _readable(axis.xaxis)
+    axis.margins(x=0.08)
+    return finish(figure, legend=1, xlabel=f"time, as a multiple of the {reference}")
+
+
+def prices(
+    batches: Sequence[int],
+    steps: Mapping[str, Sequence[float]],
+    fits: Mapping[str, tuple[float, float]],
+    *,
+    title: str,
+) -> Figure:
+    """Draw what each of N rising batch sizes costs, in steps and in samples, with fitted curves.
+
+    Steps are `{name of an end: N steps to it}`, infinite where it was not reached, and fits
+    `{name: (fewest steps, critical batch)}`.
+    """
+    figure, (axis,) = axes(4, grid="both")
+    sizes, reached = np.array(batches), False
+    for index, (name, own) in enumerate(steps.items()):
+        # An end that was not reached has no place.
+        color, own = f"C{index}", np.where(np.isinf(own), np.nan, own)
+        reached |= np.isfinite(own).any()
+        axis.plot(own, own * sizes, "oD^v"[index % 4], color=color, markersize=5, label=name)
+        if index == len(steps) - 1:  # the uppermost, beside which there is room
+            for place, shift, side in ((0, (0, -14), "center"), (-1, (8, 0), "left")):
+                text, at = f"B = {sizes[place]}", (own[place], own[place] * sizes[place])
+                if np.isfinite(at[0]):
+                    axis.annotate(text, at, shift, textcoords="offset points", ha=side, fontsize=9)
+        if name in fits:
+            fewest, critical = fits[name]
+            fine = np.geomspace(sizes[0] / 1.5, sizes[-1] * 1.5, 200)
+            along = fewest * (1 + critical / fine)
+            axis.plot(along, along * fine, color=color, linewidth=1)
+            axis.plot(2 * fewest, 2 * fewest * critical, "s", color=color, mfc="white", ms=9)
+    axis.plot([], [], "s", color="gray", mfc="white", ms=9, label="critical batch")
+    scale = "log" if reached else "linear"  # logarithmic axes refuse to have nothing on them
+    axis.set(xscale=scale, yscale=scale)
+    return finish(figure, title, legend=2, xlabel="steps S", ylabel="samples E = B S")
+
+
+def _readable(axis: Axis) -> None:
+    """Number a logarithmic axis with 1, 2, 5, 10 in place of powers of ten."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.axes.minorticks_off()

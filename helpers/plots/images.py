@@ -1,86 +1,32 @@
-"""Pictures of samples, and of gradients that have the shape of images."""
+"""Pictures of samples, of gradients that have the shape of images, and of matrices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from torch import Tensor
 
-from helpers.plots.figures import SIGNED, WIDTH, draw_image, finish
+from helpers.plots.figures import WIDTH, axes, finish
 
 IN_A_ROW = 5
 """Digits in one row of a picture: more of them would be too small to read on a phone."""
+# Blue below zero, white at zero, red above; gray is what holds no number.
+_SIGNED = plt.get_cmap("RdBu_r").with_extremes(bad="lightgray")
 
 
 def digits(images: Tensor, titles: Sequence[object], *, title: str = "") -> Figure:
     """Draw images `(N, 1, 28, 28)`, five in a row, each under its title, all under `title`."""
     columns = min(IN_A_ROW, len(images))
     rows = -(-len(images) // columns)
-    size = (WIDTH / IN_A_ROW * columns, 1.4 * rows + (0.3 if title else 0))
-    figure = plt.figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat[len(images) :]:
+    height, width = 1.4 * rows + (0.3 if title else 0), WIDTH / IN_A_ROW * columns
+    figure, places = axes(height, rows, columns, width=width)
+    for axis in places[len(images) :]:
         axis.axis("off")
-    for axis, image, own in zip(axes.flat, images, titles, strict=False):
-        draw_image(axis, image[0])
+    for axis, image, own in zip(places, images, titles, strict=False):
+        _draw(axis, image[0])
         axis.set_title(str(own), fontsize=10)
-    return finish(figure, title)
-
-
-def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor, *, title: str) -> Figure:
-    """Draw digits beside the gradients of a first convolution's kernels, one digit a row.
-
-    Args:
-        images: `(N, 1, 28, 28)`.
-        gradients: `(N, channels, 1, height, width)`, one gradient for each image, with a multiple
-            of 4 channels.
-        labels: `(N,)`.
-        title: What there is to see.
-    """
-    count, channels, _, height, width = gradients.shape
-    # A frame of NaN around each kernel keeps them apart.
-    tiles = torch.nn.functional.pad(gradients[:, :, 0].cpu(), (0, 1, 0, 1), value=torch.nan)
-    tiles = tiles.reshape(count, 4, channels // 4, height + 1, width + 1).transpose(2, 3)
-    mosaics = tiles.reshape(count, 4 * (height + 1), -1)[:, :-1, :-1]
-    ratio = mosaics.shape[2] / mosaics.shape[1]  # the row is as high as its digit is wide
-    figure = plt.figure(figsize=(1.5 * (1 + ratio) + 0.3, 1.56 * count + 1), layout="constrained")
-    axes = figure.subplots(count, 2, squeeze=False, width_ratios=(1, ratio))
-    limit = gradients.abs().max().item()
-    for row, image, mosaic, label in zip(axes, images, mosaics, labels.tolist(), strict=True):
-        draw_image(row[0], image[0])
-        row[0].set_ylabel(f"label {label}", fontsize=10)
-        mappable = draw_image(row[1], mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
-    bar = figure.colorbar(mappable, ax=axes[:, 1], location="bottom", aspect=40, pad=0.01)
-    bar.set_label("gradient of the loss by one weight", fontsize=10)
-    return finish(figure, title)
-
-
-def weight_jacobian(jacobian: Tensor, *, title: str) -> Figure:
-    """Draw the Jacobian of one sample by a first layer's weights.
-
-    Args:
-        jacobian: `(Y, hidden, 784)`: for each output a row of images, one for each hidden unit,
-            red where more of the weight raises that output, blue where it lowers it.
-        title: What there is to see.
-    """
-    outputs, hidden, _ = jacobian.shape
-    tiles = jacobian.cpu().reshape(outputs, hidden, 28, 28)
-    mosaic = tiles.transpose(1, 2).reshape(outputs * 28, hidden * 28)
-    limit = mosaic.abs().max().item()
-    figure, axis = plt.subplots(
-        figsize=(WIDTH, WIDTH * outputs / hidden + 1.5), layout="constrained"
-    )
-    mappable = axis.imshow(mosaic, cmap=SIGNED, vmin=-limit, vmax=limit)
-    for edge in range(1, outputs):
-        axis.axhline(28 * edge - 0.5, color="lightgray", linewidth=0.5)
-    for edge in range(1, hidden):
-        axis.axvline(28 * edge - 0.5, color="lightgray", linewidth=0.5)
-    units = range(0, hidden, 2)  # the number of each would touch the next
-    axis.set_xticks([28 * unit + 13.5 for unit in units], units)
-    axis.set_yticks([28 * output + 13.5 for output in range(outputs)], range(outputs))
-    axis.set(xlabel="hidden unit, whose 784 weights make one tile", ylabel="output")
-    figure.colorbar(mappable, label="derivative", location="bottom", shrink=0.8, aspect=40)
     return finish(figure, title)
 
 
@@ -95,27 +41,128 @@ def attributions(
 ) -> Figure:
     """Draw digits beside the training digits that most raise and most lower their margins.
 
-    Args:
-        targets: `(T, 1, 28, 28)`, two rows of the picture for each.
-        names: T names of the targets.
-        images: `(N, 1, 28, 28)`, the training digits.
-        labels: `(N,)`, which stand above the digits shown.
-        order: `(T, N)`, for each target the training digits, the most raising one first.
-        title: What there is to see.
+    Targets are `(T, 1, 28, 28)` with T names, two rows of the picture for each; training digits are
+    `(N, 1, 28, 28)`, their labels `(N,)`, and their order `(T, N)`, the most raising one first.
     """
-    count = IN_A_ROW
-    size = (WIDTH, 2.3 * len(targets) + 0.4)
-    figure = plt.figure(figsize=size, layout="constrained")
-    axes = figure.subplots(2 * len(targets), count + 1, squeeze=False)
-    ends = {"raise": slice(0, count), "lower": slice(-1, -count - 1, -1)}
-    for number, (target, name, own) in enumerate(zip(targets, names, order.cpu(), strict=True)):
-        for row, (what, end) in zip(axes[2 * number :], ends.items(), strict=False):
-            chosen = [int(each) for each in own.tolist()[end]]
-            for axis, index in zip(row[1:], chosen, strict=True):
-                draw_image(axis, images[index, 0])
+    figure, places = axes(2.3 * len(targets) + 0.4, 2 * len(targets), IN_A_ROW + 1)
+    left = iter(places)
+    for target, name, own in zip(targets, names, order.tolist(), strict=True):
+        for what, chosen in (("raise", own[:IN_A_ROW]), ("lower", own[: -IN_A_ROW - 1 : -1])):
+            first, *row = (next(left) for _ in range(IN_A_ROW + 1))
+            if what == "raise":
+                _draw(first, target[0])
+                first.set_title(name, fontsize=9)
+            else:
+                first.axis("off")
+            row[0].set_ylabel(what, fontsize=10)
+            for axis, index in zip(row, chosen, strict=True):
+                _draw(axis, images[index, 0])
                 axis.set_title(f"{labels[index]}", fontsize=9)
-            row[1].set_ylabel(what, fontsize=10)
-        draw_image(axes[2 * number, 0], target[0])
-        axes[2 * number, 0].set_title(name, fontsize=9)
-        axes[2 * number + 1, 0].axis("off")
     return finish(figure, title)
+
+
+def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor, *, title: str) -> Figure:
+    """Draw digits beside the gradients of a first convolution's kernels, one digit a row.
+
+    Images are `(N, 1, 28, 28)`, their gradients `(N, channels, 1, height, width)` with a multiple
+    of 4 channels, their labels `(N,)`.
+    """
+    # A frame of NaN around each kernel keeps them apart.
+    tiles = torch.nn.functional.pad(gradients[:, :, 0].cpu(), (0, 1, 0, 1), value=torch.nan)
+    mosaics = [_mosaic(each.unflatten(0, (4, -1)))[:-1, :-1] for each in tiles]
+    ratio = mosaics[0].shape[1] / mosaics[0].shape[0]  # the row is as high as its digit is wide
+    size = {"height": 1.56 * len(images) + 1, "width": 1.5 * (1 + ratio) + 0.3}
+    figure, places = axes(**size, rows=len(images), columns=2, width_ratios=(1, ratio))
+    limit = gradients.abs().max().item()
+    rows = zip(places[::2], places[1::2], images, mosaics, labels.tolist(), strict=True)
+    for left, right, image, mosaic, label in rows:
+        _draw(left, image[0])
+        left.set_ylabel(f"label {label}", fontsize=10)
+        mappable = _draw(right, mosaic, limit)
+    bar = figure.colorbar(mappable, ax=places[1::2], location="bottom", aspect=40, pad=0.01)
+    bar.set_label("gradient of the loss by one weight", fontsize=10)
+    return finish(figure, title)
+
+
+def weight_jacobian(jacobian: Tensor, *, title: str) -> Figure:
+    """Draw the Jacobian `(Y, hidden, 784)` of one sample by a first layer's weights.
+
+    Each output has a row of images, one for each hidden unit, red where more of the weight raises
+    that output, blue where it lowers it.
+    """
+    outputs, hidden, _ = jacobian.shape
+    figure, (axis,) = axes(WIDTH * outputs / hidden + 1.5)
+    mosaic = _mosaic(jacobian.cpu().unflatten(2, (28, 28)))
+    mappable = _draw(axis, mosaic, mosaic.abs().max().item(), interpolation="auto")
+    for line, tiles in ((axis.axhline, outputs), (axis.axvline, hidden)):
+        for edge in range(1, tiles):
+            line(28 * edge - 0.5, color="lightgray", linewidth=0.5)
+    units = range(0, hidden, 2)  # the number of each would touch the next
+    axis.set_xticks([28 * unit + 13.5 for unit in units], units)
+    axis.set_yticks([28 * output + 13.5 for output in range(outputs)], range(outputs))
+    axis.set(xlabel="hidden unit, whose 784 weights make one tile", ylabel="output")
+    figure.colorbar(mappable, label="derivative", location="bottom", shrink=0.8, aspect=40)
+    return finish(figure, title)
+
+
+def similarities(matrix: Tensor, labels: Tensor, *, title: str) -> Figure:
+    """Draw cosine similarities `(B, B)` of samples, ordered by their classes `(B,)`."""
+    order = labels.cpu().argsort(stable=True)
+    classes, counts = labels.cpu().unique(return_counts=True)
+    figure, (axis,) = axes(4, width=5)
+    mappable = _draw(axis, matrix.cpu()[order][:, order], 1)
+    middles = _blocks(axis, counts, linewidth=0.4)
+    axis.set_xticks(middles, classes.tolist())
+    axis.set_yticks(middles, classes.tolist())
+    axis.set(xlabel="class of one sample", ylabel="class of the other")
+    figure.colorbar(mappable, label="cosine similarity")
+    return finish(figure, title)
+
+
+def matrices(
+    columns: Mapping[str, Mapping[str, Tensor]], blocks: Mapping[str, int], *, title: str
+) -> Figure:
+    """Draw matrices over parameters, each column of pictures with colours of its own.
+
+    Columns are `{column: {row: (P, P)}}`, the same rows in each, and blocks `{name: how many of the
+    P belong to it}`, in order.
+    """
+    rows = list(next(iter(columns.values())))
+    figure, places = axes(2.2 * len(rows) + 1.2, len(rows), len(columns))
+    for place, (name, own) in enumerate(columns.items()):
+        column = places[place :: len(columns)]
+        column[0].set_title(name, fontsize=10)
+        # A few entries are far larger than all others: what is above the limit has its colour.
+        limit = torch.quantile(torch.cat([m.abs().flatten() for m in own.values()]), 0.99).item()
+        for axis, row in zip(column, rows, strict=True):
+            mappable = _draw(axis, own[row], limit, interpolation="auto")
+            middles = _blocks(axis, torch.tensor(list(blocks.values())), linewidth=0.3)
+            if place == 0:
+                axis.set_ylabel(row, fontsize=10)
+                axis.set_yticks(middles, list(blocks), fontsize=9)
+        options = {"location": "bottom", "shrink": 0.9, "aspect": 30, "label": "entry"}
+        figure.colorbar(mappable, ax=column, **options)
+    return finish(figure, title)
+
+
+def _draw(
+    axis: plt.Axes, image: Tensor, limit: float | None = None, interpolation: str = "nearest"
+) -> AxesImage:
+    """Draw one image without ticks: dark ink on light paper, or what has signs up to a limit."""
+    low, high, colours = (0, 1, "gray_r") if limit is None else (-limit, limit, _SIGNED)
+    axis.set(xticks=[], yticks=[])
+    return axis.imshow(image.cpu(), interpolation=interpolation, cmap=colours, vmin=low, vmax=high)
+
+
+def _mosaic(tiles: Tensor) -> Tensor:
+    """Lay `(rows, columns, height, width)` out as one image."""
+    return tiles.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def _blocks(axis: plt.Axes, sizes: Tensor, linewidth: float) -> list[float]:
+    """Rule the rows and columns of a matrix into blocks; return where their middles are."""
+    ends = sizes.cumsum(0)
+    for end in ends[:-1].tolist():
+        for line in (axis.axhline, axis.axvline):
+            line(end - 0.5, color="black", linewidth=linewidth)
+    return (ends - sizes / 2 - 0.5).tolist()

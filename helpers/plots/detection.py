@@ -1,0 +1,86 @@
+"""What stands out: a sample in a release or in a training, and scores that find it."""
+
+from collections.abc import Mapping
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from helpers.plots.figures import axes, finish
+
+
+def rankings(panels: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]], *, title: str) -> Figure:
+    """Draw how well scores find samples: the share found against the share of false alarms.
+
+    Panels are `{title: (which to find, {name: scores})}`, boolean and floating point, `(N,)`; a
+    high score means that a sample is to be found.
+    """
+    figure, panes = axes(2 * len(panels) + 1.2, len(panels), grid="both", sharex=True)
+    names = list(dict.fromkeys(name for _, scores in panels.values() for name in scores))
+    for axis, (task, (wanted, scores)) in zip(panes, panels.items(), strict=True):
+        for name, own in scores.items():
+            hits = wanted.cpu()[own.cpu().argsort(descending=True)].double()
+            found, false = ((0, *(h.cumsum(0) / h.sum()).tolist()) for h in (hits, 1 - hits))
+            # One meaning in all panels; where lines lie on each other, the dashes show both.
+            index = names.index(name)
+            look = {"color": f"C{index}", "linestyle": ("-", "--", "-.", ":")[index % 4]}
+            axis.step(false, found, **look, linewidth=2, label=name)
+        axis.axline((0, 0), slope=1, color="gray", linewidth=0.8)
+        axis.set(xlim=(-0.02, 1.02), ylim=(-0.06, 1.06))
+        axis.set_title(task, fontsize=10)
+    labels = {"xlabel": "share of the others ranked above", "ylabel": "share found"}
+    return finish(figure, title, legend=3, **labels)
+
+
+def releases(
+    values: Tensor, without: Tensor, with_one: Tensor, *, allowed: float, title: str
+) -> Figure:
+    """Draw the densities of a release for two neighbouring data sets, and what exceeds a factor.
+
+    The values that may be released, in ascending order, and the densities without and with a
+    sample are `(N,)`. The second may be larger than the first by the factor `allowed`, e to the
+    epsilon.
+    """
+    values, without, with_one = (tensor.cpu() for tensor in (values, without, with_one))
+    figure, (axis,) = axes(3.4, grid="both")
+    axis.plot(values, without, label="without the sample")
+    axis.plot(values, with_one, label="with the sample")
+    bound = allowed * without
+    axis.plot(values, bound, color="gray", linestyle=":", label=f"{allowed:.2f} times the first")
+    above = with_one > bound
+    axis.fill_between(values, bound, with_one, where=above, color="black", label="delta")
+    axis.set_ylim(0, 1.25 * with_one.max())
+    return finish(figure, title, legend=2, xlabel="what is released", ylabel="density")
+
+
+def batches(
+    sums: Mapping[str, Tensor], released: Mapping[str, Tensor], yours: int, *, title: str
+) -> Figure:
+    """Draw the sums of an epoch's batches as bars, and what is released of them as points.
+
+    Both are `{name: (T,)}` in units of the limit, a row of the picture for each name; the batch of
+    the number `yours` is marked.
+    """
+    figure, panes = axes(1.7 * len(sums) + 0.9, len(sums), sharex=True, sharey=True)
+    floor = min(each.min().item() for each in released.values()) - 0.5
+    for axis, (name, heights) in zip(panes, sums.items(), strict=True):
+        colours = ["lightgray"] * len(heights)
+        colours[yours] = "C4"
+        axis.bar(range(len(heights)), heights.cpu() - floor, bottom=floor, width=1, color=colours)
+        axis.scatter(range(len(heights)), released[name].cpu(), color="black", s=6)
+        axis.set_title(f"{name} (the coloured batch)", fontsize=10)
+        axis.margins(x=0.01)
+    xlabel = "step of the epoch (bars: sums; points: with noise)"
+    return finish(figure, title, xlabel=xlabel, ylabel="limits above\nthe others")
+
+
+def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], **labels: str) -> Figure:
+    """Draw the scores of canaries, `{name of the training: (those that were in it, those out)}`."""
+    figure, panes = axes(1.5 * len(scores) + 1.1, len(scores), sharex=True)
+    every = torch.cat([each for pair in scores.values() for each in pair]).cpu()
+    bins = torch.linspace(every.min(), every.max(), 81).tolist()  # the same in all
+    for axis, (name, (inside, outside)) in zip(panes, scores.items(), strict=True):
+        axis.hist(outside.cpu(), bins, color="C5", label="out")
+        axis.hist(inside.cpu(), bins, histtype="step", color="black", linewidth=1.5, label="in")
+        axis.set_title(name, fontsize=10)
+    return finish(figure, legend=2, ylabel="canaries", **labels)
