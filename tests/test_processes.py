@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from helpers import benchmark, compare, data, gradients, jacobians, memory
 from helpers.study import candidates, peers, processes, tables
-from helpers.study.facts import KEEP_FREED, Candidate, Task
+from helpers.study.records import KEEP_FREED, Candidate, Task
 
 SMALL = Task("MLP", 5, "random")
 TASKS = [Task("SimpleCNN", 3, "random"), SMALL, Task("transformer", 3, "random")]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.study import records, tables
-from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
+from helpers.study.records import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
 
 ROOT = Path(__file__).parents[1]
 
