@@ -21,12 +21,7 @@ except ImportError:  # Windows
 # From glibc's malloc.h; see mallopt(3).
 _MXFAST, _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = 1, -1, -3, -4
 _KEEP = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _MXFAST: 0}
-_GROWN = {
-    _TRIM_THRESHOLD: 64 * 2**20,
-    _MMAP_THRESHOLD: 32 * 2**20,
-    _MMAP_MAX: 65536,
-    _MXFAST: 16 * ctypes.sizeof(ctypes.c_size_t),
-}
+_GROWN = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 * 2**20, _MXFAST: 128, _MMAP_THRESHOLD: 32 * 2**20}
 
 
 @contextlib.contextmanager
@@ -79,10 +74,8 @@ def high_water() -> int | None:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its figure includes the process that started this one.
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return None
+        known = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(known["VmHWM"].split()[0]) * 1024 if "VmHWM" in known else None
     if resource is None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
