@@ -34,10 +34,8 @@ def keep_freed() -> Iterator[bool]:
     asks for aligned memory, and what glibc cuts off for that is such a block, kept for small
     requests. So these stores are filled first (those of this thread), or closed (`M_MXFAST`).
 
-    Afterwards all free pages are given back, and tensors from 32 MiB on have mappings of their own
-    again: what glibc comes to by itself, from 128 KiB up, until the size is set.
-
-    The setting holds for the whole process, all its threads, and ends with the outermost block.
+    The setting holds for all threads, and ends with the outermost block: free pages are given back,
+    and tensors from 32 MiB on, which is what glibc comes to by itself, have mappings of their own.
 
     Yields:
         Whether memory is kept: `False`, and nothing is done, without glibc (macOS, Windows, musl)

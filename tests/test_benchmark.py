@@ -13,23 +13,17 @@ def measured(*seconds: float, runs: int = 1) -> Measurement:
     return Measurement(runs, times, TaskSpec(stmt="candidate()", setup=""))
 
 
-class Timed:
-    """Takes so many seconds a run, and remembers how many were asked for."""
-
-    def __init__(self, seconds: float, asked: list[tuple["Timed", int]]) -> None:
-        self.seconds, self.asked = seconds, asked
-
-    def timeit(self, number: int) -> Measurement:
-        self.asked.append((self, number))
-        return measured(self.seconds, runs=number)
-
-
 def test_candidates_take_turns_each_for_the_time_asked_for():
     asked = []
-    fast, slow = Timed(0.01, asked), Timed(0.5, asked)
-    measurements = benchmark.measure({"fast": fast, "slow": slow}, rounds=3, min_run_time=0.1)
-    assert asked == [(fast, 1), (slow, 1), *[(fast, 10), (slow, 1)] * 3]
-    assert measurements["fast"].times == pytest.approx([0.01] * 3), "rounds are merged"
+
+    class Timed(float):  # takes so many seconds a run
+        def timeit(self, number: int) -> Measurement:
+            asked.append((self, number))
+            return measured(self, runs=number)
+
+    times = benchmark.measure({"a": Timed(0.01), "b": Timed(0.5)}, rounds=3, min_run_time=0.1)
+    assert asked == [(0.01, 1), (0.5, 1), *[(0.01, 10), (0.5, 1)] * 3]
+    assert times["a"].times == pytest.approx([0.01] * 3), "rounds are merged"
     for count, rounds in ((0, 5), (1, 0)):
         with pytest.raises(ValueError, match="a round at least"):
             benchmark.measure(dict.fromkeys("a"[:count], int), rounds=rounds)

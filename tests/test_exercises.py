@@ -90,8 +90,7 @@ def test_what_is_given_is_put_back(change, names, capsys):
 
 def test_what_is_left_alone_is_no_matter_and_switches_are_put_back(capsys):
     part = {"holds NaN": torch.full((2,), torch.nan), "one number": torch.tensor(1), "text": "it"}
-    filters = [*warnings.filters]
-    model = torch.nn.Sequential(torch.nn.Linear(3, 1).eval())
+    filters, model = [*warnings.filters], torch.nn.Sequential(torch.nn.Linear(3, 1).eval())
     with exercises.check("Exercise 1", print, parts=[part], models=(model,)):
         model.train()
         _ = part["one number"] + 1

@@ -1,5 +1,6 @@
 """Random projection: what it keeps, its random streams, its memory, and what it refuses."""
 
+import functools
 import subprocess
 import sys
 
@@ -70,10 +71,8 @@ def test_every_model_and_block_has_a_stream_of_its_own_at_any_k(kind, monkeypatc
 
 
 def test_a_seed_means_the_same_numbers_in_another_process_and_for_any_batch():
-    code = (
-        "import torch; from helpers.projection import project;"
-        "print(project({'w': torch.ones(1, 99)}, 3, kind='normal', seed=5, model_id=2).tolist())"
-    )
+    code = "project({'w': torch.ones(1, 99)}, 3, kind='normal', seed=5, model_id=2).tolist()"
+    code = f"import torch; from helpers.projection import project; print({code})"
     grads, state = {"w": torch.ones(4, 99)}, torch.get_rng_state()
     here = project(grads, 3, kind="normal", seed=5, model_id=2)
     assert torch.equal(torch.get_rng_state(), state), "the caller's random stream stays"
@@ -102,15 +101,14 @@ def batches(count: int, size: int) -> list[tuple[Tensor, ...]]:
 
 def test_the_peak_memory_does_not_grow_with_n_times_p(monkeypatch):
     monkeypatch.setattr(matrices, "BLOCK", 2**14)
-    taken = computer()
-    one_batch, large = (
-        benchmark.memory(lambda some=some: project_batches(taken, some, 8)).peak
-        for some in (batches(8, 8), batches(160, 8))
+    taken, whole = computer(), batches(160, 160)[0]
+    few, many = (
+        benchmark.memory(functools.partial(project_batches, taken, each, 8)).peak
+        for each in (batches(8, 8), batches(160, 8))
     )
-    whole = batches(160, 160)[0]
     held = benchmark.memory(lambda: project(taken.compute_per_sample_grad(whole), 8)).peak
-    assert large <= one_batch + 3 * 160 * 8 * 4  # features
-    assert held > 160 * 15_910 * 4 > 8 * large
+    assert many <= few + 3 * 160 * 8 * 4  # features
+    assert held > 160 * 15_910 * 4 > 8 * many
     grads = {"w": torch.ones(1, 50_000)}  # nor is the random matrix there as a whole
     assert benchmark.memory(lambda: project(grads, 64)).peak < 2**14 * 4 + 10_000
 

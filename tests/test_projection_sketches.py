@@ -51,7 +51,7 @@ def test_features_do_not_depend_on_how_gradients_come(name, short):
     expected = project_batches(fast, [case.batch], 10, kind="factored", seed=3, model_id=1)
     assert expected.norm() > 0
     for made, batches in (
-        (computer(IterativeGradientComputer, case), [case.batch]),
+        (computer(IterativeGradientComputer, case), [nothing, case.batch]),
         (computer(FunctionalGradientComputer, case, chunk_size=2), [case.batch]),
         (fast, [nothing, *parts]),
     ):
@@ -63,20 +63,19 @@ def test_features_do_not_depend_on_how_gradients_come(name, short):
 
 
 def test_factors_are_taken_where_they_are_known(short, monkeypatch):
-    case, grouped = zoo.make("cnn"), zoo.make("grouped")
-    fast = computer(FunctionalGradientComputer, case)
-    expected = project_batches(fast, [case.batch], 10, kind="factored")
-    reduced = factors.Map.reduced
+    formed, reduced = [], factors.Map.reduced
 
-    def refuse(self: factors.Map, gradients: Tensor) -> Tensor:
-        assert self.left is self.right is None, "a gradient was formed"
+    def note(self: factors.Map, gradients: Tensor) -> Tensor:
+        formed.append(self.left is not None or self.right is not None)
         return reduced(self, gradients)
 
-    monkeypatch.setattr(factors.Map, "reduced", refuse)
-    torch.testing.assert_close(project_batches(fast, [case.batch], 10, kind="factored"), expected)
-    in_parts = computer(FunctionalGradientComputer, grouped)
-    with pytest.raises(AssertionError, match="formed"):  # a group has a part of the rows
-        project_batches(in_parts, [grouped.batch], 10, kind="factored")
+    monkeypatch.setattr(factors.Map, "reduced", note)
+    for name, known in (("cnn", True), ("grouped", False)):  # a group has a part of the rows
+        formed.clear()
+        case = zoo.make(name)
+        fast = computer(FunctionalGradientComputer, case)
+        project_batches(fast, [case.batch], 10, kind="factored")
+        assert any(formed) != known
 
 
 def plain(samples: int, *widths: int) -> Case:
@@ -98,13 +97,15 @@ def test_inner_products_are_right_on_average_and_err_by_the_law(kind, monkeypatc
     flat = torch.cat([tensor.flatten(1) for tensor in grads.values()], dim=1)
     scale = flat.norm(dim=1)[:, None] * flat.norm(dim=1)
     cosines = flat @ flat.T / scale
-
-    def features(model_id: int) -> Tensor:
+    error = []
+    for model_id in range(200):
+        options = {"kind": kind, "model_id": model_id}
         if kind == "factored":
-            return project_batches(fast, [case.batch], k, kind=kind, model_id=model_id)
-        return project(grads, k, kind=kind, model_id=model_id)
-
-    error = torch.stack([f @ f.T for f in map(features, range(200))]) / scale - cosines
+            features = project_batches(fast, [case.batch], k, **options)
+        else:
+            features = project(grads, k, **options)
+        error.append(features @ features.T / scale - cosines)
+    error = torch.stack(error)
     law = ((1 + cosines**2) / k).sqrt()  # of dense matrices
     assert (error.square().mean(0).sqrt() < TIMES[kind] * law).all()
     # Each mean is of 200 draws: 5 of its standard deviations, in 15 places, one in 10^5 runs.
