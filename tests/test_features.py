@@ -4,10 +4,10 @@ import inspect
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 
 import numpy as np
 import pytest
@@ -141,19 +141,19 @@ def test_a_plan_depends_on_all_that_features_are_computed_of(monkeypatch):
 def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"plan.json"):
         open_features(tmp_path)
-    before, last = contents(made), "features-000003.npy"
-    for name in before.keys() - {last}:
+    before, last = contents(made), tmp_path / "features-000003.npy"
+    for name in before.keys() - {last.name}:
         (tmp_path / name).write_bytes(before[name])
     with pytest.raises(FileNotFoundError, match="1 of 4 shards are missing, the first is features"):
         open_features(tmp_path)
-    np.save(tmp_path / last, np.zeros((3, 16)))
+    np.save(last, np.zeros((3, 16)))
     with pytest.raises(ValueError, match=r"damaged.*\(17, 16\)"):
         open_features(tmp_path)
-    (tmp_path / last).write_bytes(before[last])
-    content, other = before["features-000000.npy"], before["features-000001.npy"]
+    last.write_bytes(before[last.name])
+    content, first = before["features-000000.npy"], tmp_path / "features-000000.npy"
     flipped = content[:200] + bytes([content[200] ^ 1]) + content[201:]
-    for damage in (b"", content[:140], flipped, other):
-        (tmp_path / "features-000000.npy").write_bytes(damage)
+    for damage in (b"", content[:140], flipped, before["features-000001.npy"]):
+        first.write_bytes(damage)
         with pytest.raises(SystemExit, match=r"features-000000.npy is damaged"):
             run(tmp_path)
 
@@ -216,41 +216,39 @@ def test_a_full_disk_leaves_whole_shards_alone(made, tmp_path):
     assert contents(tmp_path) == contents(made)
 
 
-JOB = ["--model", "mlp", "--samples", "1000", "--k", "64", "--shard", "50", "--batch", "16"]
-
-
-def command(folder: Path, processes: int = 0, *options: str, kind: str = "sparse") -> list[str]:
-    """Return the command that runs a job of 1,000 rows in a few seconds; 0: without torchrun."""
+def start(folder: Path, processes: int = 0, *options: str, kind: str = "sparse") -> Popen:
+    """Start a job of 1,000 rows, which takes a few seconds; 0: without torchrun."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    launch = [*launch, *options] if processes else []
-    arguments = ["--out", str(folder), "--device", "cpu", "--kind", kind, *JOB]
-    return [sys.executable, *launch, "-m", "helpers.features", *arguments]
+    launch = [sys.executable, *([*launch, *options] if processes else []), "-m", "helpers.features"]
+    job = f"--device cpu --kind {kind} --model mlp --samples 1000 --k 64 --shard 50 --batch 16"
+    pipes = {"stdout": PIPE, "stderr": STDOUT, "text": True}
+    return Popen([*launch, "--out", str(folder), *job.split()], cwd=ROOT, **pipes)
 
 
-def written(folder: Path, processes: int = 0, kind: str = "sparse") -> dict[str, bytes]:
-    asked = command(folder, processes, kind=kind)
-    subprocess.run(asked, cwd=ROOT, check=True, capture_output=True)
-    return contents(folder)
+def finished(run: Popen) -> str:
+    said, _ = run.communicate(timeout=200)
+    assert run.returncode == 0, said
+    return said
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize(("kind", "processes"), [("sparse", 4), ("factored", 2)])
 def test_processes_give_the_bits_of_one(kind, processes, tmp_path):
-    expected = written(tmp_path / "alone", kind=kind)
-    assert written(tmp_path / "more", processes, kind) == expected
+    finished(start(tmp_path / "alone", kind=kind))
+    finished(start(tmp_path / "more", processes, kind=kind))
+    assert contents(tmp_path / "more") == contents(tmp_path / "alone")
 
 
 @pytest.mark.whole
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system lists no children")
 def test_a_killed_process_is_started_anew_and_loses_nothing(tmp_path):
-    folder, said = tmp_path / "killed", {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    run = subprocess.Popen(command(folder, 2, "--max-restarts", "3"), cwd=ROOT, text=True, **said)
-    until = time.monotonic() + 120
+    folder = tmp_path / "killed"
+    run, until = start(folder, 2, "--max-restarts", "3"), time.monotonic() + 120
     while not list(folder.glob("features-*.npy")) and time.monotonic() < until:
         time.sleep(0.02)
     pids = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     killed = [os.kill(int(pid), signal.SIGKILL) for pid in pids[:1]]
-    said, _ = run.communicate(timeout=200)
-    assert run.returncode == 0, said
-    assert contents(folder) == written(tmp_path / "alone")
+    said = finished(run)
+    finished(start(tmp_path / "alone"))
+    assert contents(folder) == contents(tmp_path / "alone")
     assert not killed or "restarts: 1" in said, said

@@ -39,9 +39,6 @@ def small(count: int = 12) -> tuple[nn.Module, object, torch.Tensor, torch.Tenso
     return model, F.cross_entropy, data[:count], targets[:count]
 
 
-# Batches
-
-
 def variance_ratio(values: torch.Tensor, mean: float, variance: float) -> float:
     """Sum squared deviations in units of the variance: chi-squared with `len(values)` degrees."""
     return ((values - mean).square().sum() / variance).item()
@@ -71,9 +68,6 @@ def test_batches_follow_from_the_generator():
     (all_of_them,) = privacy.poisson_batches(4, 1.0, 1, seeded(0))
     assert all_of_them.tolist() == [0, 1, 2, 3]
     assert 0 in {len(batch) for batch in privacy.poisson_batches(3, 0.1, 50, seeded(0))}
-
-
-# The sum
 
 
 @pytest.mark.parametrize(("chunk_size", "count"), [(5, 12), (5, 0)])
@@ -148,9 +142,6 @@ def test_what_the_sum_refuses(change, options, what):
     options = {"limit": 1.0, "noise_multiplier": 1.0, **options}
     with pytest.raises((ValueError, TypeError), match=re.escape(what)):
         privacy.private_sum(model, loss_fn, data, targets, **options)
-
-
-# What one sample can do to the sum: differences of sums, computed in float64
 
 
 def inner_product(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -248,9 +239,6 @@ def test_what_is_masked_adds_nothing(count):
 
     right = total(data[:count], targets[:count])
     torch.testing.assert_close(total(padded, labels, mask=mask), right, rtol=0, atol=0)
-
-
-# The guarantee
 
 
 def exact_epsilon(noise_multiplier: float, steps: int, delta: float) -> float:

@@ -89,9 +89,9 @@ def test_half_precision_is_summed_in_float32(dtype):
     torch.testing.assert_close(features.double(), exact, rtol=1e-5, atol=1e-2)
 
 
-def computer(kind: type = FunctionalGradientComputer) -> object:
-    torch.manual_seed(0)
-    return kind(MLP(), ImageClassificationModelOutput(), 15_910, torch.float32, "cpu")
+def computer() -> FunctionalGradientComputer:
+    task = ImageClassificationModelOutput()
+    return FunctionalGradientComputer(MLP(), task, 15_910, torch.float32, "cpu")
 
 
 def batches(count: int, size: int) -> list[tuple[Tensor, ...]]:
