@@ -56,38 +56,34 @@ def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: flo
     timers = {n: c if hasattr(c, "timeit") else timer(c) for n, c in candidates.items()}
     numbers = dict.fromkeys(timers, 1)
     finished: dict[str, list[Measurement]] = {name: [] for name in timers}
-    failed: dict[str, str] = {}
-    cut_short = None
-    progress = tqdm(total=len(timers) * (1 + rounds), leave=False)
+    times = Times()
+    times.failed, times.cut_short = {}, None
     try:
-        for round_number in range(1 + rounds):  # round 0 warms up, and finds how often to run
+        # Round 0 warms up, and finds how often to run.
+        for number in tqdm(range(1 + rounds), desc="rounds", leave=False):
             fresh: dict[str, Measurement] = {}
-            for name in [name for name in timers if name not in failed]:
-                progress.set_description(f"round {round_number} of {rounds}: {name}")
+            for name in [name for name in timers if name not in times.failed]:
                 try:
                     # The timer runs twice before it counts: memory is allocated, kernels picked.
                     fresh[name] = timers[name].timeit(numbers[name])
                 except Exception as error:
-                    failed[name] = in_one_line(error)
-                    if len(failed) == len(timers):
+                    times.failed[name] = in_one_line(error)
+                    if len(times.failed) == len(timers):
                         raise
-                progress.update()
             for name, measurement in fresh.items():
-                if round_number:
+                if number:
                     finished[name].append(measurement)
                 else:
                     numbers[name] = max(1, round(min_run_time / measurement.median))
     except KeyboardInterrupt:
-        if not any(finished.values()):
-            raise
         done = max(map(len, finished.values()))
-        cut_short = f"{done} of {rounds} rounds: it was interrupted"
-        print(cut_short, file=sys.stderr)
-    finally:
-        progress.close()
-    good = {name: runs for name, runs in finished.items() if runs and name not in failed}
-    times = Times({name: Measurement.merge(runs)[0] for name, runs in good.items()})
-    times.failed, times.cut_short = failed, cut_short
+        if not done:
+            raise
+        times.cut_short = f"{done} of {rounds} rounds: it was interrupted"
+        print(times.cut_short, file=sys.stderr)
+    for name, runs in finished.items():
+        if runs and name not in times.failed:
+            times[name] = Measurement.merge(runs)[0]
     return times
 
 
@@ -96,7 +92,7 @@ def in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
-def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
+def table(measurements: Mapping[str, Any], *, reference: str) -> pd.DataFrame:
     """Set out times, their spread, and each as a multiple of one of them.
 
     Args:
@@ -110,29 +106,19 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
     Raises:
         ValueError: No candidate that was measured has the reference's name.
     """
-    times = {
-        name: (each.median, each.iqr if len(each.times) > 1 else None)
-        for name, each in measurements.items()
-    }
-    return multiples(times, getattr(measurements, "failed", {}), reference)
-
-
-def multiples(
-    times: Mapping[str, tuple[float, float | None]], missing: Mapping[str, str], reference: str
-) -> pd.DataFrame:
-    """Make `table` of `{name: (median, spread)}` in seconds, and why others were not measured."""
-    if reference not in times:
-        raise ValueError(f"reference must be one of {', '.join(times)}, got {reference!r}")
-    unit = times[reference][0]
-    rows = {
-        name: (median * 1e3, None if spread is None else spread * 1e3, median / unit)
-        for name, (median, spread) in times.items()
-    }
+    if reference not in measurements:
+        raise ValueError(f"reference must be one of {', '.join(measurements)}, got {reference!r}")
+    unit = measurements[reference].median
+    rows = {}
+    for name, each in measurements.items():
+        spread = each.iqr * 1e3 if len(each.times) > 1 else None
+        rows[name] = each.median * 1e3, spread, each.median / unit
     columns = ["median (ms)", "spread (ms)", f"times {reference}"]
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=float)
-    frame = frame.reindex([*times, *missing]).round(2)
-    if missing:
-        frame["not measured"] = pd.Series(missing).reindex(frame.index).fillna("")
+    failed = getattr(measurements, "failed", {})
+    frame = frame.reindex([*measurements, *failed]).round(2)
+    if failed:
+        frame["not measured"] = pd.Series(failed).reindex(frame.index).fillna("")
     return frame.rename_axis("method")
 
 
@@ -160,12 +146,12 @@ def memory(run: Callable[[], Any]) -> Memory:
     Returns:
         The peak while it ran, and what was still alive when it had returned its result.
     """
-    sizes: dict[int, int] = {}
+    sizes: dict[int, int] = {}  # of the storages that are alive
     now = peak = 0
 
     def free(key: int) -> None:
         nonlocal now
-        now -= sizes.pop(key, 0)
+        now -= sizes.pop(key)
 
     def count(func: Any, args: Any, kwargs: Any, result: Any) -> None:
         nonlocal now, peak

@@ -10,12 +10,7 @@ from torch import Tensor
 # Two right methods differ by rounding alone: a few times 1e-16 of the largest entry in float64 and
 # 1e-7 in float32, more where long sums meet in another order. On the networks of the lessons
 # 6e-15 and 1e-6 were measured; these leave a factor of 10 and more.
-TOLERANCES = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-5,
-    torch.bfloat16: 5e-2,
-    torch.float16: 1e-2,
-}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def table(
@@ -42,7 +37,7 @@ def table(
     # A reference that overflowed in one parameter says nothing of the others.
     scale = max(filter(isfinite, map(_largest, expected.values())), default=0.0)
     rows = {}
-    for name in list(expected) + [name for name in got if name not in expected]:
+    for name in expected | got:
         tensor = got.get(name, expected.get(name))
         limit = TOLERANCES[tensor.dtype.to_real()] if tolerance is None else tolerance
         error = inf
@@ -61,24 +56,20 @@ def table(
 
 
 def check(
-    got: dict[str, Tensor],
-    expected: dict[str, Tensor],
-    *,
-    tolerance: float | None = None,
-    batch_dims: int = 1,
+    got: dict[str, Tensor], expected: dict[str, Tensor], **options: float | None
 ) -> pd.DataFrame:
-    """Compare `got` with `expected`, and raise where the two are not equal.
+    """Compare as `table` does, with its `options`, and raise where the two are not equal.
 
-    `tolerance` and `batch_dims` are those of `table`. Returns the table, in which every verdict
-    is then `True`.
+    Returns:
+        The table, in which every verdict is then `True`.
 
     Raises:
         AssertionError: There is nothing to compare; or a name is missing or not expected; else a
             shape differs; else a value does. The message names the parameter.
     """
-    if not expected and not got:
+    result = table(got, expected, **options)
+    if result.empty:
         raise AssertionError("there is nothing to compare")
-    result = table(got, expected, tolerance=tolerance, batch_dims=batch_dims)
     wrong = result["largest error"][~result["equal"]]
     for problem in ("missing", "not expected"):
         if len(names := wrong.index[wrong == problem]):

@@ -21,12 +21,7 @@ except ImportError:  # Windows
 # From glibc's malloc.h; see mallopt(3).
 _MXFAST, _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = 1, -1, -3, -4
 _KEEP = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _MXFAST: 0}
-_GROWN = {
-    _TRIM_THRESHOLD: 64 * 2**20,
-    _MMAP_THRESHOLD: 32 * 2**20,
-    _MMAP_MAX: 65536,
-    _MXFAST: 16 * ctypes.sizeof(ctypes.c_size_t),
-}
+_GROWN = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 * 2**20, _MXFAST: 128, _MMAP_THRESHOLD: 32 * 2**20}
 
 
 @contextlib.contextmanager
@@ -39,10 +34,8 @@ def keep_freed() -> Iterator[bool]:
     asks for aligned memory, and what glibc cuts off for that is such a block, kept for small
     requests. So these stores are filled first (those of this thread), or closed (`M_MXFAST`).
 
-    Afterwards all free pages are given back, and tensors from 32 MiB on have mappings of their own
-    again: what glibc comes to by itself, from 128 KiB up, until the size is set.
-
-    The setting holds for the whole process, all its threads, and ends with the outermost block.
+    The setting holds for all threads, and ends with the outermost block: free pages are given back,
+    and tensors from 32 MiB on, which is what glibc comes to by itself, have mappings of their own.
 
     Yields:
         Whether memory is kept: `False`, and nothing is done, without glibc (macOS, Windows, musl)
@@ -79,10 +72,8 @@ def high_water() -> int | None:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its figure includes the process that started this one.
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return None
+        known = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(known["VmHWM"].split()[0]) * 1024 if "VmHWM" in known else None
     if resource is None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB

@@ -20,37 +20,27 @@ def machine(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize(
-    ("gpus", "mps", "names"),
-    [(0, False, ["cpu"]), (0, True, ["mps", "cpu"]), (2, True, ["cuda:0", "cuda:1", "mps", "cpu"])],
-)
-def test_available_lists_the_best_first(machine, gpus, mps, names):
-    machine(gpus, mps)
-    assert devices.available() == names
-    assert devices.resolve() == torch.device(names[0])
+def test_the_best_device_is_listed_first(machine):
+    for gpus, mps, names in ((0, False, "cpu"), (2, True, "cuda:0 cuda:1 mps cpu")):
+        machine(gpus, mps)
+        assert devices.available() == names.split()
+        assert devices.resolve() == torch.device(names.split()[0])
 
 
-RESOLVED = {"cpu": "cpu", "CPU": "cpu", " cpu ": "cpu", "cuda": "cuda:0", "Cuda:1": "cuda:1"}
-RESOLVED |= {"mps": "mps", torch.device("cuda"): "cuda:0", torch.device("cuda", 1): "cuda:1"}
-
-
-@pytest.mark.parametrize("asked", RESOLVED, ids=str)
-def test_resolve_finds_what_is_there(machine, asked):
+def test_resolve_finds_what_is_there(machine):
     machine(2, mps=True)
-    assert str(devices.resolve(asked)) == RESOLVED[asked]
+    found = {" CPU ": "cpu", "cuda": "cuda:0", "Cuda:1": "cuda:1", "mps": "mps"}
+    for asked, name in (found | {torch.device("cuda", 1): "cuda:1"}).items():
+        assert str(devices.resolve(asked)) == name
+    assert devices.for_float64(torch.device("mps")) == torch.device("cpu")
+    assert devices.for_float64(torch.device("cuda:1")) == torch.device("cuda:1")
 
 
-@pytest.mark.parametrize("asked", ["cuda:2", "mps", "gpu", "", "cuda:", "cuda:01", None])
+@pytest.mark.parametrize("asked", ["cuda:2", "mps", "", "cuda:01", None])
 def test_resolve_refuses_what_is_not_there_and_names_what_is(machine, asked):
     machine(2)
     with pytest.raises(ValueError, match="which has cuda:0, cuda:1, cpu"):
         devices.resolve(asked)
-
-
-def test_the_cpu_computes_in_float64_where_mps_cannot():
-    assert devices.for_float64(torch.device("mps")) == torch.device("cpu")
-    for name in ("cpu", "cuda:1"):
-        assert devices.for_float64(torch.device(name)) == torch.device(name)
 
 
 def draws() -> tuple[float, ...]:

@@ -45,24 +45,17 @@ def test_an_error_of_torch_shows_only_lines_of_the_lesson(capsys):
     assert said.startswith("Exercise 1: your answer raised RuntimeError: vmap:")
 
 
-@pytest.mark.parametrize("error", [NotImplementedError("no kernel\nhere"), SystemExit(3)])
-def test_an_error_is_a_verdict_and_not_still_to_do(error, capsys):
-    with exercises.check("Exercise 1", print):
-        raise error
-    first = str(error).splitlines()[0]
-    assert verdict(capsys) == f"your answer raised {type(error).__name__}: {first}"
-
-
-def interrupted(tensor):
-    with exercises.check("Exercise 1", print, it=tensor):
-        tensor.zero_()
-        raise KeyboardInterrupt
-
-
-def test_an_interrupt_ends_the_check_and_what_is_given_is_put_back(capsys):
+def test_an_error_is_a_verdict_and_not_still_to_do_and_an_interrupt_is_none(capsys):
+    for error in (NotImplementedError("no kernel\nhere"), SystemExit(3)):
+        with exercises.check("Exercise 1", print):
+            raise error
+        first = str(error).splitlines()[0]
+        assert verdict(capsys) == f"your answer raised {type(error).__name__}: {first}"
     tensor = RIGHT.clone()
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(tensor)
+    check = exercises.check("Exercise 1", print, it=tensor)
+    check.__enter__()
+    tensor.zero_()
+    assert not check.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert torch.equal(tensor, RIGHT)
     assert not capsys.readouterr().out
 
@@ -77,33 +70,27 @@ IN_PLACE = {
 }
 
 
-def everything(given):
-    """List all that could change in place, for a comparison."""
-    tensors = [given["images"], *given["grads"].values(), *given["model"].parameters()]
-    tensors += given["weights"]
-    return [(t.dtype, t.requires_grad, t.tolist()) for t in tensors]
-
-
 @pytest.mark.parametrize(("change", "names"), IN_PLACE.values(), ids=IN_PLACE.keys())
 def test_what_is_given_is_put_back(change, names, capsys):
-    given = {
-        "images": torch.rand(2, 3),
-        "grads": {"w": torch.rand(2, 3)},
-        "model": torch.nn.Linear(3, 1),
-        "weights": (torch.rand(2), torch.rand(3)),
-    }
-    before = everything(given)
+    given = {"images": torch.rand(2, 3), "grads": {"w": torch.rand(2, 3)}}
+    given |= {"model": torch.nn.Linear(3, 1), "weights": (torch.rand(2), torch.rand(3))}
+
+    def everything():
+        tensors = [given["images"], *given["grads"].values(), *given["weights"]]
+        tensors += given["model"].parameters()
+        return [(t.dtype, t.requires_grad, t.tolist()) for t in tensors]
+
+    before = everything()
     with exercises.check("Exercise 1", print, **given):
         change(given)
         exercises.expect("it", RIGHT, RIGHT + 1)  # the cause is said first
-    assert everything(given) == before
+    assert everything() == before
     assert verdict(capsys) == f"not so yet: it changed {names} in place, which is put back"
 
 
 def test_what_is_left_alone_is_no_matter_and_switches_are_put_back(capsys):
     part = {"holds NaN": torch.full((2,), torch.nan), "one number": torch.tensor(1), "text": "it"}
-    filters = [*warnings.filters]
-    model = torch.nn.Sequential(torch.nn.Linear(3, 1).eval())
+    filters, model = [*warnings.filters], torch.nn.Sequential(torch.nn.Linear(3, 1).eval())
     with exercises.check("Exercise 1", print, parts=[part], models=(model,)):
         model.train()
         _ = part["one number"] + 1

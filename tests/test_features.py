@@ -4,10 +4,10 @@ import inspect
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 
 import numpy as np
 import pytest
@@ -51,13 +51,11 @@ def made(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("count", "size", "sizes"), [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (8, 4, [4, 4]), (1, 4, [1])]
-)
-def test_no_piece_is_a_single_row(count, size, sizes):
-    pieces = shards.bounds(count, size)
-    assert [piece.stop - piece.start for piece in pieces] == sizes
-    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(count))
+def test_no_piece_is_a_single_row():
+    for count, sizes in ((10, [4, 4, 2]), (9, [4, 5]), (8, [4, 4]), (1, [1])):
+        pieces = shards.bounds(count, 4)
+        assert [piece.stop - piece.start for piece in pieces] == sizes
+        assert [row for p in pieces for row in range(p.start, p.stop)] == list(range(count))
 
 
 def test_rows_are_the_projected_gradients_of_the_samples(made):
@@ -67,11 +65,8 @@ def test_rows_are_the_projected_gradients_of_the_samples(made):
     torch.testing.assert_close(torch.from_numpy(np.asarray(features)), expected)
     kernel = np.load(made / work.KERNEL)
     assert np.abs(kernel - np.asarray(features, float).T @ np.asarray(features, float)).max() < 1e-9
-    assert sorted(contents(made)) == [
-        *(f"features-{index:06d}.npy" for index in range(4)),
-        "kernel.npy",
-        "plan.json",
-    ]
+    shards_of_it = [f"features-{index:06d}.npy" for index in range(4)]
+    assert sorted(contents(made)) == [*shards_of_it, "kernel.npy", "plan.json"]
 
 
 def test_features_are_read_as_one_array(made):
@@ -86,16 +81,21 @@ def test_features_are_read_as_one_array(made):
         features[77]
 
 
-def test_the_same_command_does_what_is_missing_and_nothing_else(made, tmp_path, capsys):
-    run(tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(made)
-    (tmp_path / "again" / "features-000002.npy").unlink()
-    (tmp_path / "again" / ".features-000002.npy.draft").write_text("half")
-    kept = (tmp_path / "again" / "features-000001.npy").stat().st_mtime_ns
-    run(tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(made)
-    assert (tmp_path / "again" / "features-000001.npy").stat().st_mtime_ns == kept
+def test_the_same_command_does_what_is_missing_and_nothing_else(
+    made, tmp_path, capsys, monkeypatch
+):
+    run(tmp_path)
+    assert contents(tmp_path) == contents(made)
+    (tmp_path / "features-000002.npy").unlink()
+    (tmp_path / ".features-000002.npy.draft").write_text("half")
+    kept = (tmp_path / "features-000001.npy").stat().st_mtime_ns
+    run(tmp_path)
+    assert contents(tmp_path) == contents(made)
+    assert (tmp_path / "features-000001.npy").stat().st_mtime_ns == kept
     assert "77 rows, 20 of them computed now, by 1 process" in capsys.readouterr().out
+    for write in ("replace", "unlink"):  # a finished folder may be read-only
+        monkeypatch.setattr(Path, write, None)
+    run(tmp_path)
 
 
 def test_another_plan_is_refused_by_naming_what_differs(made, capsys):
@@ -118,65 +118,61 @@ def small_job(dataset=None, scale=1.0, shift=0.0, act=torch.tanh, bias=0.0, task
     return Job(computer, [(row,) for row in torch.eye(3)] if dataset is None else dataset)
 
 
-def made_of(job: Job) -> plan.Plan:
-    sizes = {"k": 4, "kind": "sparse", "seed": 0, "shard": 8, "batch": 4}
-    return plan.make(job, threads=1, device="cpu", **sizes)
-
-
 def test_a_plan_depends_on_all_that_features_are_computed_of(monkeypatch):
     """Else the features of two models would lie in one folder."""
+
+    def made_of(*dataset: object, **changes: object) -> plan.Plan:
+        sizes = {"k": 4, "kind": "sparse", "seed": 0, "shard": 8, "batch": 4, "threads": 1}
+        return plan.make(small_job(*dataset, **changes), device="cpu", **sizes)
+
+    first = made_of()
+    assert made_of() == first
     changes = {"scale": 2.0, "shift": 1.0, "act": torch.relu, "bias": 1e-3, "task": 2.0}
-    first = made_of(small_job())
-    assert made_of(small_job()) == first
     for option, value in changes.items():
-        other = made_of(small_job(**{option: value}))
+        other = made_of(**{option: value})
         assert other.weights != first.weights, option
         assert other.data == first.data
-    assert made_of(small_job([(row,) for row in 2 * torch.eye(3)])).data != first.data
+    assert made_of([(row,) for row in 2 * torch.eye(3)]).data != first.data
     source = inspect.getsource  # the forward of the same weights
     monkeypatch.setattr(inspect, "getsource", lambda of: source(of).replace("return", "return 2 *"))
-    assert made_of(small_job()).weights != first.weights
+    assert made_of().weights != first.weights
 
 
 def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"plan.json"):
         open_features(tmp_path)
-    before, last = contents(made), "features-000003.npy"
-    for name in before.keys() - {last}:
+    before, last = contents(made), tmp_path / "features-000003.npy"
+    for name in before.keys() - {last.name}:
         (tmp_path / name).write_bytes(before[name])
     with pytest.raises(FileNotFoundError, match="1 of 4 shards are missing, the first is features"):
         open_features(tmp_path)
-    np.save(tmp_path / last, np.zeros((3, 16)))
+    np.save(last, np.zeros((3, 16)))
     with pytest.raises(ValueError, match=r"damaged.*\(17, 16\)"):
         open_features(tmp_path)
-    (tmp_path / last).write_bytes(before[last])
-    content, other = before["features-000000.npy"], before["features-000001.npy"]
+    last.write_bytes(before[last.name])
+    content, first = before["features-000000.npy"], tmp_path / "features-000000.npy"
     flipped = content[:200] + bytes([content[200] ^ 1]) + content[201:]
-    for damage in (b"", content[:140], flipped, other):
-        (tmp_path / "features-000000.npy").write_bytes(damage)
+    for damage in (b"", content[:140], flipped, before["features-000001.npy"]):
+        first.write_bytes(damage)
         with pytest.raises(SystemExit, match=r"features-000000.npy is damaged"):
             run(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["kernel.npy", "features-000001.npy"])
-def test_files_of_others_are_left_alone(name, tmp_path):
-    others = {name: b"mine", "weights.npy.gz": b"kept"}
-    for file, content in others.items():
-        (tmp_path / file).write_bytes(content)
-    with pytest.raises(SystemExit, match=f"without plan.json, such as {name}"):
-        run(tmp_path)
-    assert contents(tmp_path) == others
+def test_files_of_others_are_left_alone(tmp_path):
+    for name in ("kernel.npy", "features-000001.npy"):
+        (tmp_path / name).write_bytes(b"mine")
+        before = contents(tmp_path)
+        with pytest.raises(SystemExit, match=f"without plan.json, such as {name}"):
+            run(tmp_path)
+        assert contents(tmp_path) == before
 
 
 OF_JOB = ["--job", "a:b", "--k", "4"]
-# A word of what is said, the arguments, and the samples of the job.
-REFUSED = [
+REFUSED = [  # a word of what is said, the arguments, and the samples of the job
     ("batch", [*SMALL, "--batch", "1"], None),
-    ("k must", [*SMALL, "--k", "0"], None),
     ("--samples", ["--model", "mlp"], None),
     ("--samples", ["--job", "a:b", "--samples", "3"], None),
     ("'vgg'", ["--model", "vgg", "--samples", "3"], None),
-    ("unrecognized", [*SMALL, "--kin", "sparse"], None),
     ("job must", ["--job", "users_job", "--k", "4"], None),
     ("none", OF_JOB, []),
     ("Tensor", OF_JOB, [torch.ones(3)] * 3),  # else its numbers would be parts
@@ -205,16 +201,6 @@ def test_what_is_not_finite_is_not_written(tmp_path, monkeypatch):
     assert [*contents(tmp_path)] == ["features-000000.npy", "features-000001.npy", "plan.json"]
 
 
-def test_a_finished_folder_is_not_written_into(made, monkeypatch, capsys):
-    def refuse(*args: object) -> None:
-        raise OSError("Read-only file system")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    monkeypatch.setattr(Path, "unlink", refuse)
-    run(made)
-    assert "77 rows, 0 of them computed now" in capsys.readouterr().out
-
-
 def test_a_full_disk_leaves_whole_shards_alone(made, tmp_path):
     """A limit on the size of a file stands in for it: the system refuses the rest of a write."""
     resource = pytest.importorskip("resource")
@@ -230,42 +216,39 @@ def test_a_full_disk_leaves_whole_shards_alone(made, tmp_path):
     assert contents(tmp_path) == contents(made)
 
 
-JOB = ["--model", "mlp", "--samples", "1000", "--k", "64", "--shard", "50", "--batch", "16"]
-
-
-def command(folder: Path, processes: int = 0, *options: str, kind: str = "sparse") -> list[str]:
-    """Return the command that runs a job of 1,000 rows in a few seconds; 0: without torchrun."""
+def start(folder: Path, processes: int = 0, *options: str, kind: str = "sparse") -> Popen:
+    """Start a job of 1,000 rows, which takes a few seconds; 0: without torchrun."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    launch = [*launch, *options] if processes else []
-    arguments = ["--out", str(folder), "--device", "cpu", "--kind", kind, *JOB]
-    return [sys.executable, *launch, "-m", "helpers.features", *arguments]
+    launch = [sys.executable, *([*launch, *options] if processes else []), "-m", "helpers.features"]
+    job = f"--device cpu --kind {kind} --model mlp --samples 1000 --k 64 --shard 50 --batch 16"
+    pipes = {"stdout": PIPE, "stderr": STDOUT, "text": True}
+    return Popen([*launch, "--out", str(folder), *job.split()], cwd=ROOT, **pipes)
 
 
-def written(folder: Path, processes: int = 0, kind: str = "sparse") -> dict[str, bytes]:
-    asked = command(folder, processes, kind=kind)
-    subprocess.run(asked, cwd=ROOT, check=True, capture_output=True)
-    return contents(folder)
+def finished(run: Popen) -> str:
+    said, _ = run.communicate(timeout=200)
+    assert run.returncode == 0, said
+    return said
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("kind", ["sparse", "factored"])
-def test_processes_give_the_bits_of_one(kind, tmp_path):
-    expected = written(tmp_path / "alone", kind=kind)
-    for processes in (1, 2, 4):
-        assert written(tmp_path / str(processes), processes, kind) == expected, processes
+@pytest.mark.parametrize(("kind", "processes"), [("sparse", 4), ("factored", 2)])
+def test_processes_give_the_bits_of_one(kind, processes, tmp_path):
+    finished(start(tmp_path / "alone", kind=kind))
+    finished(start(tmp_path / "more", processes, kind=kind))
+    assert contents(tmp_path / "more") == contents(tmp_path / "alone")
 
 
 @pytest.mark.whole
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system lists no children")
 def test_a_killed_process_is_started_anew_and_loses_nothing(tmp_path):
-    folder, said = tmp_path / "killed", {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    run = subprocess.Popen(command(folder, 2, "--max-restarts", "3"), cwd=ROOT, text=True, **said)
-    until = time.monotonic() + 120
+    folder = tmp_path / "killed"
+    run, until = start(folder, 2, "--max-restarts", "3"), time.monotonic() + 120
     while not list(folder.glob("features-*.npy")) and time.monotonic() < until:
         time.sleep(0.02)
     pids = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     killed = [os.kill(int(pid), signal.SIGKILL) for pid in pids[:1]]
-    said, _ = run.communicate(timeout=200)
-    assert run.returncode == 0, said
-    assert contents(folder) == written(tmp_path / "alone")
+    said = finished(run)
+    finished(start(tmp_path / "alone"))
+    assert contents(folder) == contents(tmp_path / "alone")
     assert not killed or "restarts: 1" in said, said

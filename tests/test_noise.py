@@ -10,29 +10,25 @@ from torch import nn
 from helpers import benchmark, gradients
 from helpers.noise import noise_scale
 from tests.support.oracle import refused
-from tests.support.zoo import Case, make
+from tests.support.zoo import make
 
 CASES = ["linear", "tied weight", "frozen", "cnn", "scalars", "lstm"]
 
 
-def rows_of(case: Case) -> torch.Tensor:
-    grads = gradients.loop_gradients(*case.args)
-    return torch.cat([grad.reshape(len(grad), -1) for grad in grads.values()], dim=1)
-
-
-@pytest.mark.parametrize("chunk_size", [64, 2])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.filterwarnings("ignore:the samples were taken one after the other")
-def test_it_is_trace_and_squared_norm(name, chunk_size):
+def test_it_is_trace_and_squared_norm(name):
     case = make(name)
-    rows = rows_of(case)
-    found = noise_scale(*case.args, chunk_size=chunk_size)
+    grads = gradients.loop_gradients(*case.args)
+    rows = torch.cat([grad.reshape(len(grad), -1) for grad in grads.values()], dim=1)
     noise = rows.var(dim=0).sum().item()
-    assert found.noise == pytest.approx(noise, rel=1e-9)
-    assert found.signal == pytest.approx(rows.mean(0).square().sum().item() - noise / len(rows))
-    positive = found.signal > 0
-    assert found.scale == (found.noise / found.signal if positive else math.inf)
+    signal = rows.mean(0).square().sum().item() - noise / len(rows)
+    for chunk_size in (64, 2):
+        found = noise_scale(*case.args, chunk_size=chunk_size)
+        assert found.noise == pytest.approx(noise, rel=1e-9)
+        assert found.signal == pytest.approx(signal)
+        assert found.scale == (found.noise / found.signal if found.signal > 0 else math.inf)
 
 
 def test_a_signal_below_zero_has_no_finite_scale():
@@ -50,14 +46,13 @@ def test_the_gradients_of_a_batch_are_never_there():
     assert peak < 10 * 164_410 * 4  # the gradients would be 512
 
 
-@pytest.mark.parametrize("chunk_size", [64, 2])
-def test_half_precision_estimates_what_double_does(chunk_size):
+def test_half_precision_estimates_what_double_does():
     """The sum of many gradients, a few at a time, would stop to grow in bfloat16."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)).bfloat16()
     data = (torch.randn(1, 20) + 0.3 * torch.randn(512, 20)).bfloat16()
     targets = torch.zeros(512, dtype=torch.int64)
-    found = noise_scale(model, F.cross_entropy, data, targets, chunk_size=chunk_size)
+    found = noise_scale(model, F.cross_entropy, data, targets, chunk_size=2)
     expected = noise_scale(model.double(), F.cross_entropy, data.double(), targets)
     assert found.noise == pytest.approx(expected.noise, rel=0.05)
     assert found.signal == pytest.approx(expected.signal, rel=0.05)
@@ -75,17 +70,15 @@ def test_small_differences_and_small_gradients_are_seen(size, apart, dtype):
     assert found.signal == pytest.approx(slopes.double().mean().item() ** 2 - noise / 256, rel=1e-5)
 
 
-# By a word of the message, what is done to the batch.
-REFUSED = {
-    "got 1": lambda x, y: (x[:1], y[:1]),
-    "got 5 and 3": lambda x, y: (x, y[:3]),
-    "list": lambda x, y: (x.tolist(), y),
-    "those of 3 of the 5": lambda x, y: (torch.cat([x[:3] * torch.inf, x[3:]]), y),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_refused_in_one_sentence(words):
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("got 1", lambda x, y: (x[:1], y[:1])),
+        ("list", lambda x, y: (x.tolist(), y)),
+        ("those of 3 of the 5", lambda x, y: (torch.cat([x[:3] * torch.inf, x[3:]]), y)),
+    ],
+)
+def test_refused_in_one_sentence(words, change):
     case = make("linear", 5)
     with refused(words, error=(TypeError, ValueError)):
-        noise_scale(case.model, case.loss_fn, *REFUSED[words](*case.batch))
+        noise_scale(case.model, case.loss_fn, *change(*case.batch))

@@ -1,5 +1,6 @@
 """Random projection: what it keeps, its random streams, its memory, and what it refuses."""
 
+import functools
 import subprocess
 import sys
 
@@ -9,14 +10,10 @@ import torch
 from torch import Tensor
 
 from helpers import benchmark
-from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
+from helpers.gradient_computers import FunctionalGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
 from helpers.projection import matrices, project, project_batches, sketches
-
-every_kind = pytest.mark.parametrize("kind", [*matrices.KINDS, "sparse"])
-every_matrix = pytest.mark.parametrize("kind", matrices.KINDS)
-
 
 SHAPES = {"a": (3, 40), "scalar": (), "b": (7,), "empty": (0, 3), "c": (2, 3, 5)}
 
@@ -32,8 +29,9 @@ def matrix(k: int, **options: object) -> Tensor:
     return project(named(torch.eye(158, dtype=torch.float64)), k, **options) * k**0.5
 
 
-@every_kind
-@pytest.mark.parametrize("narrowest", [1, 24])
+@pytest.mark.parametrize(
+    ("kind", "narrowest"), [("rademacher", 1), ("normal", 1), ("sparse", 1), ("sparse", 24)]
+)
 def test_it_is_a_product_with_one_matrix(kind, narrowest, monkeypatch):
     monkeypatch.setattr(matrices, "BLOCK", 64)  # several blocks for each parameter
     monkeypatch.setattr(sketches, "_NARROWEST", narrowest)
@@ -48,12 +46,12 @@ def test_the_entries_are_what_their_names_say():
     assert set(signs.round(decimals=9).unique().tolist()) == {-1.0, 1.0}
     count = signs.numel()  # 31,600
     for entries, fourth in ((signs, 1), (matrix(200, kind="normal"), 3)):
-        assert abs(entries.mean()) < 5 / count**0.5
-        assert entries.var().item() == pytest.approx(1, abs=5 * 2**0.5 / count**0.5)
-        assert (entries**4).mean().item() == pytest.approx(fourth, abs=5 * 10 / count**0.5)
+        for power, moment, spread in ((1, 0, 1), (2, 1, 2**0.5), (4, fourth, 10)):
+            found = (entries**power).mean().item()
+            assert found == pytest.approx(moment, abs=5 * spread / count**0.5)
 
 
-@every_matrix
+@pytest.mark.parametrize("kind", matrices.KINDS)
 def test_every_model_and_block_has_a_stream_of_its_own_at_any_k(kind, monkeypatch):
     drawn: dict[bytes, tuple[int, ...]] = {}
     draw = matrices.entries
@@ -73,10 +71,8 @@ def test_every_model_and_block_has_a_stream_of_its_own_at_any_k(kind, monkeypatc
 
 
 def test_a_seed_means_the_same_numbers_in_another_process_and_for_any_batch():
-    code = (
-        "import torch; from helpers.projection import project;"
-        "print(project({'w': torch.ones(1, 99)}, 3, kind='normal', seed=5, model_id=2).tolist())"
-    )
+    code = "project({'w': torch.ones(1, 99)}, 3, kind='normal', seed=5, model_id=2).tolist()"
+    code = f"import torch; from helpers.projection import project; print({code})"
     grads, state = {"w": torch.ones(4, 99)}, torch.get_rng_state()
     here = project(grads, 3, kind="normal", seed=5, model_id=2)
     assert torch.equal(torch.get_rng_state(), state), "the caller's random stream stays"
@@ -84,7 +80,7 @@ def test_a_seed_means_the_same_numbers_in_another_process_and_for_any_batch():
     torch.testing.assert_close(here[:1], torch.tensor(eval(there.stdout)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_half_precision_is_summed_in_float32(dtype):
     grads = {"w": torch.full((2, 4000), 60.0, dtype=dtype), "b": torch.ones(2, 1, dtype=dtype)}
     features = project(grads, 5)
@@ -93,46 +89,33 @@ def test_half_precision_is_summed_in_float32(dtype):
     torch.testing.assert_close(features.double(), exact, rtol=1e-5, atol=1e-2)
 
 
-def computer(kind: type = FunctionalGradientComputer) -> object:
-    torch.manual_seed(0)
-    return kind(MLP(), ImageClassificationModelOutput(), 15_910, torch.float32, "cpu")
+def computer() -> FunctionalGradientComputer:
+    task = ImageClassificationModelOutput()
+    return FunctionalGradientComputer(MLP(), task, 15_910, torch.float32, "cpu")
 
 
 def batches(count: int, size: int) -> list[tuple[Tensor, ...]]:
-    generator = torch.Generator().manual_seed(0)
-    images, labels = torch.rand(count, 784, generator=generator), torch.arange(count) % 10
+    images, labels = torch.rand(count, 784), torch.arange(count) % 10
     return list(zip(images.split(size), labels.split(size), strict=True))
-
-
-@pytest.mark.parametrize("kind", [FunctionalGradientComputer, IterativeGradientComputer])
-def test_batches_give_the_features_of_all_at_once(kind):
-    whole = project(computer(kind).compute_per_sample_grad(batches(10, 10)[0]), 32, seed=3)
-    streamed = project_batches(computer(kind), iter(batches(10, 4)), 32, seed=3)
-    torch.testing.assert_close(streamed, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_the_peak_memory_does_not_grow_with_n_times_p(monkeypatch):
     monkeypatch.setattr(matrices, "BLOCK", 2**14)
-    taken = computer()
-    one_batch, large = (
-        benchmark.memory(lambda some=some: project_batches(taken, some, 8)).peak
-        for some in (batches(8, 8), batches(160, 8))
+    taken, whole = computer(), batches(160, 160)[0]
+    few, many = (
+        benchmark.memory(functools.partial(project_batches, taken, each, 8)).peak
+        for each in (batches(8, 8), batches(160, 8))
     )
-    whole = batches(160, 160)[0]
     held = benchmark.memory(lambda: project(taken.compute_per_sample_grad(whole), 8)).peak
-    assert large <= one_batch + 3 * 160 * 8 * 4  # features
-    assert held > 160 * 15_910 * 4 > 8 * large
-
-
-def test_the_random_matrix_is_never_there_as_a_whole(monkeypatch):
-    monkeypatch.setattr(matrices, "BLOCK", 2**12)
-    grads = {"w": torch.ones(1, 50_000)}
-    assert benchmark.memory(lambda: project(grads, 64)).peak < 2**12 * 4 + 10_000
+    assert many <= few + 3 * 160 * 8 * 4  # features
+    assert held > 160 * 15_910 * 4 > 8 * many
+    grads = {"w": torch.ones(1, 50_000)}  # nor is the random matrix there as a whole
+    assert benchmark.memory(lambda: project(grads, 64)).peak < 2**14 * 4 + 10_000
 
 
 GOOD = {"w": torch.ones(2, 3)}
 BAD = [  # a word of what is said
-    *((GOOD, {"k": k}, "k must") for k in (0, 2.0, True)),
+    (GOOD, {"k": 0}, "k must"),
     (GOOD, {"kind": "gauss"}, "'gauss'"),
     (GOOD, {"kind": "factored"}, "project_batches"),
     (GOOD, {"seed": -1}, "seed"),
@@ -150,7 +133,11 @@ def test_bad_input_is_refused(grads, options, word):
         project(grads, **{"k": 4, **options})
 
 
-@pytest.mark.parametrize("kind", ["rademacher", "factored"])
-def test_no_batch_is_refused(kind):
-    with pytest.raises(ValueError, match="none"):
-        project_batches(computer(), [], 4, kind=kind)
+def test_no_batch_and_no_parameter_are_refused():
+    for kind in ("rademacher", "factored"):
+        with pytest.raises(ValueError, match="none"):
+            project_batches(computer(), [], 4, kind=kind)
+    fixed = computer()
+    fixed.model.requires_grad_(False)
+    with pytest.raises(ValueError, match="parameter"):
+        project_batches(fixed, batches(4, 4), 4, kind="factored")

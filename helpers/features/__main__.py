@@ -37,7 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, number in least.items():
             check_count(name, getattr(chosen, name), least=number)
         torch.set_num_threads(chosen.threads)
-        device = _device(chosen.device)
+        device = torch.device("cpu")
+        if chosen.device == "cuda" or (chosen.device == "auto" and torch.cuda.is_available()):
+            # The GPU of the number of this process on its machine.
+            device = devices.resolve(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
+            torch.cuda.set_device(device)
         devices.make_repeatable(chosen.seed)
         if chosen.job:
             job = jobs.load(chosen.job)
@@ -51,15 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"features: {error}")
     if work.rank() == 0:
         print(done)
-
-
-def _device(name: str) -> torch.device:
-    """Choose the device of this process: the GPU of its number on its machine, if there is one."""
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    device = devices.resolve(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
-    torch.cuda.set_device(device)
-    return device
 
 
 if __name__ == "__main__":

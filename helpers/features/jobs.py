@@ -12,11 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from helpers import data
-from helpers.gradient_computers import (
-    AbstractGradientComputer,
-    FunctionalGradientComputer,
-    Given,
-)
+from helpers.gradient_computers import AbstractGradientComputer, FunctionalGradientComputer, Given
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MODELS
 from helpers.transforms.batches import mapped

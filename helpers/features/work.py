@@ -32,18 +32,19 @@ def rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
+def _restarts() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
 @contextmanager
 def joined() -> Iterator[dist.Store]:
     """Join the group of all processes, of one without torchrun, and yield what they share."""
-    world, store = int(os.environ.get("WORLD_SIZE", 1)), dist.HashStore()
+    store, world = dist.HashStore(), 1
     if "RANK" in os.environ:
-        first = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank() == 0
-        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(*where, is_master=first, wait_for_workers=False)
+        store, _, world = next(dist.rendezvous("env://", timeout=_PATIENCE))
         # torchrun keeps its store when it starts processes again, with the addresses of those
         # that died in it: each attempt reads and writes under a name of its own.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-        store = dist.PrefixStore(f"attempt-{attempt}-of-{world}", store)
+        store = dist.PrefixStore(f"attempt-{_restarts()}-of-{world}", store)
     options = {"rank": rank(), "world_size": world, "timeout": _PATIENCE}
     dist.init_process_group("gloo", store=store, **options)  # what is reduced lies on the CPU
     try:
@@ -75,12 +76,11 @@ def compute(job: Job, folder: Path, plan: Plan, store: dist.Store) -> str:
         dist.barrier()
         bar.update(store.add("rows", 0) - bar.n)
     _write_kernel(folder, plan, store)
-    processes = dist.get_world_size()
+    processes, size = dist.get_world_size(), sum(file.stat().st_size for file, _ in known)
     return (
         f"{plan.samples:,} rows, {store.add('computed', 0):,} of them computed now, by "
         f"{processes} {'process' if processes == 1 else 'processes'} in "
-        f"{time.monotonic() - start:.1f} s; {sum(file.stat().st_size for file, _ in known):,} "
-        f"bytes; restarts: {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        f"{time.monotonic() - start:.1f} s; {size:,} bytes; restarts: {_restarts()}"
     )
 
 
@@ -97,8 +97,7 @@ def _settle(folder: Path, plan: Plan) -> None:
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / NAME).exists():
-            there = sorted(folder.glob("features-*.npy")) + sorted(folder.glob(KERNEL))
-            if there:  # somebody else's, perhaps
+            if there := [*sorted(folder.glob("features-*.npy")), *folder.glob(KERNEL)]:
                 raise ValueError(
                     f"{folder} holds features without {NAME}, such as {there[0].name}: choose "
                     "another folder"

@@ -16,11 +16,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from helpers.gradient_computers import (
-    AbstractGradientComputer,
-    FunctionalGradientComputer,
-    Given,
-)
+from helpers.gradient_computers import AbstractGradientComputer, FunctionalGradientComputer, Given
 from helpers.layers.layer_call import dense
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection import matrices
@@ -35,12 +31,7 @@ _SPARSE, _FACTORED, _FOLD = range(3)  # tell random streams apart
 
 
 def project(
-    grads: dict[str, Tensor],
-    k: int,
-    *,
-    kind: str = "rademacher",
-    seed: int = 0,
-    model_id: int = 0,
+    grads: dict[str, Tensor], k: int, *, kind: str = "rademacher", seed: int = 0, model_id: int = 0
 ) -> Tensor:
     """Project per-sample gradients to k numbers for each sample.
 
@@ -127,13 +118,13 @@ def project_batches(
         (8, 5)
     """
     _check(k, kind, seed=seed, model_id=model_id)
-    if kind == "factored":
-        features = [_factored(computer, batch, k, (seed, model_id)) for batch in batches]
-    else:
-        options = {"kind": kind, "seed": seed, "model_id": model_id}
-        features = [  # no name for the gradients, which would keep them beside the next ones
-            project(computer.compute_per_sample_grad(batch), k, **options) for batch in batches
-        ]
+    features = []
+    for batch in batches:
+        if kind == "factored":
+            features.append(_factored(computer, batch, k, (seed, model_id)))
+        else:  # no name for the gradients, which would keep them beside the next ones
+            compute = computer.compute_per_sample_grad
+            features.append(project(compute(batch), k, kind=kind, seed=seed, model_id=model_id))
     if not features:
         raise ValueError("batches must hold a batch at least, got none")
     return torch.cat(features)
@@ -146,18 +137,17 @@ def _factored(
     """Compute the features of one batch, from factors where they are known."""
     if isinstance(computer, FunctionalGradientComputer):
         params, chunks = computer.watch(batch)
-        like = next(iter(params.values()), torch.empty(0)).new_empty(0)
     else:
         grads = computer.compute_per_sample_grad(batch)
         _check_grads(grads)
         params = {name: tensor.new_empty(tensor.shape[1:]) for name, tensor in grads.items()}
         calls = {name: [dense(tensor)] for name, tensor in grads.items()}
         chunks = [(slice(None), PerSampleGradients(calls))]
-        like = next(iter(grads.values())).new_empty(0)
     if not params:
         raise ValueError("the computer must have a parameter to differentiate, got none")
     double = torch.float64 in (computer.dtype, *(tensor.dtype for tensor in params.values()))
-    like = like.to(torch.float64 if double else torch.float32)
+    device = next(iter(params.values())).device
+    like = torch.empty(0, dtype=torch.float64 if double else torch.float32, device=device)
     total = Total(len(Batch(batch=batch)), k, like)
     maps = {
         name: Map(tensor.shape, (*stream, _FACTORED, index), like)

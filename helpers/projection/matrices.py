@@ -35,9 +35,8 @@ def product(
 def entries(count: int, kind: str, stream: tuple[int, ...]) -> np.ndarray:
     """Draw entries of one block, `(count,)`, from a stream of its own; signs are int8."""
     drawn = generator(stream)
-    if kind == "normal":
-        return drawn.standard_normal(count, dtype=np.float32)
-    return signs(count, drawn)
+    normal = kind == "normal"
+    return drawn.standard_normal(count, dtype=np.float32) if normal else signs(count, drawn)
 
 
 def generator(stream: tuple[int, ...]) -> np.random.Generator:

@@ -1,6 +1,5 @@
 """What is measured: each way to per-sample gradients or Jacobians, as a function to be timed."""
 
-import functools
 import os
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from helpers import gradients, jacobians
 from helpers.models import MODELS
 from helpers.study import peers
-from helpers.study.facts import DEFAULT, HUGE_PAGES, KEEP_FREED, REFERENCE, Candidate, Task
+from helpers.study.records import DEFAULT, HUGE_PAGES, KEEP_FREED, REFERENCE, Candidate, Task
 
 Run = Callable[[], Any]
 Method = Callable[[nn.Module, Tensor, Tensor], Run]
@@ -87,33 +86,35 @@ def composition(
     return lambda: compute(parameters, images, labels)
 
 
-def _helper(compute: Callable[..., Any], **options: Any) -> Method:
-    return lambda model, *batch: lambda: compute(model, F.cross_entropy, *batch, **options)
-
-
 def _memory(model: nn.Module, images: Tensor, outputs: int) -> Tensor:
     """Make as much memory as the result takes, and write to it."""
     return images.new_ones(len(images), outputs, sum(p.numel() for p in model.parameters()))
 
 
-def _fill_fresh(outputs: int = 1) -> Method:
-    return lambda model, images, _: lambda: _memory(model, images, outputs)
+def _fills(outputs: int) -> dict[str, Method]:
+    """Write as many numbers as a result has, which costs its time at least."""
+
+    def owned(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+        memory = _memory(model, images, outputs)
+        return lambda: memory.fill_(1.0)
+
+    fresh = lambda model, images, _: lambda: _memory(model, images, outputs)  # noqa: E731
+    return {"fill fresh memory": fresh, "fill owned memory": owned}
 
 
-def _fill_owned(outputs: int = 1) -> Method:
-    return lambda model, images, _: functools.partial(_memory(model, images, outputs).fill_, 1.0)
+def _helper(compute: Callable[..., Any]) -> Method:
+    return lambda model, *batch: lambda: compute(model, F.cross_entropy, *batch)
 
 
-def _with_buffers(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-    out = {name: p.new_ones(len(images), *p.shape) for name, p in model.named_parameters()}
-    return _helper(gradients.func_gradients, out=out)(model, images, labels)
+def _with_buffers(model: nn.Module, *batch: Tensor) -> Run:
+    out = {name: p.new_ones(len(batch[0]), *p.shape) for name, p in model.named_parameters()}
+    return lambda: gradients.func_gradients(model, F.cross_entropy, *batch, out=out)
 
 
 METHODS: dict[str, dict[str, Method | None]] = {
     "gradients": {
         REFERENCE: batch_gradient,
-        "fill fresh memory": _fill_fresh(),
-        "fill owned memory": _fill_owned(),
+        **_fills(outputs=1),
         "loop": _helper(gradients.loop_gradients),
         "legacy functorch": _helper(gradients.functorch_gradients),
         "vmap(grad)": composition,
@@ -124,8 +125,7 @@ METHODS: dict[str, dict[str, Method | None]] = {
     },
     "jacobians": {
         REFERENCE: batch_gradient,
-        "fill fresh memory": _fill_fresh(outputs=10),
-        "fill owned memory": _fill_owned(outputs=10),
+        **_fills(outputs=10),
         "double loop": lambda model, x, _: lambda: jacobians.loop_jacobians(model, x),
         "vmap(jacrev)": lambda *given: composition(*given, jacobian=True),
         "func_jacobians": lambda model, x, _: lambda: jacobians.func_jacobians(model, x),

@@ -19,25 +19,18 @@ import numpy as np
 from helpers import memory
 
 Weights = dict[str, jax.Array]
-
-
-def linear(w: Weights, name: str, x: jax.Array) -> jax.Array:
-    """Apply a linear layer."""
-    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-
-
-def conv(w: Weights, name: str, x: jax.Array) -> jax.Array:
-    """Apply a convolution and a ReLU."""
-    x = jax.lax.conv_general_dilated(x, w[f"{name}.weight"], (1, 1), "VALID")
-    return jax.nn.relu(x + w[f"{name}.bias"][:, None, None])
+_ROUNDS = 15
 
 
 def loss(w: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
     """Compute the mean cross-entropy of `SimpleCNN`."""
-    x, window = conv(w, "conv2", conv(w, "conv1", images)), (1, 1, 2, 2)
+    x, window = images, (1, 1, 2, 2)
+    for layer in ("conv1", "conv2"):
+        x = jax.lax.conv_general_dilated(x, w[f"{layer}.weight"], (1, 1), "VALID")
+        x = jax.nn.relu(x + w[f"{layer}.bias"][:, None, None])
     x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
-    x = jax.nn.relu(linear(w, "fc1", x.reshape(len(x), -1)))
-    chosen = jax.nn.log_softmax(linear(w, "fc2", x))
+    x = jax.nn.relu(x.reshape(len(x), -1) @ w["fc1.weight"].T + w["fc1.bias"])
+    chosen = jax.nn.log_softmax(x @ w["fc2.weight"].T + w["fc2.bias"])
     return -jnp.take_along_axis(chosen, labels[:, None], axis=1).mean()
 
 
@@ -53,11 +46,11 @@ def build(method: str, inputs: str) -> Callable[[], Weights]:
     return lambda: jax.block_until_ready(compiled(weights, images, labels))
 
 
-def measure(run: Callable[[], Any], rounds: int = 15) -> dict[str, Any]:
+def measure(run: Callable[[], Any]) -> dict[str, Any]:
     """Weigh and time a function; three runs come before, of which the first compiles."""
     before = memory.high_water(), memory.resident()
     times = []
-    for _ in range(3 + rounds):
+    for _ in range(3 + _ROUNDS):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
@@ -67,7 +60,7 @@ def measure(run: Callable[[], Any], rounds: int = 15) -> dict[str, Any]:
     faults = memory.page_faults()
     run()
     faults = faults and memory.page_faults() - faults
-    row = {"median": median, "iqr": most - quarter, "rounds": rounds, "first": times[0]}
+    row = {"median": median, "iqr": most - quarter, "rounds": _ROUNDS, "first": times[0]}
     return row | {"peak": peak, "held": held, "faults": faults}
 
 

@@ -18,7 +18,6 @@ Run = Callable[[], dict[str, Tensor]]
 
 JAX = ("JAX batch gradient", "JAX jit(vmap(grad))")
 """The methods of `helpers.study.jax_worker`."""
-_JAX_ENVIRONMENT = Path(__file__).parents[2] / ".venv-jax"  # where `make bench` installs it
 
 
 @dataclass(frozen=True)
@@ -41,35 +40,44 @@ class Peer:
 
 def jax_python() -> str | None:
     """Return the interpreter that has JAX: that of `make bench`, else this one, else `None`."""
+    environment = Path(__file__).parents[2] / ".venv-jax"
     for name in ("bin/python", "Scripts/python.exe"):
-        if (_JAX_ENVIRONMENT / name).exists():
-            return str(_JAX_ENVIRONMENT / name)
+        if (environment / name).exists():
+            return str(environment / name)
     return sys.executable if find_spec("jax") else None
 
 
 def absent(method: str) -> str | None:
     """Return why a method cannot run here; `None` if it can, or belongs to no peer."""
-    if method in JAX and not jax_python():
-        return "JAX is not installed: make bench"
+    if method in JAX:
+        return None if jax_python() else "JAX is not installed: make bench"
     return IN_PROCESS[method].absent() if method in IN_PROCESS else None
+
+
+def _per_sample(model: nn.Module, attribute: str, backward: Callable[[], None]) -> Run:
+    """Run a backward pass, after which each parameter has its gradients in an attribute."""
+
+    def run() -> dict[str, Tensor]:
+        for parameter in model.parameters():
+            parameter.grad = None
+            setattr(parameter, attribute, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of hooks without an input gradient, of whole models
+            backward()
+        return {name: getattr(each, attribute) for name, each in model.named_parameters()}
+
+    return run
 
 
 def opacus_hooks(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     """Opacus: hooks on the layers of a `GradSampleModule` compute per-sample gradients."""
     from opacus.grad_sample import GradSampleModule
 
+    model = copy.deepcopy(model)
     # The reduction of the loss below: with "mean" here, all would be B times as large.
-    wrapped = GradSampleModule(copy.deepcopy(model), batch_first=True, loss_reduction="sum")
-
-    def run() -> dict[str, Tensor]:
-        wrapped.zero_grad(set_to_none=True)  # also drops the per-sample gradients
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that full backward hooks see no input gradient
-            F.cross_entropy(wrapped(images), labels, reduction="sum").backward()
-        named = wrapped.named_parameters()
-        return {name.removeprefix("_module."): p.grad_sample for name, p in named}
-
-    return run
+    wrapped = GradSampleModule(model, batch_first=True, loss_reduction="sum")
+    loss_fn = nn.CrossEntropyLoss(reduction="sum")
+    return _per_sample(model, "grad_sample", lambda: loss_fn(wrapped(images), labels).backward())
 
 
 def expanded_weights(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
@@ -77,17 +85,13 @@ def expanded_weights(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
     model = copy.deepcopy(model)
+    options = {"batch_size": len(images), "loss_reduction": "sum", "batch_first": True}
 
-    def run() -> dict[str, Tensor]:
-        for parameter in model.parameters():
-            parameter.grad_sample = None
-        call = call_for_per_sample_grads(
-            model, batch_size=len(images), loss_reduction="sum", batch_first=True
-        )
-        F.cross_entropy(call(images), labels, reduction="sum").backward()
-        return {name: parameter.grad_sample for name, parameter in model.named_parameters()}
+    def backward() -> None:
+        logits = call_for_per_sample_grads(model, **options)(images)
+        F.cross_entropy(logits, labels, reduction="sum").backward()
 
-    return run
+    return _per_sample(model, "grad_sample", backward)
 
 
 def backpack_batchgrad(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
@@ -95,18 +99,13 @@ def backpack_batchgrad(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     from backpack import backpack, extend
     from backpack.extensions import BatchGrad
 
-    model = extend(copy.deepcopy(model))
-    loss_fn = extend(nn.CrossEntropyLoss(reduction="sum"))
+    model, loss_fn = extend(copy.deepcopy(model)), extend(nn.CrossEntropyLoss(reduction="sum"))
 
-    def run() -> dict[str, Tensor]:
-        for parameter in model.parameters():
-            parameter.grad = parameter.grad_batch = None
-        with warnings.catch_warnings(), backpack(BatchGrad()):
-            warnings.simplefilter("ignore")  # that the model as a whole is no layer it knows
+    def backward() -> None:
+        with backpack(BatchGrad()):
             loss_fn(model(images), labels).backward()
-        return {name: parameter.grad_batch for name, parameter in model.named_parameters()}
 
-    return run
+    return _per_sample(model, "grad_batch", backward)
 
 
 IN_PROCESS = {

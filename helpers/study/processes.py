@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from helpers import benchmark, data, devices, memory
 from helpers.study import candidates, peers
-from helpers.study.facts import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
+from helpers.study.records import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
 
 ROOT = Path(__file__).parents[2]
 _here: dict[str, Any] = {}  # in the process of a candidate, what was built there
@@ -34,19 +34,16 @@ def run(group: str, task: Task, chosen: Iterable[Candidate], **options: Any) -> 
     batch = [each.numpy() for each in data.load_batch(task.dataset, task.batch_size)]
     with ExitStack() as stack:
         for candidate in tqdm(list(chosen), desc="first runs", leave=False):
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
             if why := candidates.absent(candidate, task):
                 missing.append(Missing(candidate, absent=True, why=why))
                 continue
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
             try:
                 if candidate.method in peers.JAX:
                     rows.append(of_jax(candidate, task, batch, folder))
                 else:
-                    running[candidate] = Process(candidate, folder)
-                    stack.callback(running[candidate].pool.shutdown)
-                    running[candidate].start(group, task, batch)
+                    running[candidate] = Process(group, candidate, task, batch, folder, stack)
             except Exception as error:
-                running.pop(candidate, None)
                 missing.append(Missing(candidate, False, benchmark.in_one_line(error)))
         times = benchmark.measure(running, **options)
     missing += [Missing(each, absent=False, why=why) for each, why in times.failed.items()]
@@ -57,27 +54,31 @@ def run(group: str, task: Task, chosen: Iterable[Candidate], **options: Any) -> 
 
 
 class Process:
-    """One candidate in a process of its own, which can be timed as torch's `Timer`."""
+    """A candidate, built and weighed in a process that `stack` ends; timed as torch's `Timer`."""
 
-    def __init__(self, candidate: Candidate, folder: str) -> None:
-        self.candidate = candidate
+    def __init__(
+        self,
+        group: str,
+        candidate: Candidate,
+        task: Task,
+        batch: list[np.ndarray],
+        folder: str,
+        stack: ExitStack,
+    ) -> None:
         # A cache of its own, so that compiling costs what it costs the first time.
-        self.settings = {"TORCHINDUCTOR_CACHE_DIR": folder}
+        settings = {"TORCHINDUCTOR_CACHE_DIR": folder}
         if candidate.allocator == HUGE_PAGES:  # read when a process starts
-            self.settings["THP_MEM_ALLOC_ENABLE"] = "1"
+            settings["THP_MEM_ALLOC_ENABLE"] = "1"
         ignored = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who measures
-        self.pool = ProcessPoolExecutor(1, get_context("spawn"), *ignored)
-
-    def start(self, group: str, task: Task, batch: list[np.ndarray]) -> None:
-        """Build it there, and remember what it weighs."""
-        given = group, self.candidate, task, batch, torch.get_num_threads()
-        with mock.patch.dict(os.environ, self.settings):  # the first call starts the process
+        self.pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"), *ignored))
+        given = group, candidate, task, batch, torch.get_num_threads()
+        with mock.patch.dict(os.environ, settings):  # the first call starts the process
             self.weight = self.pool.submit(_weigh, *given).result()
 
     def timeit(self, number: int) -> Measurement:
         """Time it there, as `torch.utils.benchmark.Timer.timeit` does here."""
         seconds, self.weight["faults"] = self.pool.submit(_time, number).result()
-        return Measurement(number, seconds, TaskSpec(str(self.candidate), ""))
+        return Measurement(number, seconds, TaskSpec("", ""))
 
 
 def _weigh(

@@ -1,4 +1,4 @@
-"""Records of measurements as files: what was measured, on which machine, with what, and when."""
+"""What was measured, on which machine, with what and when: plain facts, kept as JSON."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,11 +14,108 @@ from typing import Any
 
 import torch
 
-from helpers.study.facts import HUGE_PAGES, Candidate, Machine, Missing, Record, Row, Study, Task
-
+DEFAULT, KEEP_FREED, HUGE_PAGES = "default", "freed memory kept", "huge pages"
+"""The allocators: glibc as it comes, with `helpers.memory.keep_freed`, with pages of 2 MiB."""
+REFERENCE = "batch gradient"
+"""The method that the others are multiples of."""
 BOUND = 0.4
 """The spread, as a share of the median, above which a row is no measurement: half of the rounds
 then lie further apart than that, and the ratios of two such rows say nothing."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be differentiated: a model, with weights from a seed, on a batch."""
+
+    model: str = "SimpleCNN"
+    batch_size: int = 64
+    dataset: str = "digits"
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method of `helpers.study.candidates`, and the settings under which it runs."""
+
+    method: str
+    compiled: bool = False  # through `torch.compile`
+    allocator: str = DEFAULT  # what becomes of freed memory in its process
+
+    def __str__(self) -> str:
+        allocator = "" if self.allocator == DEFAULT else self.allocator
+        return ", ".join(filter(None, [self.method, "compiled" * self.compiled, allocator]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of a candidate; times are in seconds, `None` is what no system told."""
+
+    candidate: Candidate
+    median: float  # of the rounds
+    iqr: float  # the distance of their quartiles
+    rounds: int
+    peak: int | None  # bytes at the worst moment, above those before
+    held: int | None  # bytes that are still held when the result is gone
+    faults: int | None  # page faults of a run
+    first: float  # the first run, compilation included
+
+    @property
+    def times(self) -> range:
+        """As many as there were rounds, for `helpers.benchmark.table`."""
+        return range(self.rounds)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A candidate that was not measured: it is not installed here (`absent`), or it failed."""
+
+    candidate: Candidate
+    absent: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """The candidates of a group on one task, measured against each other."""
+
+    group: str
+    task: Task
+    rows: list[Row]
+    missing: list[Missing] = field(default_factory=list)
+    cut_short: str | None = None  # a sentence if it was interrupted
+
+    def row(self, method: str, **settings: bool | str) -> Row:
+        """Return what was measured of a candidate; raise KeyError if it was not."""
+        return {row.candidate: row for row in self.rows}[Candidate(method, **settings)]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a record was made."""
+
+    device: str
+    processor: str
+    cores: int | None
+    threads: int
+    system: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """Studies, with what they were measured on, with which versions, and when."""
+
+    machine: Machine
+    versions: dict[str, str]
+    date: str
+    studies: list[Study]
+
+    def find(self, group: str, model: str, batch_size: int) -> Study | None:
+        """Find the study of a group, model and batch size; `None` if there is none."""
+        for study in self.studies:
+            if (study.group, study.task.model, study.task.batch_size) == (group, model, batch_size):
+                return study
+        return None
 
 
 def make(device: torch.device, studies: Iterable[Study]) -> Record:

@@ -56,10 +56,8 @@ def spread(world: int) -> dict[str, nn.Module]:
 
 def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
     data, targets = samples()
-    case, args = (
-        Case(model, data, targets, F.cross_entropy),
-        (model, F.cross_entropy, data, targets),
-    )
+    args = model, F.cross_entropy, data, targets
+    case = Case(model, data, targets, F.cross_entropy)
     task, truth = ImageClassificationModelOutput(), SimpleNamespace(limit=1.0)
     later = FunctionalGradientComputer(network(), task, 92, torch.float32, "cpu")
     later.model = model  # as if it had been sharded later
@@ -76,41 +74,34 @@ def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
     }
 
 
-def both() -> tuple[object, object]:
-    return refusals(), ways_out()
-
-
-def refusals() -> dict[str, dict[str, str]]:
-    """Collect by module and helper what is raised."""
+def both() -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Tensor]]]:
+    """Collect what is raised, by module and helper, and what the ways out give, by module."""
     world = torch.distributed.get_world_size()
-    said: dict[str, dict[str, str]] = {}
-    for what, model in spread(world).items():
-        said[what] = {}
-        for helper, compute in helpers(model).items():
-            try:
-                compute()
-            except ValueError as error:
-                said[what][helper] = str(error)
-    mesh = init_device_mesh("cpu", (world,))
+    modules = spread(world)
+    said = {what: refusals(helpers(model)) for what, model in modules.items()}
     data, targets = samples()
-    try:
-        gradients.func_gradients(network(), F.cross_entropy, distribute_tensor(data, mesh), targets)
-    except ValueError as error:
-        said["data"] = {"func_gradients": str(error)}
+    spread_out = distribute_tensor(data, init_device_mesh("cpu", (world,)))
+    call = functools.partial(gradients.func_gradients, network(), F.cross_entropy)
+    said["data"] = refusals({"func_gradients": lambda: call(spread_out, targets)})
+    return said, {w: way_out(m) for w, m in modules.items() if w not in ("a buffer", "DDP")}
+
+
+def refusals(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
+    said = {}
+    for helper, compute in calls.items():
+        try:
+            compute()
+        except ValueError as error:
+            said[helper] = str(error)
     return said
 
 
-def ways_out() -> dict[str, dict[str, Tensor]]:
-    """Take the ways that the refusals name: gradients by name, from a copy."""
-    found = {}
-    for what, model in spread(torch.distributed.get_world_size()).items():
-        if what not in ("a buffer", "DDP"):
-            plain, whole = network(), nullcontext()
-            if what == "FSDP1":
-                whole = FullyShardedDataParallel.summon_full_params(model)
-            with torch.no_grad(), whole:
-                for own, parameter in zip(plain.parameters(), model.parameters(), strict=True):
-                    spread_out = isinstance(parameter, DTensor)
-                    own.copy_(parameter.full_tensor() if spread_out else parameter)
-            found[what] = gradients.func_gradients(plain, F.cross_entropy, *samples())
-    return found
+def way_out(model: nn.Module) -> dict[str, Tensor]:
+    """Take the way that a refusal names: gradients by name, from a copy."""
+    plain, whole = network(), nullcontext()
+    if isinstance(model, FullyShardedDataParallel):
+        whole = FullyShardedDataParallel.summon_full_params(model)
+    with torch.no_grad(), whole:
+        for own, parameter in zip(plain.parameters(), model.parameters(), strict=True):
+            own.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
+    return gradients.func_gradients(plain, F.cross_entropy, *samples())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.study import candidates, processes, records
-from helpers.study.facts import DEFAULT, Candidate, Row, Study
+from helpers.study.records import DEFAULT, Candidate, Row, Study
 from helpers.tooling import bench
 
 CALM = Row(Candidate("batch gradient"), 0.01, 0.001, 5, 0, 0, 0, 0.1)
@@ -25,7 +25,7 @@ def test_the_record_holds_the_plan(measured, tmp_path):
     assert bench.main(["--device", "cpu"]) == 0
     record = records.read(tmp_path / "build" / "cpu" / "bench.json")
     planned = [(study.group, study.task.model, study.task.batch_size) for study in record.studies]
-    assert planned == [each[:3] for each in bench.PLAN]
+    assert planned == list(bench.PLAN)
     assert bench.main(["--device", "abacus"]) == 2
 
 
