@@ -22,7 +22,7 @@ TEXTS = {name: (ROOT / name).read_text() for name in (*PAGES, HISTORY)}
 
 
 def test_readme_is_short():
-    assert len(README.split()) <= 1500
+    assert len(README.split()) <= 1000
 
 
 def test_example_prints_what_it_says(capsys):
