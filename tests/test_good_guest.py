@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from helpers import benchmark, curvature, gradients, jacobians, norms
 from helpers.layers import linear, recorder
 from helpers.transforms import batches
-from helpers.transforms.fallback import FallbackWarning
 from tests.support import zoo
 from tests.support.oracle import TOLERANCE, assert_equal, oracle
 from tests.support.ways import LOOP, WAYS, into_out
@@ -145,18 +144,6 @@ def test_a_bug_of_the_recorder_is_raised(place, monkeypatch):
     with warnings.catch_warnings(action="error"), pytest.raises(KeyError) as raised:
         norms.gradient_norms(*case.args)
     assert raised.value is bug
-
-
-@pytest.mark.parametrize("caller", [each for each in CALLERS if each != "loop, wrt"])
-def test_a_warning_has_its_error_with_it(caller):
-    case = one_linear(lambda m, x: m.deep(m.fc(x)))
-    case.model.deep = Apply(lambda m, x: x * x.sum().item())
-    with pytest.warns(FallbackWarning) as heard:
-        CALLERS[caller](*case.args)
-    for said in (each.message for each in heard if each.category is FallbackWarning):
-        assert isinstance(said.__cause__, RuntimeError)
-        assert "deep" in str(said)
-        assert str(said.__cause__).splitlines()[0] in str(said)
 
 
 @pytest.mark.parametrize("way", ["norms", LOOP, "func", "func, out", "func Jacobians", "Fisher"])

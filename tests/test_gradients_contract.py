@@ -47,8 +47,8 @@ def test_wrt_chooses_what_is_written():
 @pytest.mark.parametrize("name", ["fc.weight", "first.bias"])
 @pytest.mark.filterwarnings("ignore")
 def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(name, method):
-    case = wild.make("reversible")
-    expected = Truth(functools.partial(wild.make, "reversible")).gradients[name]
+    case = wild.make("checkpoint reentrant")
+    expected = Truth(functools.partial(wild.make, "checkpoint reentrant")).gradients[name]
     assert_equal(method(*case.args, wrt=[name]), {name: expected}, TOLERANCE)
 
 
@@ -127,11 +127,8 @@ def test_an_empty_batch_leaves_nothing_to_do():
     assert gradients.func_gradients(*case.args, out=out) == out
     assert gradients.func_gradients(*case.args, wrt=[], out={}) == {}
     assert norms.gradient_norms(*case.args).shape == (0,)
-    total = norms.clipped_sum(*case.args, 1.0)
-    assert not any(tensor.any() for tensor in total.values())
-    assert {n: t.shape for n, t in total.items()} == {
-        n: p.shape for n, p in case.model.named_parameters()
-    }
+    zeros = {name: torch.zeros_like(p) for name, p in case.model.named_parameters()}
+    assert_equal(norms.clipped_sum(*case.args, 1.0), zeros, 0)
     assert norms.gradient_norms(*make("mlp").args, wrt=[]).tolist() == [0.0, 0.0, 0.0]
     assert norms.clipped_sum(*make("mlp").args, 1.0, wrt=[]) == {}
 
@@ -167,12 +164,10 @@ def test_data_in_any_memory_order_and_with_a_graph(method):
     expected = oracle(*case.args)
     case.data = case.data.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1).requires_grad_()
     case.targets = case.targets.T.contiguous().T.requires_grad_()
-    assert not case.data.is_contiguous()
     got = method(*case.args)
     assert_equal(got, expected, TOLERANCE)
     assert not any(tensor.requires_grad for tensor in got.values())
-    assert case.data.grad is None
-    assert case.targets.grad is None
+    assert [tensor.grad for tensor in case.batch] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["scalars", "cnn", "tied weight", "embedding"])
@@ -274,9 +269,9 @@ def test_randomness_same_and_different():
 
 
 @pytest.mark.parametrize("randomness", ["different", "same"])
-@pytest.mark.parametrize("layer", ["linear", "prelu", "lstm"])
+@pytest.mark.parametrize("layer", ["linear", "lstm"])
 def test_all_functions_draw_what_func_gradients_draws(randomness, layer):
-    last = {"linear": nn.Identity(), "prelu": nn.PReLU(), "lstm": nn.LSTM(4, 4)}[layer]
+    last = {"linear": nn.Identity(), "lstm": nn.LSTM(4, 4)}[layer]
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
         hidden = self.last(self.drop(self.a(inputs)))

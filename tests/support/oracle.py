@@ -103,23 +103,20 @@ class Truth:
 
     def _differentiate(self, scalar: Callable[[Case, Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         """Read `.grad` after `.backward()`, of a model that has met no other sample."""
-        names = [n for n, p in self.case.model.named_parameters() if p.requires_grad]
-        rows: dict[str, list[Tensor]] = {name: [] for name in names}
+        own = {n: p for n, p in self.case.model.named_parameters() if p.requires_grad}
+        rows: dict[str, list[Tensor]] = {name: [] for name in own}
         for index in range(len(self.case.data)):
             case = self._make()
             with by_hand():
                 result = scalar(case, *(part[index : index + 1] for part in case.batch))
                 if result.requires_grad:
                     result.backward()
-            own = dict(case.model.named_parameters())
             for name, each in rows.items():
-                gradient = own[name].grad
-                each.append(
-                    (torch.zeros_like(own[name]) if gradient is None else gradient).detach()
-                )
-        own = dict(self.case.model.named_parameters())
+                parameter = case.model.get_parameter(name)
+                nothing = torch.zeros_like(parameter)
+                each.append(nothing if parameter.grad is None else parameter.grad)
         return {
-            name: torch.stack(each) if each else own[name].new_zeros(0, *own[name].shape).detach()
+            name: (torch.stack(each) if each else own[name].new_zeros(0, *own[name].shape)).detach()
             for name, each in rows.items()
         }
 

@@ -121,17 +121,6 @@ class Product(torch.autograd.Function):
         return grads @ weight, grads.T @ inputs
 
 
-class OldProduct(torch.autograd.Function):
-    """The same, as it was written before `setup_context`."""
-
-    @staticmethod
-    def forward(ctx, inputs: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(inputs, weight)
-        return inputs @ weight.T
-
-    backward = Product.backward
-
-
 def _in_a_closure() -> nn.Module:
     fc = nn.Linear(3, 2)
     weight, bias = fc.parameters()
@@ -203,8 +192,8 @@ class Collector:
 
 
 def _collected() -> tuple[nn.Module, Loss]:
-    model, collector = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), Collector()
-    model[1].register_forward_hook(collector.keep)
+    model, collector = nn.Linear(3, 2), Collector()
+    model.register_forward_hook(collector.keep)
     return model, lambda p, t: squared(p, t) + collector.output.square().mean()
 
 
@@ -274,29 +263,6 @@ class Once(Product):
     @staticmethod
     def backward(ctx, grads: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(each.detach() for each in Product.backward(ctx, grads))
-
-
-class Reversible(torch.autograd.Function):
-    """A residual layer that runs again in the backward, by a backward of its own."""
-
-    @staticmethod
-    def forward(ctx, inputs: Tensor, layer: nn.Module) -> Tensor:
-        ctx.inputs, ctx.layer = inputs.detach(), layer
-        with torch.no_grad():
-            return inputs + layer(inputs)
-
-    @staticmethod
-    def backward(ctx, grads: Tensor) -> tuple[Tensor, None]:
-        inputs = ctx.inputs.clone().requires_grad_()
-        with torch.enable_grad():
-            ctx.layer(inputs).backward(grads)
-        return grads + inputs.grad, None
-
-
-def _reversible() -> nn.Module:
-    """Put a reversible layer between two others."""
-    layers = {name: nn.Linear(3, 3) for name in ("first", "fc", "head")}
-    return Apply(lambda m, x: m.head(Reversible.apply(m.first(x), m.fc).sin()), **layers)
 
 
 def _force(self: Apply, inputs: Tensor) -> Tensor:
@@ -377,7 +343,6 @@ ROWS: dict[str, Build] = {
     "compiled": lambda: _compiled(nn.Linear(3, 2)),
     "parameters in a list": _listed,
     "parameter in a closure": _in_a_closure,
-    "old function": lambda: _one(lambda m, x: OldProduct.apply(x, m.fc.weight) + m.fc.bias),
     "checkpoint": lambda: _checkpointed(False),
     "checkpoint reentrant": lambda: _checkpointed(True),
     "scripted": _scripted,
@@ -394,7 +359,6 @@ ROWS: dict[str, Build] = {
     ),
     "custom operator": lambda: _two(lambda m, x: m.head(_sine(m.fc(x)))),
     "backward only once": lambda: _two(lambda m, x: m.head(Once.apply(m.fc(x), m.fc.weight).sin())),
-    "reversible": _reversible,
     "force": lambda: Apply(_force, fc=nn.Linear(3, 3)),
     "penalty of a slope": lambda: _one(_penalised),
     "straight through": lambda: _two(_straight_through),
