@@ -34,6 +34,11 @@ def _tokens_as_images(self: Apply, inputs: Tensor) -> Tensor:
     return self.norm(tokens.transpose(1, 2).unflatten(2, (2, 2))).flatten(1)
 
 
+def _stem(self: Apply, inputs: Tensor) -> Tensor:
+    """The patch stem of hybrid vision transformers."""
+    return (self.norm(self.conv(inputs)).flatten(2).transpose(1, 2) * self.scale).sin().flatten(1)
+
+
 def _norm_then_added(self: Apply, inputs: Tensor) -> Tensor:
     maps = self.norm(self.conv(inputs))
     maps += self.scale.view(-1, 1, 1)
@@ -387,6 +392,7 @@ WORDS: dict[str, Build] = {
     ),
 }
 IMAGES: dict[str, Build] = {
+    "stem batch norm": lambda: _normalised(_stem),
     "norm, then writes": lambda: _normalised(_norm_then_added),
     "tokens as images": lambda: _normalised(_tokens_as_images),
     "grouped, channels last": _grouped_channels_last,
