@@ -111,8 +111,9 @@ class Truth:
                 result = scalar(case, *(part[index : index + 1] for part in case.batch))
                 if result.requires_grad:
                     result.backward()
+            parameters = dict(case.model.named_parameters())
             for name, each in rows.items():
-                parameter = case.model.get_parameter(name)
+                parameter = parameters[name]
                 nothing = torch.zeros_like(parameter)
                 each.append(nothing if parameter.grad is None else parameter.grad)
         return {
