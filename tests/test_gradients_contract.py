@@ -8,8 +8,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from functorch.experimental import control_flow
 from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
 
 from helpers import gradients, norms
 from helpers.transforms.fallback import FallbackWarning
@@ -21,27 +21,35 @@ from tests.support.zoo import Apply, Case, make, squared
 pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
 
 
-WRT = [["2.bias", "0.weight", "2.weight"], ("0.bias", "2.weight"), ["0.weight", "0.weight"], []]
+WRT = [["2.bias", "0.weight", "2.weight"], ("2.weight",), ["0.weight", "0.weight"], []]
 
 
 @every_method
 @pytest.mark.parametrize("wrt", WRT, ids=str)
 def test_wrt_chooses_names_and_order_frozen_ones_too(wrt, method):
-    case = make("frozen")  # 0.weight and 2.bias
+    case, seen = make("frozen"), []  # 0.weight and 2.bias
     expected = oracle(*case.args, wrt=dict.fromkeys(wrt))
+    note = lambda m, _: seen.append({n for n, p in m.named_parameters() if p.requires_grad})  # noqa: E731
+    case.model.register_forward_pre_hook(note)
     assert_equal(method(*case.args, wrt=wrt), expected, TOLERANCE)
     assert_equal(method(*case.args, wrt=(name for name in wrt)), expected, TOLERANCE)
+    assert all(names == set(wrt) for names in seen)
+
+
+def test_wrt_chooses_what_is_written():
+    case, wrt = make("mlp"), ["fc2.bias", "fc1.bias"]
+    expected = oracle(*case.args, wrt=wrt)
+    out = {n: t for n, t in empty_out(case).items() if n in wrt}  # in the order of the model
+    assert_equal(gradients.func_gradients(*case.args, wrt=wrt, out=out), expected, TOLERANCE)
 
 
 @every_method
-@pytest.mark.parametrize(
-    "wrt", [["fc.weight"], ["first.bias"], ["fc.bias", "head.weight"]], ids=str
-)
+@pytest.mark.parametrize("name", ["fc.weight", "first.bias"])
 @pytest.mark.filterwarnings("ignore")
-def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(wrt, method):
-    case = wild.make("reversible")
-    expected = Truth(functools.partial(wild.make, "reversible")).gradients
-    assert_equal(method(*case.args, wrt=wrt), {name: expected[name] for name in wrt}, TOLERANCE)
+def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(name, method):
+    case = wild.make("checkpoint reentrant")
+    expected = Truth(functools.partial(wild.make, "checkpoint reentrant")).gradients[name]
+    assert_equal(method(*case.args, wrt=[name]), {name: expected}, TOLERANCE)
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -72,23 +80,16 @@ def test_a_stored_iterator_begins_anew_for_each_sample(method):
 
 @every_method
 @pytest.mark.filterwarnings("ignore")
-def test_operators_that_loop_are_right_or_refused(method):
-    """Torch's own derivative of `while_loop` is wrong, without any transform."""
-    from torch._higher_order_ops import while_loop
+def test_while_loop_is_refused(method):
+    """Torch's own derivative of it is wrong, without any transform."""
 
-    def mapped(self: Apply, inputs: Tensor) -> Tensor:
-        return control_flow.map(lambda row, w: (row * w).sin(), inputs.T, self.w).T
-
-    def looped(self: Apply, inputs: Tensor) -> Tensor:
-        step = lambda i, x: (i + 1, (x * self.w).cos())  # noqa: E731
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        step = lambda i, x: (i + 1, self.fc(x).cos())  # noqa: E731
         return while_loop(lambda i, x: i < 2, step, (torch.tensor(0), inputs))[1]
 
-    own, batch = {"w": nn.Parameter(torch.rand(1).double())}, torch.randn(2, 4, 3).double()
-    expected = oracle(Apply(lambda m, x: (x * m.w).sin(), **own), squared, *batch)
-    assert_equal(method(Apply(mapped, **own), squared, *batch), expected, TOLERANCE)
     # Dynamo wraps the refusal, torch 2.11 in a message that no longer quotes it.
-    with pytest.raises(Exception, match=r"while_loop has wrong gradients|Refusal"):
-        method(Apply(looped, **own), squared, *batch)
+    with pytest.raises(Exception, match=r"wrong gradients|Refusal"):
+        method(Apply(run, fc=nn.Linear(3, 3)), squared, torch.ones(4, 3), torch.ones(4, 3))
 
 
 @every_method
@@ -108,36 +109,8 @@ def test_a_rounding_is_no_gradient_that_transforms_have_missed():
         return self.fc(inputs) + self.head(inputs) * next(factors)
 
     model = Apply(run, fc=nn.Linear(3, 2), head=nn.Linear(3, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        gradients.func_gradients(model, squared, torch.randn(1, 3), torch.randn(1, 2))
-
-
-def test_recurrent_layers_are_batched_in_each_chunk():
-    layer = nn.LSTM(3, 4, batch_first=True)
-    lines = torch.randn(3, 5, 3).double(), torch.randn(3, 4).double()
-    case = Case(Apply(lambda m, x: m.layer(x)[0].sum(1), layer=layer).double(), *lines, squared)
-    expected = oracle(*case.args)
     with warnings.catch_warnings(action="error"):
-        got = gradients.func_gradients(*case.args, chunk_size=1)
-    assert_equal(got, expected, TOLERANCE)
-
-
-def test_wrt_chooses_what_is_written():
-    case, wrt = make("mlp"), ["fc2.bias", "fc1.bias"]
-    expected = oracle(*case.args, wrt=wrt)
-    out = {n: t for n, t in empty_out(case).items() if n in wrt}  # in the order of the model
-    assert_equal(gradients.func_gradients(*case.args, wrt=wrt, out=out), expected, TOLERANCE)
-
-
-@every_method
-def test_only_what_is_asked_for_is_differentiated(method):
-    seen, case = [], make("frozen")  # 0.weight and 2.bias
-    case.model.register_forward_pre_hook(
-        lambda m, _: seen.append((m[0].weight.requires_grad, m[2].weight.requires_grad))
-    )
-    method(*case.args, wrt=["0.weight"])
-    assert {*seen} == {(True, False)}
+        gradients.func_gradients(model, squared, torch.randn(1, 3), torch.randn(1, 2))
 
 
 @every_method
@@ -154,11 +127,8 @@ def test_an_empty_batch_leaves_nothing_to_do():
     assert gradients.func_gradients(*case.args, out=out) == out
     assert gradients.func_gradients(*case.args, wrt=[], out={}) == {}
     assert norms.gradient_norms(*case.args).shape == (0,)
-    total = norms.clipped_sum(*case.args, 1.0)
-    assert not any(tensor.any() for tensor in total.values())
-    assert {n: t.shape for n, t in total.items()} == {
-        n: p.shape for n, p in case.model.named_parameters()
-    }
+    zeros = {name: torch.zeros_like(p) for name, p in case.model.named_parameters()}
+    assert_equal(norms.clipped_sum(*case.args, 1.0), zeros, 0)
     assert norms.gradient_norms(*make("mlp").args, wrt=[]).tolist() == [0.0, 0.0, 0.0]
     assert norms.clipped_sum(*make("mlp").args, 1.0, wrt=[]) == {}
 
@@ -179,13 +149,11 @@ def test_each_parameter_keeps_its_dtype(method):
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_a_sparse_gradient_comes_dense(kind, method):
     """A layer for large vocabularies; its gradient is one of few rows, some of them twice."""
-    case = make("embedding bag" if kind is nn.EmbeddingBag else "embedding padding")
-    case.data[0, 1] = case.data[0, 0]
-    weight = case.model.weight.detach().clone()
-    case.model = kind(6, 3, _weight=weight)
-    dense = oracle(*case.args)
-    case.model = kind(6, 3, _weight=weight, sparse=True)
-    got = method(*case.args)
+    words, targets = torch.tensor([[1, 1, 0], [2, 3, 5]]), torch.randn(2, 3).double()
+    loss_fn = lambda z, t: squared(z.reshape(1, -1, 3).sum(1), t)  # noqa: E731
+    model = kind(6, 3, sparse=True).double()
+    dense = oracle(kind(6, 3, _weight=model.weight.detach()), loss_fn, words, targets)
+    got = method(model, loss_fn, words, targets)
     assert_equal(got, dense, TOLERANCE)
     assert got["weight"].layout is torch.strided
 
@@ -196,15 +164,13 @@ def test_data_in_any_memory_order_and_with_a_graph(method):
     expected = oracle(*case.args)
     case.data = case.data.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1).requires_grad_()
     case.targets = case.targets.T.contiguous().T.requires_grad_()
-    assert not case.data.is_contiguous()
     got = method(*case.args)
     assert_equal(got, expected, TOLERANCE)
     assert not any(tensor.requires_grad for tensor in got.values())
-    assert case.data.grad is None
-    assert case.targets.grad is None
+    assert [tensor.grad for tensor in case.batch] == [None, None]
 
 
-@pytest.mark.parametrize("name", ["linear", "scalars", "cnn", "tied weight", "lstm", "embedding"])
+@pytest.mark.parametrize("name", ["scalars", "cnn", "tied weight", "embedding"])
 def test_results_are_written_into_any_memory(name):
     """Into that of an earlier call, and into some whose dimensions lie in another order."""
     case = make(name)
@@ -228,7 +194,7 @@ def test_a_loss_with_a_parameter_of_its_own(method):
 
 
 @pytest.mark.parametrize("way", ["loop", "func", "norms", "func Jacobians", "iterative computer"])
-@pytest.mark.parametrize("name", ["linear", "embedding", "batch norm eval", "encoder eval"])
+@pytest.mark.parametrize("name", ["embedding", "batch norm eval"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("inside", [False, True], ids=["batch from outside", "batch from inside"])
 def test_called_where_gradients_are_off(name, mode, inside, way):
@@ -245,26 +211,20 @@ def test_called_where_gradients_are_off(name, mode, inside, way):
     assert not any(tensor.is_inference() for tensor in got.values())
 
 
-@every_method
-def test_global_state_is_left_as_it_was(method):
-    def state() -> tuple[object, ...]:
-        return (
-            torch.get_rng_state().tolist(),
-            random.getstate(),
-            np.random.get_state()[1].tolist(),  # noqa: NPY002
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            list(warnings.filters),
-        )
+def state() -> tuple[object, ...]:
+    of_numpy = np.random.get_state()[1].tolist()  # noqa: NPY002
+    flags = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
+    return torch.get_rng_state().tolist(), random.getstate(), of_numpy, *flags, [*warnings.filters]
 
+
+@every_method
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_global_state_is_left_as_it_was(mode, method):
     case = make("mlp")
-    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
-        with mode(), warnings.catch_warnings():
-            warnings.simplefilter("error")  # functorch's calls warn that they are deprecated
-            before = state()
-            method(*case.args)
-            assert state() == before
+    with mode(), warnings.catch_warnings(action="error"):  # functorch's calls are deprecated
+        before = state()
+        method(*case.args)
+        assert state() == before
 
 
 SHAPES: list[torch.Size] = []
@@ -309,9 +269,9 @@ def test_randomness_same_and_different():
 
 
 @pytest.mark.parametrize("randomness", ["different", "same"])
-@pytest.mark.parametrize("layer", ["linear", "prelu", "lstm"])
+@pytest.mark.parametrize("layer", ["linear", "lstm"])
 def test_all_functions_draw_what_func_gradients_draws(randomness, layer):
-    last = {"linear": nn.Identity(), "prelu": nn.PReLU(), "lstm": nn.LSTM(4, 4)}[layer]
+    last = {"linear": nn.Identity(), "lstm": nn.LSTM(4, 4)}[layer]
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
         hidden = self.last(self.drop(self.a(inputs)))
@@ -364,14 +324,13 @@ def test_check_compares_with_the_loop():
     case = linear_in(lambda m, x: Doubled.apply(x, m.fc.weight) + m.fc.bias)
     expected = oracle(*case.args)
     bare = gradients.func_gradients(*case.args)
-    off = (bare["fc.weight"][0] - expected["fc.weight"][0]).abs().max()
-    assert off > 0.1
+    assert (bare["fc.weight"][0] - expected["fc.weight"][0]).abs().max() > 0.1
     with pytest.warns(FallbackWarning, match=r"fc\.weight.*\d") as heard:
         assert_equal(gradients.func_gradients(*case.args, check=True), expected, TOLERANCE)
     assert len(heard) == 1
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm", "embedding"])
+@pytest.mark.parametrize("name", ["mlp", "lstm"])
 def test_check_says_nothing_of_what_is_right(name):
     case = make(name).to(torch.float32)
     expected = gradients.func_gradients(*case.args)

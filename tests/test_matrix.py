@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.transforms.fallback import FallbackWarning
 from tests.support import wild, zoo
@@ -23,29 +23,25 @@ def run_before(name: str) -> zoo.Case:
     return case
 
 
-KEEPING = ["stash", "weight norm hook", "spectral norm hook", "buffer rebound", "shared layer"]
+KEEPING = ["stash", "weight norm hook", "buffer rebound"]
 CASES = {
     **{name: functools.partial(zoo.make, name) for name in zoo.MODELS},
     **{f"wild: {name}": functools.partial(wild.make, name) for name in wild.MODELS},
     **{f"run before: {name}": functools.partial(run_before, name) for name in KEEPING},
 }
 # The way of 2022, which nothing else stands on, for one case of each kind.
-OLD = """linear|tied weight|frozen|unused|buffer in place|stash|weight norm hook|embedding|lstm deep
-encoder eval|batch norm eval|mlp|wild: kept deep inside|wild: wrapped inside|wild: item
-wild: what cannot be copied|wild: stem batch norm"""
-OLD = [name for line in OLD.splitlines() for name in line.split("|")]
+OLD = """linear|tied weight|frozen|buffer in place|weight norm hook|embedding|LSTM every end
+encoder eval|batch norm eval|wild: kept deep inside|wild: wrapped inside|wild: item
+wild: what cannot be copied|wild: norm, then writes""".replace("\n", "|").split("|")
 # Each pass may say what it meets.
 SEVERAL_PASSES = "kernel", "empirical Fisher", "Fisher", "Gauss-Newton"
 # A gradient that a hook changes is no derivative any more, so there is no matrix of it.
 NO_DERIVATIVE = "wild: gradient clamped"
-# No case keeps state outside of its model, where it would stay, and a loop by hand over one model
-# and one over new models would differ: `test_gradients_contract` has what stays.
-# What these write into their parameters stays: see `test_good_guest`.
-WRITING = "wild: max norm", "wild: weight halved", "wild: frozen weight halved"
+# No case keeps state outside of its model, or writes into its parameters, where it would stay: see
+# `test_gradients_contract` and `test_good_guest`.
 MATRIX = [
     (name, way)
     for name in CASES
-    if name not in WRITING
     for way in WAYS
     if not (name == NO_DERIVATIVE and way in SEVERAL_PASSES)
 ]
@@ -56,23 +52,19 @@ UNCALLED = "wild: scripted", "wild: data parallel"
 # What goes to the loop, by a word of the error that leads there.
 FALLBACKS = """\
 broadcast | buffer in place | buffer not persistent
-.item() | LSTM of packed sequences | wild: item | wild: data added to, and read
-.item() | wild: padding looked for
+.item() | LSTM of packed sequences | wild: item
 running_mean | instance norm tracking
 in-place | wild: kept in a tensor
-inplace | wild: recurrence in place
-autograd.Function | wild: closure into an old function | wild: old function of a number
-autograd.Function | wild: checkpoint reentrant | wild: custom operator | wild: reversible
+autograd.Function | wild: checkpoint reentrant | wild: custom operator
 support | wild: checkpoint
-scripted | wild: scripted | wild: scripted function of a closure
-linalg_solve | wild: solve a vector | wild: solve columns
+scripted | wild: scripted
+linalg_solve | wild: solve columns
 index_fill | wild: index_fill
 requires_grad_ | wild: force
 higher order | wild: condition
 random | wild: seed of its own
 view | wild: a view of a parameter
-nested_tensor | wild: key padding mask, eval
-memory_format | wild: channels last"""
+nested_tensor | wild: key padding mask"""
 FALLBACKS = {
     name: word
     for line in FALLBACKS.splitlines()
@@ -123,9 +115,11 @@ def test_a_way_is_right_and_leaves_the_model_and_the_data_as_they_were(name, way
     assert all(tensor.is_leaf and not tensor.requires_grad for tensor in got.values())
     said = [each for each in heard if each.category is FallbackWarning]
     assert all("/tests/support/" in each.filename for each in said)
+    for each in (warning.message for warning in said):
+        assert str(each.__cause__).strip().splitlines()[0] in str(each)
     if computed not in SEVERAL_PASSES:
         assert len({str(each.message) for each in said}) == len(said)
-    if computed == "func":
+    if computed in ("func", "func, chunks"):
         assert len(said) == (name in FALLBACKS)
         assert all(FALLBACKS[name] in str(each.message.__cause__) for each in said)
         assert any("performance drop" in str(each.message) for each in heard) == (name in SLOW)
@@ -141,14 +135,6 @@ def test_a_way_in_float32(name, way):
     assert_equal(got, WAYS[way].expected(truth_of(name)), TOLERANCES[torch.float32])
 
 
-def test_the_truth_is_not_blind():
-    gradients = truth_of("lstm").gradients
-    wrong = {name: tensor.clone() for name, tensor in gradients.items()}
-    wrong["layer.bias_ih_l0"][1, 2] += 1e-9
-    with pytest.raises(AssertionError, match=r"layer\.bias_ih_l0"):
-        assert_equal(wrong, gradients, TOLERANCE)
-
-
 def failing(calls: int) -> Callable[..., None]:
     """Make a hook, or a part of a loss, that fails after some calls."""
     count = itertools.count()
@@ -161,16 +147,21 @@ def failing(calls: int) -> Callable[..., None]:
 
 
 # One of each kind of what a model holds, and of what a forward changes.
-FAILING = """cnn|tied weight|buffer counts|buffer rebound|stash|spectral norm hook|lstm deep
-wild: kept deep inside|wild: kept in a tensor|wild: hooks on first use|wild: wrapped inside
-wild: parameters in a list|wild: item|wild: norm, then writes
-wild: loss of what the forward kept|wild: data added to|wild: flipping"""
-FAILING = [name for line in FAILING.splitlines() for name in line.split("|")]
+FAILING = """tied weight|buffer counts|buffer rebound|stash|spectral norm hook|LSTM every end
+wild: kept deep inside|wild: kept in a tensor|wild: hooks on first use|wild: item
+wild: loss of what the forward kept|wild: data added to|flipping""".replace("\n", "|").split("|")
 
 
 def flipping() -> zoo.Case:
+    """Make a model that changes its mode and its state, and then fails."""
+
+    def run(self: zoo.Apply, inputs: Tensor) -> Tensor:
+        self.fc.training = False
+        self.seen.append(1)
+        raise KeyError
+
     case = zoo.make("linear")
-    case.model = zoo.Apply(wild.flipping, fc=case.model, seen=[])
+    case.model = zoo.Apply(run, fc=case.model, seen=[])
     return case
 
 
@@ -181,7 +172,7 @@ def flipping() -> zoo.Case:
 def test_a_model_that_fails_is_left_as_it_was(name, spoiled, calls):
     failed = set()
     for way in WAYS:
-        case, fault = (CASES | {"wild: flipping": flipping})[name](), failing(calls)
+        case, fault = (CASES | {"flipping": flipping})[name](), failing(calls)
         if spoiled == "the forward":
             for module in case.model.modules():
                 module.register_forward_hook(fault)
@@ -206,27 +197,3 @@ def test_a_linear_layer_by_hand():
     identity = torch.eye(2, dtype=torch.float64)
     weight = torch.einsum("yo,bi->byoi", identity, case.data).flatten(2)
     assert torch.equal(truth.jacobians, torch.cat([weight, identity.expand(3, 2, 2)], dim=2))
-
-
-def test_a_snapshot_sees_every_change():
-    changes = {
-        "a number": lambda m: m.fc.weight.data[0, 0].add_(1e-16 + 1),
-        "an equal tensor": lambda m: setattr(m.fc, "weight", nn.Parameter(m.fc.weight.detach())),
-        "a flag": lambda m: m.fc.bias.requires_grad_(False),
-        "a .grad": lambda m: m.fc.weight.grad.mul_(2),
-        "no .grad": lambda m: setattr(m.fc.weight, "grad", None),
-        "a mode": lambda m: m.fc.eval(),
-        "a hook": lambda m: m.fc.register_forward_hook(print),
-        "an attribute": lambda m: setattr(m, "more", 1),
-        "a list": lambda m: m.kept[0].append(1),
-        "a plain tensor": lambda m: m.kept[1].zero_(),
-        "a buffer": lambda m: m.seen.zero_(),
-    }
-    for what, change in changes.items():
-        model = zoo.Apply(lambda m, x: m.fc(x), fc=nn.Linear(3, 2), kept=([], torch.ones(2)))
-        model.register_buffer("seen", torch.ones(1))
-        model.fc.weight.grad = torch.ones(2, 3)
-        before = Snapshot(model)
-        assert before.changes() == []
-        change(model)
-        assert before.changes(), what

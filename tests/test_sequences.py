@@ -35,26 +35,21 @@ class Bags(nn.Module):
 @pytest.mark.parametrize("sizes", [[2, 0, 1, 3], [0, 3, 1, 0]], ids=str)
 def test_bags_of_words(sizes, last):
     model = Bags(mode="sum", include_last_offset=last).double()
-    text = torch.randint(9, (sum(sizes),))
+    text, targets = torch.randint(9, (sum(sizes),)), torch.randint(2, (4,))
     weights = torch.rand(len(text), dtype=torch.float64)
-    texts, own = text.split(sizes), weights.split(sizes)
-    ends = torch.tensor([0, *sizes]).cumsum(0)
-    targets = torch.randint(2, (4,))
-    pairs = zip(texts, own, strict=True)
+    pairs = zip(text.split(sizes), weights.split(sizes), strict=True)
     bags = [(model.bag.weight[words] * its[:, None]).sum(0) for words, its in pairs]
     expected = rows_of(model, map(F.cross_entropy, map(model.fc, bags), targets))
-    offsets = ends if last else ends[:-1]
-    args = (text, offsets, weights)
-    batches = [args, dict(zip(("text", "offsets", "per_sample_weights"), args, strict=True))]
-    for batch in batches:
-        assert_equal(
-            gradients.loop_gradients(model, F.cross_entropy, batch, targets), expected, TOLERANCE
-        )
+    offsets = torch.tensor([0, *sizes]).cumsum(0)[: None if last else -1]
+    args = {"text": text, "offsets": offsets, "per_sample_weights": weights}
+    for batch in (tuple(args.values()), args):
+        case = model, F.cross_entropy, batch, targets
+        assert_equal(gradients.loop_gradients(*case), expected, TOLERANCE)
         with pytest.warns(FallbackWarning, match="unequal length"):
-            got = gradients.func_gradients(model, F.cross_entropy, batch, targets, chunk_size=3)
+            got = gradients.func_gradients(*case, chunk_size=3)
         assert_equal(got, expected, TOLERANCE)
-    with refused("offsets must begin with 0 and rise up to the"):
-        gradients.func_gradients(model, F.cross_entropy, (text, offsets + 1, weights), targets)
+    with refused("offsets must begin with 0"):
+        gradients.func_gradients(*case[:2], (text, offsets + 1, weights), targets)
 
 
 def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
@@ -69,13 +64,11 @@ def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
     last = [model(sequence)[1][0][0] for sequence in sequences]
     expected = rows_of(model, map(F.mse_loss, last, targets))
     args = (model, loss_fn, packed, targets)
+    out = {name: torch.empty_like(rows) for name, rows in expected.items()}
     assert_equal(gradients.loop_gradients(*args), expected, TOLERANCE)
     with pytest.warns(FallbackWarning, match="unequal length"):
-        assert_equal(gradients.func_gradients(*args), expected, TOLERANCE)
-    out = {name: torch.empty_like(rows) for name, rows in expected.items()}
-    with pytest.warns(FallbackWarning):
         assert_equal(gradients.func_gradients(*args, chunk_size=2, out=out), expected, TOLERANCE)
-    with refused("data and targets must have one batch size, got 3 and 2"):
+    with refused("3 and 2"):
         gradients.func_gradients(*args[:3], targets[:2])
 
 
@@ -98,5 +91,5 @@ def test_sequences_in_the_other_helpers():
     assert [each.entry for each in diagnosis.findings] == ["packed-sequence"]
     order = torch.zeros(1, 1, 2, dtype=torch.int64)
     packed = pack_sequence([torch.ones(2, 3)])
-    with refused("samples of unequal length cannot be taken together"):
+    with refused("unequal length"):
         ensembles.train(ensembles.stack([model]), args[1], packed, None, order, sgd_step, lr=1.0)

@@ -54,18 +54,6 @@ def _attention(draw: st.DrawFn) -> nn.Module:
     return Apply(lambda m, x: m.layer(x, x, x, need_weights=False)[0], layer=layer)
 
 
-def _causal(_: st.DrawFn) -> nn.Module:
-    """Attention as language models write it, with one weight for queries, keys and values."""
-
-    def run(self: Apply, tokens: Tensor) -> Tensor:
-        parts = torch.addmm(self.shift, tokens.flatten(0, 1), self.weight)
-        queries, keys, values = parts.unflatten(0, tokens.shape[:2]).split(WIDTH, dim=-1)
-        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-
-    weight = nn.Parameter(torch.randn(WIDTH, 3 * WIDTH))
-    return Apply(run, weight=weight, shift=nn.Parameter(torch.randn(3 * WIDTH)))
-
-
 def _recurrence(draw: st.DrawFn) -> nn.Module:
     kind = _one_of(draw, [nn.RNN, nn.GRU, nn.LSTM])
     layer = kind(WIDTH, WIDTH, draw(st.integers(1, 2)), batch_first=True)
@@ -89,7 +77,7 @@ BLOCKS: list[Callable[[st.DrawFn], nn.Module]] = [
         _one_of(draw, [nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.PReLU])(),
     ),
     lambda draw: _one_of(draw, NORMS)(),
-    *(_convolution, _attention, _causal, _recurrence),
+    *(_convolution, _attention, _recurrence),
     lambda draw: Apply(_one_of(draw, OPERATIONS), weight=nn.Parameter(torch.randn(TOKENS, TOKENS))),
 ]
 

@@ -64,13 +64,6 @@ def _timm(name: str, size: int, side: int = 0, **options: Any) -> tuple[nn.Modul
     return _flat(model), torch.randn(size, 3, side, side)
 
 
-def _vit_pytorch(name: str, size: int, side: int = 32, **options: Any) -> tuple[nn.Module, Tensor]:
-    module, _, kind = name.rpartition(".")
-    with pretended_torchvision():
-        model = getattr(import_module(f"vit_pytorch.{module}"), kind)(num_classes=3, **options)
-    return _flat(model), torch.randn(size, 3, side, side)
-
-
 def _transformers(
     name: str,
     size: int,
@@ -102,7 +95,6 @@ def _neuralop(
 LIBRARIES = {
     "timm": ("timm", _timm),
     "transformers": ("transformers", _transformers),
-    "vit-pytorch": ("vit_pytorch", _vit_pytorch),
     "torch-geometric": ("torch_geometric", _torch_geometric),
     "neuraloperator": ("neuralop", _neuralop),
 }

@@ -103,23 +103,21 @@ class Truth:
 
     def _differentiate(self, scalar: Callable[[Case, Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         """Read `.grad` after `.backward()`, of a model that has met no other sample."""
-        names = [n for n, p in self.case.model.named_parameters() if p.requires_grad]
-        rows: dict[str, list[Tensor]] = {name: [] for name in names}
+        own = {n: p for n, p in self.case.model.named_parameters() if p.requires_grad}
+        rows: dict[str, list[Tensor]] = {name: [] for name in own}
         for index in range(len(self.case.data)):
             case = self._make()
             with by_hand():
                 result = scalar(case, *(part[index : index + 1] for part in case.batch))
                 if result.requires_grad:
                     result.backward()
-            own = dict(case.model.named_parameters())
+            parameters = dict(case.model.named_parameters())
             for name, each in rows.items():
-                gradient = own[name].grad
-                each.append(
-                    (torch.zeros_like(own[name]) if gradient is None else gradient).detach()
-                )
-        own = dict(self.case.model.named_parameters())
+                parameter = parameters[name]
+                nothing = torch.zeros_like(parameter)
+                each.append(nothing if parameter.grad is None else parameter.grad)
         return {
-            name: torch.stack(each) if each else own[name].new_zeros(0, *own[name].shape).detach()
+            name: (torch.stack(each) if each else own[name].new_zeros(0, *own[name].shape)).detach()
             for name, each in rows.items()
         }
 
@@ -135,7 +133,8 @@ def by_hand() -> Iterator[None]:
         else:
             mean, var = mean.view(shape), var.view(shape)
         outputs = (inputs - mean) / (var + eps).sqrt()
-        return outputs if weight is None else outputs * weight.view(shape) + bias.view(shape)
+        outputs = outputs if weight is None else outputs * weight.view(shape)
+        return outputs if bias is None else outputs + bias.view(shape)
 
     def batch_norm(inputs, mean, var, weight=None, bias=None, training=False, momentum=0, eps=1e-5):
         mean = None if training else mean
@@ -151,8 +150,7 @@ def by_hand() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, eagerly(), ignored:
         patch.setattr(F, "batch_norm", batch_norm)
         patch.setattr(F, "instance_norm", instance_norm)
-        for place in ("torch.cond", "tests.support.wild.cond"):
-            patch.setattr(place, lambda pred, yes, no, args: (yes if pred else no)(*args))
+        patch.setattr(torch, "cond", lambda pred, yes, no, args: (yes if pred else no)(*args))
         yield
 
 

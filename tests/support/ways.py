@@ -52,7 +52,7 @@ def computer(kind: type, case: Case, **options: object) -> object:
 
 def empty_out(case: Case) -> Named:
     """Make tensors to write gradients into, full of what they must not keep."""
-    size = len(case.data)
+    size = len(case.targets)
     return {n: p.new_full((size, *p.shape), math.nan) for n, p in _learned(case).items()}
 
 

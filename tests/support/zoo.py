@@ -69,11 +69,6 @@ def _buffered(write: Callable[..., object], persistent: bool = True) -> nn.Modul
     return model
 
 
-def _increment(self: Apply, inputs: Tensor) -> None:
-    self.calls += 1
-    self.seen.mul_(1.5)
-
-
 def _write_batched(self: Apply, inputs: Tensor) -> None:
     self.calls.add_(1)
     self.seen += inputs[0]
@@ -149,19 +144,16 @@ def _force(self: Apply, inputs: Tensor) -> Tensor:
     return torch.func.grad(lambda x: self.layer(x)[0].sin().sum())(inputs)
 
 
-def _two_steps(self: Apply, inputs: Tensor) -> Tensor:
-    state = self.cell(inputs[:, 1], self.cell(inputs[:, 0]))
-    return state[0] if isinstance(state, tuple) else state
+def _cell(cell: nn.Module) -> nn.Module:
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        state = self.cell(inputs[:, 1], self.cell(inputs[:, 0]))
+        return state[0] if isinstance(state, tuple) else state
+
+    return Apply(run, cell=cell)
 
 
 def _encoder(train: bool) -> nn.Module:
     return nn.TransformerEncoderLayer(4, 2, 6, 0.0 if train else 0.1, batch_first=True).train(train)
-
-
-def _scalars() -> nn.Module:
-    """Two parameters without a dimension."""
-    scale, shift = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.tensor(-0.5))
-    return Apply(lambda m, x: (x * m.scale).sin() + m.shift, scale=scale, shift=shift)
 
 
 weight_norm = nn.utils.parametrizations.weight_norm
@@ -195,24 +187,25 @@ ROWS: dict[str, Build] = {
     "linear": lambda: nn.Linear(3, 2),
     "no bias": lambda: nn.Linear(3, 2, bias=False),
     "bilinear": lambda: Apply(lambda m, x: m.b(x, x), b=nn.Bilinear(3, 3, 2)),
-    "scalars": _scalars,
+    "scalars": lambda: Apply(
+        lambda m, x: (x * m.a).sin() + m.b,
+        **{name: nn.Parameter(torch.tensor(1.5)) for name in "ab"},
+    ),
     "prelu": lambda: nn.Sequential(nn.Linear(3, 3), nn.PReLU()),
     "tied weight": lambda: _tie(_two_layers()),
     "shared layer": _share,
     "frozen": lambda: _freeze(_two_layers()),
     "unused": lambda: Apply(lambda m, x: m.a(x), z=nn.Linear(2, 2), a=nn.Linear(3, 2)),
     "no_grad inside": lambda: Apply(lambda m, x: torch.no_grad()(m.a)(x), a=nn.Linear(3, 2)),
-    "buffer counts": lambda: _buffered(_increment),
+    "buffer counts": lambda: _buffered(lambda m, x: (m.calls.add_(1), m.seen.mul_(1.5))),
     "buffer in place": lambda: _buffered(_write_batched),
     "buffer rebound": lambda: _buffered(_rebind),
     "buffer not persistent": lambda: _buffered(_write_batched, persistent=False),
     "stash": lambda: Apply(_stash, fc=nn.Linear(3, 3), head=nn.Linear(3, 2)),
     "weight norm hook": lambda: _hooked(nn.utils.weight_norm),
     "weight norm": lambda: weight_norm(nn.Linear(3, 2)),
-    "weight norm twice": lambda: nn.Sequential(*(weight_norm(nn.Linear(3, 3)) for _ in "12")),
     "spectral norm hook": lambda: _hooked(nn.utils.spectral_norm),
     "spectral norm": lambda: spectral_norm(nn.Linear(3, 2)),
-    "spectral norm eval": lambda: spectral_norm(nn.Linear(3, 2)).eval(),
 }
 WORDS: dict[str, Build] = {
     "embedding": lambda: nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(9, 2)),
@@ -229,14 +222,10 @@ SEQUENCES: dict[str, Build] = {
         lambda m, x: m.layer(input=x, hx=None)[0].sum(1),
         layer=nn.RNN(4, 3, bias=False, batch_first=True),
     ),
-    "lstm cell": lambda: Apply(_two_steps, cell=nn.LSTMCell(4, 3)),
-    "gru cell": lambda: Apply(_two_steps, cell=nn.GRUCell(4, 3)),
-    "rnn cell": lambda: Apply(_two_steps, cell=nn.RNNCell(4, 3)),
+    "lstm cell": lambda: _cell(nn.LSTMCell(4, 3)),
+    "gru cell": lambda: _cell(nn.GRUCell(4, 3)),
     "encoder train": lambda: _encoder(True),
     "encoder eval": lambda: _encoder(False),
-    "attention": lambda: Apply(
-        lambda m, x: m.layer(x, x, x)[0], layer=nn.MultiheadAttention(4, 2, batch_first=True)
-    ),
     "layer norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
     "depthwise": lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
 }
@@ -251,9 +240,6 @@ RECURRENCES: dict[str, Build] = {
         lambda m, x: m.layer(x[0])[0].flatten()[None], layer=nn.GRU(4, 3, bidirectional=True)
     ),
     "LSTM from a learned start": _learned_start,
-    "LSTM of a constant": lambda: Apply(
-        lambda m, x: m.layer(torch.ones(1, 2, 4, dtype=x.dtype))[0].flatten(1), layer=nn.LSTM(4, 3)
-    ),
     "LSTM of packed sequences": lambda: Apply(_packed, layer=nn.LSTM(4, 3, batch_first=True)),
     "LSTM with a computed weight": lambda: Apply(
         every_end, layer=weight_norm(nn.LSTM(4, 3, batch_first=True), "weight_hh_l0")
@@ -268,10 +254,8 @@ IMAGES: dict[str, Build] = {
     "batch norm eval": lambda: _images(
         nn.Conv2d(2, 4, 3), with_statistics(nn.BatchNorm2d(4)), nn.ReLU()
     ),
-    "dilated": lambda: _images(nn.Conv2d(2, 3, 3, dilation=2, padding=1)),
     "grouped": lambda: _images(nn.Conv2d(2, 4, 3, groups=2, stride=2)),
     "transposed": lambda: _images(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2)),
-    "pooled": lambda: _images(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(2)),
 }
 SHAPES = [((3,), ROWS | WORDS), ((4, 4), SEQUENCES | RECURRENCES), ((2, 4, 4), IMAGES)]
 CLASSIFIERS = {"mlp": (MLP, (1, 28, 28)), "cnn": (_cnn, (1, 8, 8))}

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from helpers import compare, curvature, ensembles, gradients, limits, noise, norms, privacy
+from helpers import compare, curvature, gradients, limits, noise, norms, privacy
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import AbstractModelOutput
-from helpers.optimizers import sgd_step
 from helpers.projection import project_batches
 from tests.support.oracle import assert_equal
 
@@ -101,23 +100,6 @@ def test_padding_changes_nothing_in_any_helper(attention, side):
         torch.testing.assert_close(*features, rtol=TOLERANCE, atol=TOLERANCE)
         assert "equal for all" in limits.diagnose(*args).conclusion
     assert bool(heard) == (attention == "sdpa"), "its masks are chosen by their values"
-
-
-def test_an_ensemble_is_trained_on_a_batch_with_labels():
-    model, (batch, _) = gpt("eager"), padded("left")
-    order = torch.tensor([[[0, 1], [3, 2]], [[2, 3], [1, 0]]])
-    both = ensembles.stack([model, gpt("eager")])
-    trained = ensembles.train(both, loss_fn, batch, None, order, sgd_step, lr=0.1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for rows in order[0]:
-        optimizer.zero_grad()
-        model(**{name: each[rows] for name, each in batch.items()}).loss.backward()
-        optimizer.step()
-    alone = {name: p.detach() for name, p in model.named_parameters()}
-    member = trained.member(0)
-    assert_equal({name: member[name] for name in alone}, alone, TOLERANCE)
-    logits = ensembles.predict(trained, batch).logits[0]
-    torch.testing.assert_close(logits, model(**batch).logits.detach())
 
 
 def test_the_lines_of_lesson_13_run_and_agree_with_the_loop():
