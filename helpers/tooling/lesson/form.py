@@ -30,8 +30,6 @@ METADATA = {
 """All metadata that a saved lesson has."""
 CELL_METADATA = ("tags", "jupyter", "cellView", "alt")
 """Metadata of a cell that `make outputs` leaves alone; `alt` says what its figure shows."""
-HASHES = ("output_of",)
-"""What copies of a lesson do without: of which source an output is that is not compared."""
 
 
 def keeps_output(cell: NotebookNode) -> bool:
