@@ -30,8 +30,8 @@ def check(lesson: Path, assignments: Sequence[str]) -> dict[str, int | str]:
         if not equals:
             raise ValueError(f"a parameter is given as name=value, got {name!r}")
         if name not in defaults or name == "device":
-            there = ", ".join(defaults.keys() - {"device"})
-            raise ValueError(f"PARAMS of {lesson.name} are {there}, and DEVICE, got {name!r}")
+            there = ", ".join(each for each in defaults if each != "device")
+            raise ValueError(f"PARAMS of {lesson.name}, beside DEVICE: {there}, and not {name!r}")
         values[name] = text
         if isinstance(defaults[name], int):
             least, most = (0, 2**32 - 1) if name == "seed" else (1, 10**9)
