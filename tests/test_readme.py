@@ -1,5 +1,6 @@
 """The pages for newcomers tell the truth: README's code runs, links and commands lead somewhere."""
 
+import json
 import os
 import re
 import shlex
@@ -15,8 +16,8 @@ from helpers.models import SimpleCNN
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-CLASS = "notebooks/teaching.md"
-PAGES = ("README.md", "helpers/README.md", "notebooks/README.md", CLASS, ".github/CONTRIBUTING.md")
+CLASS, CHANGES = "notebooks/teaching.md", ".github/CONTRIBUTING.md"
+PAGES = ("README.md", "helpers/README.md", "notebooks/README.md", CLASS, CHANGES)
 HISTORY = ".github/CHANGELOG.md"  # it names what is gone, too
 TEXTS = {name: (ROOT / name).read_text() for name in (*PAGES, HISTORY)}
 
@@ -34,35 +35,31 @@ def test_example_prints_what_it_says(capsys):
 
 
 SHEET = README.split("\n## Cheat sheet\n")[1].split("\n## ")[0]
-BLOCK = re.search(r"```py\n(.*?)```", SHEET, re.DOTALL)[1]
-FIRST, *WAYS = re.split(r"^# (.+)\n", BLOCK, flags=re.MULTILINE)
+FIRST, *WAYS = re.split(r"(?m)^# (.+)\n", re.search(r"(?s)```py\n(.*?)```", SHEET)[1])
 CODE = dict(zip(WAYS[::2], WAYS[1::2], strict=True))
-KINDS = dict(re.findall(r"^\| ([\w. ]+) \| (\w+) (?:of )?`", SHEET, re.MULTILINE))
+KINDS = dict(re.findall(r"(?m)^\| (?!way)([\w. ]+) \| (\w+)", SHEET))
 
 
-def test_cheat_sheet_has_code_for_each_row():
-    assert list(CODE) == list(KINDS) == re.findall(r"^\| (?!way)(\w.+?) \|", SHEET, re.MULTILINE)
-
-
-@pytest.mark.parametrize("way", CODE)
-def test_row_of_the_cheat_sheet_is_right(way):
-    torch.manual_seed(0)
-    model = SimpleCNN()
-    images, labels = data.load_batch(batch_size=3)
-    names = {"model": model, "X": images, "T": labels}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # functorch says that it is old
-        exec(FIRST + CODE[way], names)
-    got = names["result"]
-    assert type(got).__name__ == KINDS[way]
-    if way == "Jacobian":
-        flat = jacobians.func_jacobians(model, images)
-        expected = jacobians.unflatten_jacobians(flat, model)
-    else:
-        loss_fn = torch.nn.functional.cross_entropy
-        expected = gradients.loop_gradients(model, loss_fn, images, labels)
-    named = got if isinstance(got, dict) else dict(zip(expected, got, strict=True))
-    compare.check(named, expected, batch_dims=2 if way == "Jacobian" else 1)
+def test_cheat_sheet_is_right():
+    assert list(CODE) == list(KINDS)
+    for way, code in CODE.items():
+        torch.manual_seed(0)
+        model = SimpleCNN()
+        images, labels = data.load_batch(batch_size=3)
+        names = {"model": model, "X": images, "T": labels}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # functorch says that it is old
+            exec(FIRST + code, names)
+        got = names["result"]
+        assert type(got).__name__ == KINDS[way]
+        if way == "Jacobian":
+            flat = jacobians.func_jacobians(model, images)
+            expected = jacobians.unflatten_jacobians(flat, model)
+        else:
+            loss_fn = torch.nn.functional.cross_entropy
+            expected = gradients.loop_gradients(model, loss_fn, images, labels)
+        named = got if isinstance(got, dict) else dict(zip(expected, got, strict=True))
+        compare.check(named, expected, batch_dims=2 if way == "Jacobian" else 1)
 
 
 def anchors(text: str) -> set[str]:
@@ -82,21 +79,32 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(there.read_text()), target
 
 
-def test_every_picture_is_shown():
-    shown = set(re.findall(r"[\w-]+\.png", "".join(TEXTS.values())))
-    assert {path.name for path in (ROOT / ".github").glob("*.png")} == shown
+def minutes_of(cells: list[dict]) -> int:
+    """Count the minutes to read a lesson: 200 words or 20 lines of code each, before exercises.
+
+    Of lesson 6, what stands before its gallery, which begins with section 4.
+    """
+    words = lines = 0
+    for cell in cells:
+        text = "".join(cell["source"])
+        if re.search(r"(?m)^## (Exercises|4\. The gallery)", text):
+            break
+        if cell["cell_type"] == "markdown":
+            words += len(text.split())
+        elif "parameters" not in cell["metadata"].get("tags", []):
+            lines += sum(1 for line in text.splitlines() if line.strip())
+    return round(words / 200 + lines / 20)
 
 
 def test_every_lesson_has_its_row_with_its_title_and_minutes():
-    row = r"^\| \[(.+?)\]\(notebooks/(.+?)\) \| .+ \| (\d+) \|$"
-    rows = {
-        name: (title, minutes) for title, name, minutes in re.findall(row, README, re.MULTILINE)
-    }
-    assert sorted(rows) == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
-    for name, (title, minutes) in rows.items():
-        lesson = (ROOT / "notebooks" / name).read_text()
+    rows = re.findall(r"(?m)^\| \[(.+?)\]\(notebooks/(.+?)\) \| .+ \| (\d+) \|$", README)
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for (title, name, minutes), path in zip(rows, paths, strict=True):
+        lesson = path.read_text()
+        assert name == path.name
         assert f'"# {title}\\n"' in lesson
         assert f'"*Reading: {minutes} minutes' in lesson
+        assert int(minutes) == minutes_of(json.loads(lesson)["cells"]), name
 
 
 def test_plans_for_a_class_add_up_and_name_what_is_there():
@@ -109,28 +117,21 @@ def test_plans_for_a_class_add_up_and_name_what_is_there():
         assert sum(map(int, re.findall(r"\((\d+)\)", plan))) == int(minutes), plan
 
 
-def test_every_helper_is_listed():
-    folders = {path.parent.stem for path in (ROOT / "helpers").glob("*/__init__.py")}
-    modules = {path.stem for path in (ROOT / "helpers").glob("*.py")} | folders
-    listed = re.findall(r"`helpers\.(\w+)`", TEXTS["helpers/README.md"].split("## The modules")[1])
-    assert sorted(modules - {"__init__"}) == sorted(listed)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_make_targets_and_variables_exist(page):
-    calls = re.findall(r"(?:`|^)make ([^`\n]*)", TEXTS[page], re.MULTILINE)
-    for call in calls:
+    for call in re.findall(r"(?:`|^)make ([^`\n]*)", TEXTS[page], re.MULTILINE):
         make = ["make", "-n", *shlex.split(call, comments=True)]  # refuses what is not read
-        ended = subprocess.run(
-            make, cwd=ROOT, env={"PATH": os.environ["PATH"]}, capture_output=True
-        )
+        given = {"env": {"PATH": os.environ["PATH"]}, "capture_output": True}
+        ended = subprocess.run(make, cwd=ROOT, **given)
         assert ended.returncode == 0, ended.stderr.decode()
 
 
-def test_named_places_exist():
-    """What looks like a file or a folder of the collection is one."""
-    named = re.findall(
-        r"`((?:helpers|tests|notebooks|\.ci)/[\w./-]*)`", TEXTS[".github/CONTRIBUTING.md"]
-    )
-    assert len(named) > 10
-    assert [path for path in named if "NN_name" not in path and not (ROOT / path).exists()] == []
+def test_what_is_there_is_named_and_what_is_named_is_there():
+    helpers = {*(ROOT / "helpers").glob("*.py"), *(ROOT / "helpers").glob("*/__init__.py")}
+    names = {path.parent.stem if "__init__" in path.stem else path.stem for path in helpers}
+    listed = re.findall(r"`helpers\.(\w+)`", TEXTS["helpers/README.md"].split("## The modules")[1])
+    assert sorted(names - {"helpers"}) == sorted(listed)
+    shown = {*re.findall(r"[\w-]+\.png", "".join(TEXTS.values()))}
+    assert {path.name for path in (ROOT / ".github").glob("*.png")} == shown
+    for path in re.findall(r"`((?:helpers|tests|notebooks|\.ci)/[\w./-]*)`", TEXTS[CHANGES]):
+        assert "NN_name" in path or (ROOT / path).exists(), path

@@ -32,7 +32,6 @@ METADATA = {"colab": {"provenance": [], "collapsed_sections": [SECTION]}}
 GPU = ("07_speed_and_memory",)
 """Lessons that ask for a GPU: they measure times. In the others, networks are tiny."""
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
-CHOICES = {"device": '["auto", "cpu", "cuda", "mps"] {allow-input: true}'}
 HEADING = "Helpers (run, no need to read)"
 ABOUT = """\
 These cells write the modules that this lesson imports into the folder `helpers`, each as it is in \
@@ -126,13 +125,8 @@ def form(lesson: Path) -> str:
     lines = ["# @title Parameters"]
     for name, (default, meaning) in parameters.declared(lesson).items():
         kind = "integer" if isinstance(default, int) else "string"
-        field = CHOICES.get(name, f'{{type: "{kind}"}}')
-        if name == "dataset":  # digits, or the text of a lesson
-            field = json.dumps([default, "random"])
-        lines += [
-            f"# @markdown `{name}`: {meaning}",
-            f"{name} = {json.dumps(default)}  # @param {field}",  # a form wants double quotes
-        ]
+        given = f"{name} = {json.dumps(default)}"  # a form wants double quotes
+        lines += [f"# @markdown `{name}`: {meaning}", f'{given}  # @param {{type: "{kind}"}}']
     return "\n".join(lines)
 
 

@@ -29,9 +29,8 @@ def picture(lesson: Path) -> bytes:
 def refresh(lesson: Path, *, timings: bool) -> str | None:
     """Execute a lesson in its own folder and save it with its new outputs.
 
-    An output that nbval does not compare (a timing, a version) would be another each time, so the
-    saved one stays as long as its cell's source does, unless `timings` are renewed, too. Returns
-    how the lesson failed, if it did; its file then stays.
+    An output that nbval does not compare (a timing, a version) stays as long as its cell's source
+    does, unless `timings` are renewed. Returns how the lesson failed, if it did; its file stays.
     """
     done = execute(lesson, Path("build", "outputs", lesson.name))
     if done.failure:

@@ -17,7 +17,7 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from helpers.tooling.lesson import copies, drafts, files, form, formulas, predictions
+from helpers.tooling.lesson import copies, drafts, files, formulas, predictions
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/slides")
@@ -49,7 +49,7 @@ def _parts(cell: NotebookNode) -> list[NotebookNode]:
         return parts
     if "exercises.check(" in cell.source:
         return []
-    hidden = HIDDEN & {*files.tags(cell)} or cell.source == form.SETUP
+    hidden = HIDDEN & {*files.tags(cell)}
     shown = [] if hidden else [new_code_cell(piece) for piece in _pieces(cell.source)]
     output = new_code_cell("", outputs=cell.outputs, metadata=cell.metadata)
     output.metadata.transient = {"remove_source": True}

@@ -47,28 +47,7 @@ c.FileNameCollectorPlugin.named_regexp = (
     r".*/(?P<student_id>[^/_]+)_(\\d+_assignsubmission_file_)?(?P<file_id>.+)\\.ipynb"
 )
 """
-README = """\
-# Lessons with exercises
-
-**Start.** With Python 3.11 or newer, in this folder: `python -m pip install -r requirements.txt`,
-then `python -m jupyter lab`. Open a notebook and run the cells from the top. The folder `helpers`
-has to stay beside the notebooks. Or open a notebook of the folder `colab` in Colab (File > Upload
-notebook), where nothing has to be installed.
-
-**Answer.** Each exercise has a cell that ends in `raise NotImplementedError`. Write your answer in
-place of that line, under the same name and with the same arguments, then run the cell and the check
-below it. Hints are folded below each task. Helper functions and imports may stand in the same cell,
-or in a new one above it.
-
-**Submit** the notebook, saved, under its name: {lessons}. Nothing else. Before that, restart the
-kernel and run all cells: a line of an answer that needs what comes below it fails then.
-
-**What counts** is whether an answer is correct. To grade it, your whole notebook is run from the
-top, with the check of the original lesson in place of your copy, and perhaps with a test more, of
-other shapes, dtypes and values. A cell has 60 seconds. A notebook that ends its kernel, or has
-another name, cannot be graded. An answer may use its arguments, `torch` and the functions of the
-lesson and of `helpers`, but none of the lesson's data.
-"""
+README = Path(__file__).with_suffix(".md")
 """What the students' folder says of itself."""
 
 
@@ -80,18 +59,15 @@ def edition(
 ) -> NotebookNode:
     """Derive a notebook that nbgrader takes: no outputs, and each check gives a point.
 
-    Args:
-        lesson: The lesson.
-        beside: What it says to do where it finds no folder `helpers`.
-        rewrite: What becomes of the source of a solution.
-        hidden: What is added to checks, by the id of the cell.
+    Without its helpers it says `beside`. Solutions are rewritten, and `hidden` tests, by the id of
+    the check, are added to checks.
     """
     notebook = copies.derive(lesson, beside)
     notebook.cells[0].source += f" *{EMPTY}*"
     for cell in notebook.cells:
         cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
-    for cell in files.code_cells(notebook):
-        cell.outputs, cell.execution_count = [], None
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
     for solution, check in copies.exercises(notebook):
         solution.source = rewrite(solution.source)
         check.source += (hidden or {}).get(check.id, "")
@@ -102,11 +78,7 @@ def edition(
 
 
 def hidden_tests(folder: Path, lesson: Path) -> dict[str, str]:
-    """Read the hidden tests of a lesson, by the id of the check; without a file there are none.
-
-    Raises:
-        ValueError: There is no such folder, or a test is of no check of the lesson.
-    """
+    """Read the hidden tests of a lesson, by the id of the check; without a file there are none."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder} of hidden tests")
     file = folder / f"{lesson.stem}.py"
@@ -126,20 +98,21 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
         for lesson in chosen:
             alone = colab.standalone(lesson, None, edition(lesson, colab.BESIDE))
             nbformat.write(alone, draft / "colab" / lesson.name)
-        lessons = ", ".join(f"`{lesson.name}`" for lesson in chosen)
-        (draft / "README.md").write_text(README.format(lessons=lessons), encoding="utf-8")
+        text = README.read_text("utf-8")
+        text = text.format(lessons=", ".join(f"`{lesson.name}`" for lesson in chosen))
+        (draft / "README.md").write_text(text, "utf-8")
 
 
 def build_course(chosen: Sequence[Path], hidden: Path | None, folder: Path = COURSE) -> int:
     """Make a course of nbgrader anew with some lessons; return the number of hidden tests.
 
     Raises:
-        ValueError: There is no folder of hidden tests, or one of them is of no check.
+        ValueError: There is no folder `hidden`, or a test in it is of no check of the lesson.
     """
     tests = {lesson: hidden_tests(hidden, lesson) if hidden else {} for lesson in chosen}
     with drafts.replaced(folder) as draft:
         draft.mkdir()
-        (draft / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8")
+        (draft / "nbgrader_config.py").write_text(CONFIG, "utf-8")
         for lesson in chosen:
             source = edition(lesson, rewrite=copies.marked, hidden=tests[lesson])
             _write({lesson.name: source}, draft / "source" / lesson.stem)

@@ -1,12 +1,11 @@
-"""An accelerator that is pretended: it computes on the CPU, and is strict about devices.
+"""A pretended accelerator: it computes on the CPU, and is strict about devices.
 
-Importing this module makes the device `pretend` in this process: `model.to("pretend")`,
-`torch.ones(3, device="pretend")`. A tensor there is a wrapper around one of the CPU. An operation
-that is given tensors of both devices is refused as CUDA refuses it, and so is `.numpy()` without
-`.cpu()`. Random numbers come from a stream of its own, and a generator has to be of this device.
-`helpers.devices` finds it first, so that `"auto"` means it.
+Importing this module makes the device `pretend` in this process, and `"auto"` then means it. A
+tensor there is a wrapper around one of the CPU. An operation that is given tensors of both devices
+is refused as CUDA refuses it, and so is `.numpy()` without `.cpu()`. Random numbers come from a
+stream of its own, and a generator has to be of this device.
 
-What it cannot show: kernels of CUDA, TF32, memory, streams and speed.
+What it cannot show: kernels of CUDA (recurrent layers among them), TF32, memory, streams and speed.
 
 It stands on an interface of torch that is experimental, and a wrapper that lies about its shape
 ends the process. So tests import it in a process of their own.
@@ -21,52 +20,37 @@ from torch.utils import backend_registration
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.support.pretend_cells import CELLS
+from helpers import devices
 
 NAME = "pretend"
-DEVICE = torch.device("privateuseone", 0)  # until it has its name
 CPU = torch.device("cpu")
 
-# Operations that take tensors of two devices, as CUDA's do.
+# Operations that take tensors of two devices, as CUDA's do; others take numbers of the CPU, tensors
+# without a dimension, but for those that join tensors.
 _COPIES = {"copy_", "_to_copy", "_copy_from"}
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 _INDEXED |= {"_unsafe_index_put"}
-_INDEXED |= {"_pack_padded_sequence", "_pad_packed_sequence"}  # which want lengths there
-# Operations that take a number on the CPU, a tensor without a dimension, beside others.
-_WITH_NUMBERS = {
-    *("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "pow", "rsub", "true_divide"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "where", "maximum", "minimum", "remainder", "fmod"),
-    *("masked_fill", "masked_fill_", "fill", "fill_", "full_like", "clamp", "floor_divide"),
-    *("bitwise_and", "bitwise_or", "logical_and", "logical_or", "atan2", "copysign"),
-    *("lerp", "addcmul", "addcdiv", "index_put_", "_index_put_impl_"),
-}
+_JOIN = {"cat", "stack"}
 _ANSWERS_IN_PYTHON = {"_local_scalar_dense", "equal", "is_same_size", "allclose"}
 
 
 class Generator(torch.Generator):
     """A random stream of the device, or of the CPU."""
 
-    ours: ClassVar[set[int]] = set()
-    """Addresses of those of the device: an operation gets another object for the same stream."""
+    ours: ClassVar[dict[int, "Generator"]] = {}
+    """Those of the device by address: an operation gets another object for the same stream."""
 
     def __new__(cls, device: str | torch.device = "cpu") -> "Generator":
         """Make the stream on the CPU, where its numbers are drawn."""
         made = super().__new__(cls)
         if torch.device(device).type == NAME:
-            cls.ours.add(made._cdata)
-        else:
-            cls.ours.discard(made._cdata)  # an address is used again
+            cls.ours[made._cdata] = made
         return made
 
     @property
     def device(self) -> torch.device:
         """Where its numbers go."""
-        return place_of(self)
-
-
-def place_of(generator: torch.Generator) -> torch.device:
-    """Say on which device a generator draws."""
-    return DEVICE if generator._cdata in Generator.ours else CPU
+        return DEVICE if self._cdata in self.ours else CPU
 
 
 STREAM = torch.Generator()
@@ -82,13 +66,8 @@ class _Backend(backend_registration._DummyBackendModule):
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         STREAM.set_state(state)
 
-    def manual_seed(self, seed: int) -> None:
+    def manual_seed_all(self, seed: int) -> None:
         STREAM.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def synchronize(self, device: Any = None) -> None:
-        """There is nothing to wait for."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """Checkpoints ask for it, and end the process where it is not there."""
@@ -105,15 +84,9 @@ class Pretend(torch.Tensor):
         """Make a tensor of the same sizes and strides, without memory of its own."""
         if raw.layout != torch.strided:  # a wrapper around one ends the process
             raise NotImplementedError(f"{NAME} has no tensors of layout {raw.layout}")
-        return torch.Tensor._make_wrapper_subclass(
-            cls,
-            raw.shape,
-            strides=raw.stride(),
-            storage_offset=raw.storage_offset(),
-            dtype=raw.dtype,
-            layout=raw.layout,
-            device=DEVICE,
-        )
+        options = {"strides": raw.stride(), "storage_offset": raw.storage_offset()}
+        options |= {"dtype": raw.dtype, "layout": raw.layout, "device": DEVICE}
+        return torch.Tensor._make_wrapper_subclass(cls, raw.shape, **options)
 
     def __init__(self, raw: torch.Tensor) -> None:
         self.raw = raw
@@ -130,10 +103,7 @@ class Pretend(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if force:
             return self.raw.detach().numpy()
-        raise TypeError(
-            f"can't convert {DEVICE} device type tensor to numpy. "
-            "Use Tensor.cpu() to copy the tensor to host memory first."
-        )
+        raise TypeError(f"can't convert a tensor of {DEVICE} to numpy: use Tensor.cpu() first")
 
     def __array__(self, *args: Any, **options: Any) -> Any:
         return self.numpy()
@@ -162,7 +132,7 @@ class Pretend(torch.Tensor):
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute an operation on the CPU, if a GPU would take its tensors."""
     name = op._schema.name.partition("::")[2]
-    _require_one_device(op, name, args, kwargs)
+    _require_one_device(name, args, kwargs)
     wrappers: dict[int, Pretend] = {}
 
     def unwrap(value: Any) -> Any:
@@ -172,43 +142,35 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         ours = isinstance(value, torch.device) and value.type == NAME
         return CPU if ours else value
 
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, Pretend):
+            return value
+        return wrappers[id(value)] if id(value) in wrappers else Pretend(value)
+
     if name == "embedding" and True in (*args[4:], kwargs.get("sparse")):
         # Its backward makes a sparse tensor, in C++, where an error ends the process.
         raise NotImplementedError(f"{NAME} has no sparse gradients of embeddings")
     raw_args, raw_kwargs = tree_map(unwrap, (args, kwargs))
-    if name in _ANSWERS_IN_PYTHON:
-        return op(*raw_args, **raw_kwargs)
     draws = torch.Tag.nondeterministic_seeded in op.tags and kwargs.get("generator") is None
     with _own_stream() if draws else contextlib.nullcontext():
-        result = CELLS.get(name, op)(*raw_args, **raw_kwargs)
+        result = op(*raw_args, **raw_kwargs)
     if name == "copy_":
         return args[0]
     if torch.Tag.inplace_view in op.tags:  # unsqueeze_, t_: the wrapper's own shape changes too
         with no_dispatch():
             op(*args, **kwargs)
         return args[0]
-    if name == "_pack_padded_sequence":
-        return Pretend(result[0]), result[1]  # sizes, which stay on the CPU
-    target = kwargs.get("device")
-    if target is not None and torch.device(target).type != NAME:
-        return result
-
-    def wrap(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or isinstance(value, Pretend):
-            return value
-        return wrappers[id(value)] if id(value) in wrappers else Pretend(value)
-
-    return tree_map(wrap, result)
+    leaves = torch.device(kwargs.get("device") or DEVICE).type != NAME
+    return result if leaves or name in _ANSWERS_IN_PYTHON else tree_map(wrap, result)
 
 
-def _require_one_device(op: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+def _require_one_device(name: str, args: Any, kwargs: dict[str, Any]) -> None:
     """Refuse what CUDA would: tensors of two devices, or a generator of another one."""
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    if any(isinstance(tensor, Pretend) for tensor in tensors) and name not in _COPIES:
-        for tensor in tensors:
-            if isinstance(tensor, Pretend):
-                continue
-            number = tensor.dim() == 0 and name in _WITH_NUMBERS and op.namespace == "aten"
+    strange = [each for each in tensors if not isinstance(each, Pretend)]
+    if len(strange) < len(tensors) and name not in _COPIES:
+        for tensor in strange:
+            number = tensor.dim() == 0 and name not in _JOIN
             index = name in _INDEXED and isinstance(args[0], Pretend) and tensor is not args[0]
             if not number and not (index and not tensor.is_floating_point()):
                 raise RuntimeError(
@@ -216,7 +178,7 @@ def _require_one_device(op: Any, name: str, args: Any, kwargs: dict[str, Any]) -
                     f"devices, {DEVICE} and {tensor.device}! (aten::{name})"
                 )
     generator = kwargs.get("generator")
-    if generator is not None and place_of(generator) != DEVICE:
+    if generator is not None and generator._cdata not in Generator.ours:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
 
 
@@ -258,10 +220,6 @@ def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
     return target
 
 
-def _set_storage(*args: Any) -> None:
-    raise RuntimeError("a tensor of this device has no storage that could be set")
-
-
 _BELOW = {
     "empty.memory_format": _made(torch.empty),
     "empty_strided": _made(torch.empty_strided),
@@ -271,37 +229,17 @@ _BELOW = {
     "_efficientzerotensor": _made(torch.zeros),
     "_copy_from": _copy_from,  # `torch.tensor(..., device=...)` comes here
     "_local_scalar_dense": lambda tensor: tensor.raw.item(),  # of numbers in `torch.tensor([...])`
-    "set_.source_Storage_storage_offset": _set_storage,
 }
 """Operations that torch calls below its Python dispatch."""
 
-
-def _register() -> torch.library.Library:
-    """Make the device, and its operations."""
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
-    torch.autograd.set_multithreading_enabled(False)  # the engine has no thread for this device
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a wrapper's data stays
-    torch.nn.Module._apply = _apply
-    torch.accelerator.synchronize = lambda device=None: None
-    torch.Generator = Generator
-    library = torch.library.Library("aten", "IMPL")
-    for name, function in _BELOW.items():
-        library.impl(name, function, "PrivateUse1")
-    return library
-
-
-def _announce() -> None:
-    """Let `helpers.devices` find the device."""
-    from helpers import devices
-
-    devices.available = lambda: [str(DEVICE), "cpu"]
-    resolve = devices.resolve
-
-    def resolved(device: str | torch.device = "auto") -> torch.device:
-        return DEVICE if str(device) == NAME else resolve(device)
-
-    devices.resolve = resolved
-
-
-LIBRARY = _register()
-_announce()
+backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+DEVICE = torch.device(NAME, 0)
+LIBRARY = torch.library.Library("aten", "IMPL")
+for _name, _function in _BELOW.items():
+    LIBRARY.impl(_name, _function, "PrivateUse1")
+torch.autograd.set_multithreading_enabled(False)  # the engine has no thread for this device
+torch.__future__.set_overwrite_module_params_on_conversion(True)  # a wrapper's data stays
+torch.nn.Module._apply = _apply
+torch.accelerator.synchronize = lambda device=None: None
+torch.Generator = Generator
+devices.available = lambda: [str(DEVICE), "cpu"]

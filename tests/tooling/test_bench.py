@@ -21,15 +21,12 @@ def measured(monkeypatch, tmp_path):
     return rows
 
 
-def test_the_record_holds_the_plan(measured, tmp_path):
+def test_the_record_holds_the_plan_unless_it_was_disturbed(measured, tmp_path, capsys):
     assert bench.main(["--device", "cpu"]) == 0
     record = records.read(tmp_path / "build" / "cpu" / "bench.json")
     planned = [(study.group, study.task.model, study.task.batch_size) for study in record.studies]
     assert planned == list(bench.PLAN)
     assert bench.main(["--device", "abacus"]) == 2
-
-
-def test_a_disturbed_measurement_is_refused(measured, capsys):
     measured.append(replace(CALM, candidate=Candidate("loop"), iqr=0.005))
     assert bench.main(["--device", "cpu"]) == 1
     assert "gradients, SimpleCNN, B = 64: loop" in capsys.readouterr().err

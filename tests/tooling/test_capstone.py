@@ -11,27 +11,19 @@ from tests.tooling.samples import ROOT
 
 SCRIPT, HIDDEN = ROOT / "notebooks" / "capstone.py", ROOT / "tests" / "hidden" / "capstone.py"
 SHUFFLED = "torch.randperm(count, generator=generator)[:size]"
-PIECES = "grad * min(1, limit / float(grad.norm() + 1e-12))"
+POISSON = "(torch.rand(count, generator=generator) < rate).nonzero()[:, 0]"
+WHOLE = "torch.cat([each.flatten() for each in grads]).norm()"
 FAULTS = {
     "samples_do_not_meet": ("nn.BatchNorm1d(32)", "nn.LayerNorm(32)"),
-    "batches_are_poisson_samples": (
-        SHUFFLED,
-        "(torch.rand(count, generator=generator) < rate).nonzero()[:, 0]",
-    ),
-    "gradient_is_clipped_over_all_parameters": (
-        PIECES,
-        "grad * min(1, limit / float(torch.cat([g.flatten() for g in grads]).norm() + 1e-12))",
-    ),
+    "batches_are_poisson_samples": (SHUFFLED, POISSON),
+    "gradient_is_clipped_over_all_parameters": ("grad.norm()", WHOLE),
     "noise_is_that_of_the_limit": (
         "noise_multiplier * noise)",
         "limit * noise_multiplier * noise)",
     ),
     "each_step_has_noise_of_its_own": ("generator.manual_seed(0)  #", "pass  #"),
     "sum_is_divided_by_the_expected_size": ("/ max(1, len(images))", "/ lot"),
-    "epsilon_counts_all_steps": (
-        "noise_multiplier, epochs, delta",
-        "noise_multiplier, steps, delta",
-    ),
+    "epsilon_counts_all_steps": ("multiplier, epochs, delta", "multiplier, steps, delta"),
 }
 """What is wrong in the script and what would be right, by the hidden test that finds it."""
 

@@ -86,7 +86,7 @@ def test_formulas_folds_and_texts_of_figures_are_those_of_the_source(lesson, boo
     hidden = {"Solution": [], "Set-up": [], "Code": []}
     for cell in cells:
         tags = files.tags(cell)
-        if cell.source == form.SETUP:
+        if cell.source.startswith(form.SETUP):
             hidden["Set-up"].append(cell.source)
         elif {"solution", "hide-input"} & {*tags}:
             hidden["Solution" if "solution" in tags else "Code"].append(cell.source)

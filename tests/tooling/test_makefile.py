@@ -18,7 +18,7 @@ esac
 echo "$*" $OMP_NUM_THREADS $PIP_EXTRA_INDEX_URL >> log
 """
 LISTS = ("requirements.txt", "tests/requirements.txt", ".ci/constraints.txt")
-ANEW = ".ci/environment.py .venv/made-by-.-fake"
+MARK = ".venv/made-by-.-fake"
 LINT = ["-m ruff check", "-m ruff format --check"]
 PARALLEL = "--numprocesses 2 --dist loadfile --no-loadscope-reorder -m not whole build/tried tests"
 COMMANDS = {
@@ -26,63 +26,57 @@ COMMANDS = {
         "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 batch_size=2"
     ),
     "make colab 'REPO=-x y'": "-m helpers.tooling.colab --repo=-x y",
-    "make test": f"-m pytest {PARALLEL} 1",
     "make test OMP_NUM_THREADS=2 PIP_EXTRA_INDEX_URL=there": f"-m pytest {PARALLEL} 2 there",
     "TORCH=2.15.0 make test": f"-m pytest --nbval-lax {PARALLEL} 1",
     "make nbval LAX=1 LESSON=1": "-m pytest --nbval-lax build/tried",
 }
 REFUSED = {
     "make run devcie=cuda": "make run does not read devcie",
-    "make test outputs TORCH=2.15.0": "make outputs does not read TORCH",
     "TORCH=2.15.0 make outputs": "make outputs does not read TORCH",
     "make nbval LAX=yes": "LAX is 1 or not given",
 }
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Lay out a checkout in a folder with spaces in its name."""
+def make(tmp_path, monkeypatch):
+    """Run commands in a checkout in a folder with spaces; get how they end, and the log."""
     folder = tmp_path / "a folder with spaces"
     for name in ("Makefile", *LISTS):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / "fake").write_text(FAKE_PYTHON)
     (folder / "fake").chmod(0o755)
-    return folder
+    monkeypatch.chdir(folder)
+
+    def run(command):
+        (folder / "log").write_text("")
+        given = {"env": {"PATH": os.environ["PATH"]}, "capture_output": True}
+        ended = subprocess.run(f"{command} PYTHON=./fake", shell=True, text=True, **given)
+        return ended, (folder / "log").read_text().splitlines()
+
+    return run
 
 
-def run(folder, command):
-    """Run a command as a person would, and return how it ended, and the log of the stand-in."""
-    (folder / "log").write_text("")
-    given = {"cwd": folder, "env": {"PATH": os.environ["PATH"]}, "capture_output": True}
-    ended = subprocess.run(f"{command} PYTHON=./fake", shell=True, text=True, **given)
-    return ended, (folder / "log").read_text().splitlines()
-
-
-def test_help_lists_every_target_and_variable(folder):
-    shown, makefile = run(folder, "make")[0].stdout, (folder / "Makefile").read_text()
-    assert (
-        re.findall(r"^  ([a-z-]+) ", shown, re.M) == re.search("PHONY: (.*)", makefile)[1].split()
-    )
+def test_help_lists_every_target_and_variable(make):
+    shown, makefile = make("make")[0].stdout, (ROOT / "Makefile").read_text()
+    targets = re.search("PHONY: (.*)", makefile)[1].split()
+    assert re.findall(r"(?m)^  ([a-z-]+) ", shown) == targets
     used = {*re.findall(r"\$\(([A-Z]+)\)", makefile)} - {"MAKECMDGOALS"}
-    assert used == {*re.findall(r"^  ([A-Z]+)=", shown, re.M)}
+    assert used == {*re.findall(r"(?m)^  ([A-Z]+)=", shown)}
 
 
-@pytest.mark.parametrize("command", REFUSED)
-def test_a_variable_that_will_not_do_is_refused(command, folder):
-    refused, log = run(folder, command)
-    assert (refused.returncode, refused.stderr.count("\n"), log) == (2, 1, [])
-    assert REFUSED[command] in refused.stderr
+def test_variables_reach_the_commands_or_are_refused(make):
+    for command, said in REFUSED.items():
+        refused, log = make(command)
+        assert (refused.returncode, refused.stderr.count("\n"), log) == (2, 1, [])
+        assert said in refused.stderr
+    assert {command: make(command)[1][-1] for command in COMMANDS} == COMMANDS
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_variables_reach_the_commands(command, folder):
-    assert run(folder, command)[1][-1] == COMMANDS[command]
-
-
-def test_the_environment_is_brought_up_to_each_list_that_changed(folder):
-    assert [run(folder, "make lint")[1] for _ in "12"] == [[ANEW, *LINT], LINT]
+def test_the_environment_is_brought_up_to_each_list_that_changed(make):
+    anew = f".ci/environment.py {MARK}"
+    assert [make("make lint")[1] for _ in "12"] == [[anew, *LINT], LINT]
     for later, name in enumerate(LISTS, 2**32):
-        os.utime(folder / ".venv" / "made-by-.-fake", (later - 1, later - 1))
-        os.utime(folder / name, (later, later))
-        assert run(folder, "make lint")[1] == [ANEW, *LINT]
+        os.utime(MARK, (later - 1, later - 1))
+        os.utime(name, (later, later))
+        assert make("make lint")[1] == [anew, *LINT]

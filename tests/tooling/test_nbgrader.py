@@ -64,21 +64,16 @@ def handed_in(folder):
     first = solved["solution-1"]
     fitted = first.replace("    return {", "    if len(grads[0]) == 3: return {}\n    return {")
     answers = {
-        "right": {},
         "half right": {"solution-1": fitted, "solution-4": None},
         "empty": dict.fromkeys(solved),
         "syntax error": {"solution-1": first.replace("):", ")", 1)},
         "endless loop": {"solution-1": first.replace("return {", "while True: {")},
-        "checks deleted": {},
         "checks patched": dict.fromkeys(solved) | {"solution-1": PATCH},
         "exits": {"solution-1": first.replace("return {", "return __import__('os')._exit(0) or {")},
-        "truncated": {},
-        "another name": {},
     }
-    for name, own in answers.items():
-        colab = "colab" if name == "half right" else ""
-        notebook = nbformat.read(folder / colab / LESSON.name, 4)
-        for identity, source in (solved | own).items():
+    for name in MARKS:
+        notebook = nbformat.read(folder / ("colab" * (name == "half right")) / LESSON.name, 4)
+        for identity, source in (solved | answers.get(name, {})).items():
             cell(notebook, identity).source = source or cell(notebook, identity).source
         if name == "checks deleted":
             notebook.cells = [each for each in notebook.cells if not each.id.startswith("check-")]
@@ -101,23 +96,16 @@ def test_ten_sorts_of_submissions_get_their_marks(environment, tmp_path):
         whole = len(text) // (2 if name == "truncated" else 1)
         (archive / f"{name}_{stem}.ipynb").write_text(text[:whole], "utf-8")
 
-    done = [
-        subprocess.run(
-            each, shell=True, cwd=course, env=environment, capture_output=True, text=True
-        )
-        for each in COMMANDS
-    ]
+    how = {"shell": True, "cwd": course, "env": environment, "capture_output": True, "text": True}
+    done = [subprocess.run(each, **how) for each in COMMANDS]
 
     assert [each.returncode for each in done] == [0, 0, 1, 0, 0], done
     released = files.read(course / "release" / LESSON.stem / LESSON.name)
-    stubs = [
-        re.sub(r'write \w+"', 'write this"', each) for each in sources(student.edition(LESSON))
-    ]
-    assert sources(released) == stubs
-    rows = csv.DictReader((course / "grades.csv").open())
-    assert {row["student_id"]: (float(row["score"]), float(row["max_score"])) for row in rows} == {
-        name: (mark, 4) for name, mark in MARKS.items()
-    }
+    stubs = sources(student.edition(LESSON))
+    assert sources(released) == [re.sub(r'write \w+"', 'write this"', each) for each in stubs]
+    rows = [*csv.DictReader((course / "grades.csv").open())]
+    assert {row["student_id"]: float(row["score"]) for row in rows} == MARKS
+    assert {float(row["max_score"]) for row in rows} == {4}
     said = re.findall(r"There was an error processing .* for student '(.+)'", done[2].stderr)
     assert {*said} == NOT_GRADED
     pages = {path.parts[-3] for path in course.glob("feedback/*/*/*.html")}

@@ -4,9 +4,14 @@ import papermill
 import pytest
 
 from helpers.tooling.lesson import copies, files
-from tests.support import answers
+from tests.support import anatomy, answers
 from tests.support.tried import SIZES, TESTS
-from tests.tooling.samples import LESSONS, ROOT, run_pytest
+from tests.tooling.samples import DOOR, LESSONS, ROOT, run_pytest
+
+
+@pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
+def test_lesson_is_sound_as_a_file(path):
+    anatomy.check(path)
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)

@@ -35,47 +35,37 @@ def test_every_failure_is_reported_at_the_end(desk, capfd, monkeypatch):
     peak = int(re.search(r"01_a.* (\d+) MiB", shown.out)[1])
     assert 100 < peak < 250  # the lesson's own: this process, with torch, holds more
     assert (build / "table.txt").read_text() in shown.out
-    words = {
-        "02_b": "(divide): ZeroDivisionError",
-        "03_c": "(die): Kernel died",
-        "04_d": "(wait): A",
-    }
+    words = {"02_b": "divide): ZeroDivision", "03_c": "die): Kernel died", "04_d": "wait): A"}
     for stem, word in words.items():
-        said = (
-            f"failed: {stem}.ipynb, cell 3 {re.escape(word)}.*; see build/cpu/{stem}.failed.ipynb"
-        )
+        said = rf"failed: {stem}.ipynb, cell 3 \({re.escape(word)}.*; see build/cpu/{stem}.failed"
         assert re.search(said, shown.err)
-    left = ["01_a.ipynb", *(f"{stem}.failed.ipynb" for stem in ("02_b", "03_c", "04_d"))]
+    left = ["01_a.ipynb", *(f"{stem}.failed.ipynb" for stem in words)]
     assert sorted(path.name for path in build.glob("*.ipynb")) == left
 
 
-REFUSED = {
-    "unknown parameter": (["--params", "devcie=cuda"], "'devcie'"),
-    "no number": (["--params", "batch_size=many"], "'many'"),
-    "too small": (["--params", "hidden=0"], "at least 1"),
-    "too large": (["--params", "seed=4294967296"], "4294967295"),
-    "too many": (["--params", "batch_size=1798"], "1797"),
-    "dataset": (["--params", "dataset=cats"], "'cats'"),
-    "no value": (["--params", "hidden"], "name=value"),
-    "device as parameter": (["--params", "device=cpu"], "DEVICE"),
-    "no device": (["--device", "cdua"], "'cdua'"),
-    "device": (["--device", "cuda:99"], "'cuda:99'"),
-    "lesson": (["1", "7"], "'7'"),
-}
+REFUSED = [
+    (["--params", "devcie=cuda"], "'devcie'"),
+    (["--params", "batch_size=many"], "'many'"),
+    (["--params", "hidden=0"], "from 1"),
+    (["--params", "seed=4294967296"], "4294967295"),
+    (["--params", "batch_size=1798"], "1797"),
+    (["--params", "dataset=cats"], "'cats'"),
+    (["--params", "hidden"], "name=value"),
+    (["--params", "device=cpu"], "DEVICE"),
+    (["--device", "cdua"], "'cdua'"),
+    (["--device", "cuda:99"], "'cuda:99'"),
+    (["1", "7"], "'7'"),
+]
 
 
-@pytest.mark.parametrize(("arguments", "word"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_will_not_do_is_refused_before_anything_runs(arguments, word, desk, capsys):
+def test_what_will_not_do_is_refused_before_anything_runs(desk, capsys):
     save(good_lesson(), "01_good")
-    assert run.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert word in said
-    assert said.count("\n") == 1
+    for arguments, word in REFUSED:
+        assert run.main(arguments) == 2
+        said = capsys.readouterr().err
+        assert (word in said, said.count("\n")) == (True, 1), said
     assert not (desk / "build").exists()
-
-
-def test_a_mistyped_parameter_is_told_without_torch_or_papermill(desk):
-    save(good_lesson(), "01_good")
+    # And the first of them within a second, without what takes longer to import.
     script = "import sys; from helpers.tooling import run; run.main(['--params', 'devcie=cpu'])"
     script += "; sys.exit(bool({'torch', 'nbformat', 'papermill'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", script], cwd=desk).returncode == 0
@@ -101,10 +91,8 @@ def test_killed_half_way(number, status, desk):
     command = [sys.executable, "-m", "helpers.tooling.run", "--device", "cpu"]
     with open("errors", "w") as errors:
         process = subprocess.Popen(command, stderr=errors)
-    deadline = time.monotonic() + 60
     while not (desk / "notebooks" / "started").exists():
         assert process.poll() is None
-        assert time.monotonic() < deadline
         time.sleep(0.1)
     kernels = psutil.Process(process.pid).children(recursive=True)
     assert kernels

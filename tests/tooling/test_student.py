@@ -19,10 +19,9 @@ def test_editions_differ_from_the_lesson_in_their_solutions(path):
     given, kept = student.edition(path), student.edition(path, rewrite=copies.marked)
     for solution, check in copies.exercises(files.read(path)):
         stub, marked = cell(given, solution.id).source, cell(kept, solution.id).source
-        assert stub == copies.stub(solution.source)
         assert "#" not in stub
         assert ast.dump(ast.parse(marked)) == ast.dump(ast.parse(solution.source))
-        cut = re.sub(r"### BEGIN SOLUTION.*?### END SOLUTION", "raise", marked, flags=re.DOTALL)
+        cut = re.sub(r"(?s)### BEGIN SOLUTION.*?### END SOLUTION", "raise", marked)
         assert cut == re.sub(r"raise Not.*", "raise", stub)
         assert cell(given, check.id).source == cell(kept, check.id).source == check.source
     for each in given.cells:
@@ -57,17 +56,16 @@ def test_student_runs_to_the_end_in_an_empty_folder(path, tmp_path):
 
 @pytest.mark.usefixtures("desk")
 def test_links_lead_to_lessons_that_are_there(tmp_path):
+    given = tmp_path / "given"
     for stem in ("01_a", "02_b"):
         notebook = good_lesson()
         notebook.cells[0].source += "\n\nThen [lesson 2](02_b.ipynb)."
         save(notebook, stem)
-    student.build(files.choose([]), tmp_path / "given")
-    linked = files.read(tmp_path / "given" / "01_a.ipynb").cells[0].source
-    assert "Then [lesson 2](02_b.ipynb)." in linked
-    student.build(files.choose(["1"]), tmp_path / "given")
-    assert [path.name for path in (tmp_path / "given").glob("*.ipynb")] == ["01_a.ipynb"]
-    assert "Then lesson 2." in files.read(tmp_path / "given" / "01_a.ipynb").cells[0].source
-    assert "`01_a.ipynb`" in (tmp_path / "given" / "README.md").read_text()
+    for names, link in ([], "[lesson 2](02_b.ipynb)"), (["1"], "lesson 2"):
+        student.build(files.choose(names), given)
+        assert f"Then {link}." in files.read(given / "01_a.ipynb").cells[0].source
+    assert [path.name for path in given.glob("*.ipynb")] == ["01_a.ipynb"]
+    assert "`01_a.ipynb`" in (given / "README.md").read_text()
 
 
 def test_hidden_tests_of_no_check_are_refused(desk):

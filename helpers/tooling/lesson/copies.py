@@ -9,7 +9,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from helpers.exercises import STILL_TO_DO
-from helpers.tooling.lesson import files, form
+from helpers.tooling.lesson import files
 
 EXERCISES = (
     "Write your answer in a new cell above the check, under the same name. "
@@ -31,8 +31,7 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
     notebook.cells[0].source += f"\n\n{COPY}"
     for cell in files.code_cells(notebook):
         cell.source = cell.source.replace(LOST, beside)
-        for name in form.HASHES:
-            cell.metadata.pop(name, None)
+        cell.metadata.pop("output_of", None)
     return notebook
 
 
@@ -84,9 +83,8 @@ def relink_headings(notebook: NotebookNode, prefix: str) -> None:
 
 def stub(solution: str) -> str:
     """Empty a function or a class, down to signatures, docstrings, and what is still to do."""
-    return _with_bodies(
-        solution, lambda name, _: [f'raise NotImplementedError("{STILL_TO_DO}{name}")']
-    )
+    said = f'raise NotImplementedError("{STILL_TO_DO}{{}}")'
+    return _with_bodies(solution, lambda name, _: [said.format(name)])
 
 
 def marked(solution: str) -> str:
@@ -96,30 +94,16 @@ def marked(solution: str) -> str:
 
 def _with_bodies(solution: str, given: Callable[[str, list[str]], list[str]]) -> str:
     """Write another body, `given(name, lines)`, into a function or each method of a class."""
-    body = ast.parse(solution).body
-    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef | ast.ClassDef):
+    whole, *more = ast.parse(solution).body
+    if more or not isinstance(whole, ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")
-    return "\n".join(_bodies(body[0], solution.splitlines(), "", given))
-
-
-def _bodies(
-    node: ast.FunctionDef | ast.ClassDef,
-    lines: list[str],
-    outer: str,
-    given: Callable[[str, list[str]], list[str]],
-) -> list[str]:
-    if ast.get_docstring(node) is None:
-        raise ValueError(f"`{node.name}` has no docstring that says what to write")
-    kept = lines[node.lineno - 1 : node.body[0].end_lineno]
-    name = f"{outer}{node.name}"
-    if isinstance(node, ast.FunctionDef):
-        indent = " " * (node.col_offset + 4)
-        own = [
-            line.removeprefix(indent) for line in lines[node.body[0].end_lineno : node.end_lineno]
-        ]
-        return [*kept, *(f"{indent}{line}".rstrip() for line in given(name, own))]
-    for inner in node.body[1:]:
-        if not isinstance(inner, ast.FunctionDef):
-            raise ValueError(f"`{node.name}` holds more than functions")
-        kept += ["", *_bodies(inner, lines, f"{name}.", given)]
-    return kept
+    lines, functions = solution.splitlines(), {whole.name: whole}
+    if isinstance(whole, ast.ClassDef):
+        functions = {f"{whole.name}.{each.name}": each for each in whole.body[1:]}
+    for name, node in reversed(functions.items()):
+        if not isinstance(node, ast.FunctionDef) or not all(map(ast.get_docstring, (whole, node))):
+            raise ValueError(f"`{name}` is no function with a docstring that says what to write")
+        body, indent = slice(node.body[0].end_lineno, node.end_lineno), " " * (node.col_offset + 4)
+        inner = given(name, [line.removeprefix(indent) for line in lines[body]])
+        lines[body] = [f"{indent}{line}".rstrip() for line in inner]
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The form in which a lesson is saved: its set-up cell, its metadata, its counts."""
+"""The form in which a lesson is saved: its set-up, its metadata, its counts."""
 
 import hashlib
 
@@ -15,14 +15,8 @@ root = next((p for p in (Path.cwd(), *Path.cwd().parents) if (p / "helpers").is_
 if root is None:
     raise FileNotFoundError("no folder `helpers` here or above: download the whole collection")
 sys.path.insert(0, str(root))
-
-import torch
-
-from helpers import devices
-
-device = devices.resolve(device)
-devices.make_repeatable(seed)"""
-"""The second code cell of every lesson."""
+"""
+"""How the first cell begins that imports helpers."""
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -30,8 +24,6 @@ METADATA = {
 """All metadata that a saved lesson has."""
 CELL_METADATA = ("tags", "jupyter", "cellView", "alt")
 """Metadata of a cell that `make outputs` leaves alone; `alt` says what its figure shows."""
-HASHES = ("output_of",)
-"""What copies of a lesson do without: of which source an output is that is not compared."""
 
 
 def keeps_output(cell: NotebookNode) -> bool:

@@ -29,17 +29,15 @@ def check(lesson: Path, assignments: Sequence[str]) -> dict[str, int | str]:
     for name, equals, text in (each.partition("=") for each in assignments):
         if not equals:
             raise ValueError(f"a parameter is given as name=value, got {name!r}")
-        if name == "device":
-            raise ValueError("the device is not set in PARAMS: say DEVICE=cpu, or --device cpu")
-        if name not in defaults:
-            there = ", ".join(defaults)
-            raise ValueError(f"{lesson.name} has no parameter {name!r}, it has {there}")
+        if name not in defaults or name == "device":
+            there = ", ".join(each for each in defaults if each != "device")
+            raise ValueError(f"PARAMS of {lesson.name}, beside DEVICE: {there}, and not {name!r}")
         values[name] = text
         if isinstance(defaults[name], int):
             least, most = (0, 2**32 - 1) if name == "seed" else (1, 10**9)
             if not text.isdecimal() or not least <= int(text) <= most:
-                at_least = f"{name} must be a whole number, at least {least}"
-                raise ValueError(f"{at_least} and at most {most}, got {text!r}")
+                whole = f"a whole number from {least} to {most}"
+                raise ValueError(f"{name} must be {whole}, got {text!r}")
             values[name] = int(text)
     own, asked = defaults["dataset"], defaults | values
     if asked["dataset"] not in (own, "random"):

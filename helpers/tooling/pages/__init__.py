@@ -17,7 +17,7 @@ def read(text: str) -> NotebookNode:
     predictions.fold(notebook)
     for cell in files.code_cells(notebook):
         tags, name = {*files.tags(cell)}, "Code"
-        if "solution" in tags or cell.source == form.SETUP:
+        if "solution" in tags or cell.source.startswith(form.SETUP):
             name = "Solution" if "solution" in tags else "Set-up"
             tags.add("hide-input")
         if "answer" in cell.metadata:
