@@ -92,7 +92,7 @@ def _one_by_one(
     def multiply(model: nn.Module, *sample: Tensor) -> list[Tensor]:
         outputs = function(model, *sample)
         rows = [loop.by_backward(each, leaves, retain_graph=True) for each in outputs.reshape(-1)]
-        blocks = [_wide(torch.stack(each)).view(len(rows), -1) for each in zip(*rows, strict=True)]
+        blocks = [_wide(torch.stack(each)).flatten(1) for each in zip(*rows, strict=True)]
         parts = zip(blocks, vector.values(), strict=True)
         pushed = sum(block @ part.reshape(-1) for block, part in parts)
         outputs = _wide(outputs.detach())
