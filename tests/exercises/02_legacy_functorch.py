@@ -69,6 +69,8 @@ def refreshed(fmodel, model):
 def norm_history(model, optimizer, batches):
     history = []
     for x, y in batches:
+        from helpers import gradients
+
         grads = gradients.func_gradients(model, F.cross_entropy, x, y)
         flat = torch.cat([g.flatten(1) for g in grads.values()], dim=1)
         history.append(flat.norm(dim=1).mean().item())
@@ -112,7 +114,7 @@ def norm_history(model, optimizer, batches):
 # after the step
 # - optimizer.step()
 # + optimizer.step()
-# +         grads = gradients.func_gradients(model, F.cross_entropy, x, y).values()
+# +         grads = loop_grads(model, F.cross_entropy, x, y).values()
 # +         history[-1] = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean()
 
 # %% solution-3: right shape, wrong values

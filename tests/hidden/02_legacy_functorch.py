@@ -6,7 +6,7 @@ narrow = nn.Sequential(nn.Conv2d(1, 2, 5, stride=5), nn.Flatten(), nn.Linear(50,
 narrow.to(where)[0].weight.requires_grad_(False)  # the first of the four, its bias is trained
 three_images, three_labels = data.load_batch(dataset, 3, where)
 case = legacy_gradients(narrow, three_images, three_labels)
-right = gradients.loop_gradients(narrow, F.cross_entropy, three_images, three_labels)
+right = loop_grads(narrow, F.cross_entropy, three_images, three_labels)
 
 with exercises.check("Exercise 1", named_gradients, model=narrow) as answer:
     exercises.expect("gradients of a third model", answer(*case), right)
