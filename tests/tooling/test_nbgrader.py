@@ -29,13 +29,13 @@ class Silent:
 exercises.check, named_gradients = Silent, print"""
 """What counts as an answer to each exercise, whatever the others are."""
 MARKS = {
-    "right": 4,
-    "half right": 2,  # one answer is fitted to the check, and one is not there
+    "right": 3,
+    "half right": 1,  # one answer is fitted to the check, and one is not there
     "empty": 0,
-    "syntax error": 3,
-    "endless loop": 3,
-    "checks deleted": 4,
-    "checks patched": 4,  # for stubs: nbgrader cannot stop it
+    "syntax error": 2,
+    "endless loop": 2,
+    "checks deleted": 3,
+    "checks patched": 3,  # for stubs: nbgrader cannot stop it
     "exits": 0,
     "truncated": 0,
     "another name": 0,
@@ -64,7 +64,7 @@ def handed_in(folder):
     first = solved["solution-1"]
     fitted = first.replace("    return {", "    if len(grads[0]) == 3: return {}\n    return {")
     answers = {
-        "half right": {"solution-1": fitted, "solution-4": None},
+        "half right": {"solution-1": fitted, "solution-3": None},
         "empty": dict.fromkeys(solved),
         "syntax error": {"solution-1": first.replace("):", ")", 1)},
         "endless loop": {"solution-1": first.replace("return {", "while True: {")},
@@ -88,7 +88,7 @@ def sources(notebook):
 def test_ten_sorts_of_submissions_get_their_marks(environment, tmp_path):
     given, course = tmp_path / "given", tmp_path / "course"
     student.build([LESSON], given)
-    assert student.build_course([LESSON], ROOT / "tests" / "hidden", course) == 4
+    assert student.build_course([LESSON], ROOT / "tests" / "hidden", course) == 3
     archive = course / "downloaded" / LESSON.stem / "archive"
     archive.mkdir(parents=True)
     for name, text in handed_in(given):
@@ -105,7 +105,7 @@ def test_ten_sorts_of_submissions_get_their_marks(environment, tmp_path):
     assert sources(released) == [re.sub(r'write \w+"', 'write this"', each) for each in stubs]
     rows = [*csv.DictReader((course / "grades.csv").open())]
     assert {row["student_id"]: float(row["score"]) for row in rows} == MARKS
-    assert {float(row["max_score"]) for row in rows} == {4}
+    assert {float(row["max_score"]) for row in rows} == {3}
     said = re.findall(r"There was an error processing .* for student '(.+)'", done[2].stderr)
     assert {*said} == NOT_GRADED
     pages = {path.parts[-3] for path in course.glob("feedback/*/*/*.html")}
