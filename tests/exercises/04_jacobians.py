@@ -54,8 +54,7 @@ def some_jacobians(model, names, inputs):  # two loops
     return torch.stack(samples)
 
 # %% solution-2: not so yet: less arithmetic than six forward passes
-# all of them, a sample at a time
-def some_jacobians(model, names, inputs):
+def some_jacobians(model, names, inputs):  # all of them, a sample at a time
     samples = []
     for x in inputs:
         flat = loop_jacobians(model, x[None])
