@@ -61,50 +61,6 @@ def attributions(
     return finish(figure, title)
 
 
-def kernel_gradients(images: Tensor, gradients: Tensor, labels: Tensor, *, title: str) -> Figure:
-    """Draw digits beside the gradients of a first convolution's kernels, one digit a row.
-
-    Images are `(N, 1, 28, 28)`, their gradients `(N, channels, 1, height, width)` with a multiple
-    of 4 channels, their labels `(N,)`.
-    """
-    # A frame of NaN around each kernel keeps them apart.
-    tiles = torch.nn.functional.pad(gradients[:, :, 0].cpu(), (0, 1, 0, 1), value=torch.nan)
-    mosaics = [_mosaic(each.unflatten(0, (4, -1)))[:-1, :-1] for each in tiles]
-    ratio = mosaics[0].shape[1] / mosaics[0].shape[0]  # the row is as high as its digit is wide
-    size = {"height": 1.56 * len(images) + 1, "width": 1.5 * (1 + ratio) + 0.3}
-    figure, places = axes(**size, rows=len(images), columns=2, width_ratios=(1, ratio))
-    limit = gradients.abs().max().item()
-    rows = zip(places[::2], places[1::2], images, mosaics, labels.tolist(), strict=True)
-    for left, right, image, mosaic, label in rows:
-        _draw(left, image[0])
-        left.set_ylabel(f"label {label}", fontsize=10)
-        mappable = _draw(right, mosaic, limit)
-    bar = figure.colorbar(mappable, ax=places[1::2], location="bottom", aspect=40, pad=0.01)
-    bar.set_label("gradient of the loss by one weight", fontsize=10)
-    return finish(figure, title)
-
-
-def weight_jacobian(jacobian: Tensor, *, title: str) -> Figure:
-    """Draw the Jacobian `(Y, hidden, 784)` of one sample by a first layer's weights.
-
-    Each output has a row of images, one for each hidden unit, red where more of the weight raises
-    that output, blue where it lowers it.
-    """
-    outputs, hidden, _ = jacobian.shape
-    figure, (axis,) = axes(WIDTH * outputs / hidden + 1.5)
-    mosaic = _mosaic(jacobian.cpu().unflatten(2, (28, 28)))
-    mappable = _draw(axis, mosaic, mosaic.abs().max().item(), interpolation="auto")
-    for line, tiles in ((axis.axhline, outputs), (axis.axvline, hidden)):
-        for edge in range(1, tiles):
-            line(28 * edge - 0.5, color="lightgray", linewidth=0.5)
-    units = range(0, hidden, 2)  # the number of each would touch the next
-    axis.set_xticks([28 * unit + 13.5 for unit in units], units)
-    axis.set_yticks([28 * output + 13.5 for output in range(outputs)], range(outputs))
-    axis.set(xlabel="hidden unit, whose 784 weights make one tile", ylabel="output")
-    figure.colorbar(mappable, label="derivative", location="bottom", shrink=0.8, aspect=40)
-    return finish(figure, title)
-
-
 def similarities(matrix: Tensor, labels: Tensor, *, title: str) -> Figure:
     """Draw cosine similarities `(B, B)` of samples, ordered by their classes `(B,)`."""
     order = labels.cpu().argsort(stable=True)
@@ -152,11 +108,6 @@ def _draw(
     low, high, colours = (0, 1, "gray_r") if limit is None else (-limit, limit, _SIGNED)
     axis.set(xticks=[], yticks=[])
     return axis.imshow(image.cpu(), interpolation=interpolation, cmap=colours, vmin=low, vmax=high)
-
-
-def _mosaic(tiles: Tensor) -> Tensor:
-    """Lay `(rows, columns, height, width)` out as one image."""
-    return tiles.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def _blocks(axis: plt.Axes, sizes: Tensor, linewidth: float) -> list[float]:
