@@ -35,7 +35,7 @@ def scale_by_name(grads):
 
 # %% solution-2: correct
 # - flat_gradient.var(dim=0).sum()
-# + flat_gradient.T.cov().trace()
+# + torch.atleast_2d(flat_gradient.T.cov()).trace()
 
 # %% solution-2: right shape, wrong values: 1.weight
 # -  - noise_of / len(gradient)
