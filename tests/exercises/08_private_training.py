@@ -13,52 +13,20 @@ def private_average(numbers, limit, noise_multiplier, expected, generator):
     return mean + torch.randn((), generator=generator) * (noise_multiplier * limit / expected)
 
 # %% solution-1: right shape, wrong values: 5 numbers
-# - numbers.clamp(-limit, limit).sum()
-# + numbers.sum().clamp(-limit, limit)
-
-# %% solution-1: right shape, wrong values: 5 numbers
-# - clamp(-limit, limit)
-# + clamp(max=limit)
-
-# %% solution-1: right shape, wrong values: 5 numbers
 # - / expected
 # + / max(len(numbers), 1)  # the batch that was drawn
-
-# %% solution-1: wrong shape: 5 numbers, without noise: expected (), got (1,)
-# -     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
-# +     return (total + noise_multiplier * limit * torch.randn(1, generator=generator)) / expected
 
 # %% solution-1: not so yet: the noise has its deviation
 # - noise_multiplier * limit
 # + noise_multiplier
 
-# %% solution-1: not so yet: the noise has its deviation
-# - randn((), generator=generator)
-# + randn(numbers.shape, generator=generator).sum()
-
-# %% solution-1: not so yet: its distribution is Gaussian
-# an exponential has the same deviation
-# - torch.randn((), generator=generator)
-# + torch.empty(()).exponential_(generator=generator)
-
 # %% solution-1: not so yet: its distribution is Gaussian
 # - torch.randn((), generator=generator)
 # + (2 * torch.rand((), generator=generator) - 1) * 3**0.5
 
-# %% solution-1: right shape, wrong values: 5 numbers
-# drops what it should clip
-# - numbers.clamp(-limit, limit).sum()
-# + numbers[numbers.abs() <= limit].sum()
-
 # %% solution-1: not so yet: the generator decides
 # -     return (total + noise_multiplier * limit * torch.randn((), generator=generator)) / expected
 # +     return (total + noise_multiplier * limit * torch.randn(())) / expected
-
-# %% solution-1: not so yet: the noise has its deviation
-# - total =
-# + if len(numbers) == 0:
-# +         return torch.tensor(0.0)
-# +     total =
 
 # %% solution-2: correct
 def clip_by_person(grads, owners, limit):
@@ -71,34 +39,20 @@ def clip_by_person(grads, owners, limit):
     return totals
 
 # %% solution-2: correct
-def clip_by_person(grads, owners, limit):
-    belongs = (owners.unique()[:, None] == owners).to(next(iter(grads.values())).dtype)
-    sums = {n: torch.einsum("pb,b...->p...", belongs, g) for n, g in grads.items()}
-    flat = torch.cat([s.flatten(1) for s in sums.values()], dim=1)
-    factors = (limit / (flat.norm(dim=1) + 1e-6)).clamp(max=1)
-    return {n: torch.einsum("p,p...->...", factors, s) for n, s in sums.items()}
+# - g.new_zeros(len(persons), *g.shape[1:]).index_add(0, index, g)
+# + torch.stack([g[owners == person].sum(dim=0) for person in persons])
 
 # %% solution-2: right shape, wrong values: all clipped
 # - persons, index = owners.unique(return_inverse=True)
 # + persons = index = torch.arange(len(owners)).to(owners)  # clips each sample
 
 # %% solution-2: right shape, wrong values: all clipped
-# each parameter by itself
 # - factors, s)
 # + (limit / s.flatten(1).norm(dim=1)).clamp(max=1), s)
 
 # %% solution-2: right shape, wrong values: nobody clipped['weight']: holds NaN or infinity
 # - (limit / norm).clamp(max=1)
 # + norm.clamp(max=limit) / norm
-
-# %% solution-2: right shape, wrong values: nobody clipped
-# the mean of a person's gradients
-# - index_add(0, index, g)
-# + index_add(0, index, g) / index.bincount().view(-1, *[1] * (g.dim() - 1))
-
-# %% solution-2: right shape, wrong values: nobody clipped
-# - (limit / norm).clamp(max=1)
-# + limit / norm.clamp(min=1e-9)  # stretches what is shorter
 
 # %% solution-3: correct
 def steps_within(budget, noise_multiplier, rate, delta):
@@ -123,27 +77,13 @@ def steps_within(budget, noise_multiplier, rate, delta):
 # - low, high = high, 2 * high
 # + low, high = high, high + 1
 
-# %% solution-3: not so yet: one step more is not
-# - while high - low > 1:
-# + while False:  # it doubles, and never halves
-
 # %% solution-3: not so yet: budget 1: it is within
 # - return low
 # + return high
 
-# %% solution-3: not so yet: one step more is not
-# - low, high = 0, 1
-# + delta, low, high = 1e-5, 0, 1  # that of the lesson
-
-# %% solution-3: not so yet: it is an int
-# - return low
-# + return float(low)
-
 # %% solution-3: not so yet: no step fits: 0
-# -     low, high = 0, 1
-# -     while privacy.epsilon(noise_multiplier, rate, high, delta) <= budget:
-# -         low, high = high, 2 * high
-# +     low, high = 1, 2**20
+# - low, high = 0, 1
+# + low, high = 1, 2
 
 # %% solution-4: correct
 def audited(release, P, generator):
@@ -157,17 +97,10 @@ def audited(release, P, generator):
     return float(lower_bound(P, 2 * k, right, delta))
 
 # %% solution-4: correct
-def audited(release, P, generator):
-    inside = torch.rand(P, generator=generator) < 0.5
-    order = torch.argsort(release(1000.0 * torch.eye(P)[inside]), descending=True)
-    guessed_in = torch.zeros(P, dtype=torch.bool)
-    guessed_in[order[: P // 2]] = True
-    right = int((guessed_in == inside).sum())
-    return lower_bound(P, P, right, delta)
-
-# %% solution-4: not so yet: a coin for each canary
-# - torch.rand(P, generator=generator) < 0.5
-# + torch.arange(P) % 2 == 0
+# - 100.0 * torch.eye(P)[inside]
+# + 1000.0 * torch.eye(P)[inside]
+# - P // 3
+# + P // 2
 
 # %% solution-4: not so yet: tossed by the generator
 # - torch.rand(P, generator=generator) < 0.5
@@ -177,35 +110,9 @@ def audited(release, P, generator):
 # -     scores = release(100.0 * torch.eye(P)[inside])
 # +     scores = sum(release(100.0 * torch.eye(P)[inside]) for _ in range(2))
 
-# %% solution-4: not so yet: it is a float
-# -     return lower_bound(P, 2 * k, right, delta)
-# +     return torch.tensor(lower_bound(P, 2 * k, right, delta))
-
-# %% solution-4: not so yet: no more than 1,000 right guesses prove
-# - lower_bound(P, 2 * k, right, delta)
-# + max(0.0, math.log((right + 1e-9) / (2 * k - right + 1e-9)))  # an estimate, and no bound
-
-# %% solution-4: not so yet: bounds are not negative
-# guesses the wrong way round
-# - (~inside[order[:k]]).sum() + inside[order[-k:]].sum()
-# + inside[order[:k]].sum() + (~inside[order[-k:]]).sum()
-# - lower_bound(P, 2 * k, right, delta)
-# + math.log(right / (2 * k - right))
-
 # %% solution-4: not so yet: noise made for the mean: above 1
-# too few guesses to prove anything
 # - P // 3
 # + 2
-
-# %% solution-4: not so yet: the mean clipped: above 1
-# canaries that no limit of a mean reaches
-# - 100.0
-# + 1.0
-
-# %% solution-4: not so yet: noise made for the mean: above 1: measured 0
-# guesses for 1,000 canaries
-# - P // 3
-# + 333
 
 # %% solution-5: correct
 def read_images(weight_grad, bias_grad):
@@ -224,34 +131,14 @@ def read_images(weight_grad, bias_grad):
     return ratios[first[near.sum(dim=1) > 1].unique()].flip(0)
 
 # %% solution-5: wrong shape: read off 4 images: expected (4, 784)
-# each mixture, too
 # - is_first & (equal.sum(dim=1) > 1)
 # + is_first
 
-# %% solution-5: wrong shape: read off 4 images: expected (4, 784)
-# an image for each unit that gives it
-# - is_first & (equal.sum(dim=1) > 1)
-# + equal.sum(dim=1) > 1
-
 # %% solution-5: wrong shape: read off 2 images: expected (2, 392), got (1, 392)
-# as if images added positive numbers alone
 # - bias_grad != 0
 # + bias_grad > 0
-
-# %% solution-5: right shape, wrong values: all 4
-# the rows, which are not divided
-# - return ratios[
-# + return weight_grad[on][
-
-# %% solution-5: wrong shape: read off 2 images: expected (2, 392), got (4, 784)
-def read_images(weight_grad, bias_grad):
-    return digits.double().flatten(1)
 
 # %% solution-5: not so yet: it changed means
 # - ratios = weight_grad[on] / bias_grad[on, None]
 # + weight_grad /= bias_grad[:, None]
 # +     ratios = weight_grad[on]
-
-# %% solution-5: wrong type: read off 4 images: expected a tensor
-# -     return ratios[is_first & (equal.sum(dim=1) > 1)]
-# +     return list(ratios[is_first & (equal.sum(dim=1) > 1)])

@@ -23,55 +23,27 @@ def smallest_batch(noise, signal, share):
 def smallest_batch(noise, signal, share):
     return noise / signal * (1 - share) / share
 
-# %% solution-1: not so yet: share 0.1: it is enough
-def smallest_batch(noise, signal, share):
-    return math.ceil(noise / signal)
-
 # %% solution-2: correct
 def scale_by_name(grads):
     result = {}
     for name, gradient in grads.items():
-        size, gradient = len(gradient), gradient.reshape(len(gradient), -1)
-        mean = gradient.mean(0)
+        size, mean = len(gradient), gradient.mean(dim=0)
         trace = (gradient - mean).square().sum() / (size - 1)
-        signal = mean @ mean - trace / size
-        result[name] = trace / signal if signal > 0 else torch.full_like(trace, float("inf"))
+        signal = mean.square().sum() - trace / size
+        result[name] = trace / signal if signal > 0 else torch.full_like(trace, torch.inf)
     return result
 
 # %% solution-2: correct
-def scale_by_name(grads):
-    def scale(gradient):
-        size = len(gradient)
-        squares = gradient.square().sum() / size
-        batch = gradient.mean(dim=0).square().sum()
-        noise = (squares - batch) * size / (size - 1)
-        signal = (size * batch - squares) / (size - 1)
-        return torch.where(signal > 0, noise / signal, torch.inf)
-
-    return {name: scale(gradient) for name, gradient in grads.items()}
+# - flat_gradient.var(dim=0).sum()
+# + torch.atleast_2d(flat_gradient.T.cov()).trace()
 
 # %% solution-2: right shape, wrong values: 1.weight
 # -  - noise_of / len(gradient)
 # +
 
-# %% solution-2: right shape, wrong values: 1.weight
-# the divisor B
-# - .var(dim=0).sum()
-# + .var(dim=0, correction=0).sum()
-
 # %% solution-2: not so yet: opposite: infinite without a signal
 # - torch.where(signal > 0, noise_of / signal, torch.inf)
 # + noise_of / signal
-
-# %% solution-2: not so yet: it has the names of grads
-def scale_by_name(grads):
-    return {}
-
-# %% solution-2: wrong shape: 1.weight
-# - .var(dim=0).sum()
-# + .var(dim=0)
-# - .square().sum()
-# + .square()
 
 # %% solution-3: correct
 def without_conflict(own, other):
@@ -87,19 +59,13 @@ def without_conflict(own, other):
 def without_conflict(own, other):
     return own - own @ other / (other @ other) * other
 
-# %% solution-3: right shape, wrong values: in conflict
-def without_conflict(own, other):
-    product = own @ other
-    return own if product >= 0 else own - product / other.norm() * other
-
 # %% solution-3: right shape, wrong values: the other is 0
-# -     return own if product >= 0 else own - product / other.norm() * other
-# +     return own if product > 0 else own - product / (other @ other) * other
+# - product >= 0
+# + product > 0
 
 # %% solution-3: not so yet: it changed cases
-# -     return own if product >= 0 else own - product / other.norm() * other
-# +     if product < 0:
-# +         own -= product / (other @ other) * other
+# - return own - product / (other @ other) * other
+# + own -= product / (other @ other) * other
 # +     return own
 
 # %% solution-4: correct
@@ -130,7 +96,6 @@ def solve(product, right, damping, steps):
 # + product(direction)
 
 # %% solution-4: right shape, wrong values: 2 steps
-# steps of its own
 # - range(steps)
 # + range(100)
 
@@ -139,19 +104,12 @@ def solve(product, right, damping, steps):
 # + [product(right) for _ in range(20)]
 # +         image = added(product
 
-# %% solution-4: not so yet: it has the names of right
-def solve(product, right, damping, steps):
-    return {}
-
 # %% solution-5: correct
 def scales_from_log(small_squares, small, big_squares, big, decay):
     noise, signal = two_batch(small_squares, small, big_squares, big)
-    scales = torch.empty_like(noise)
-    for step in range(len(noise)):
-        weights = torch.tensor([float(decay) ** (step - s) for s in range(step + 1)])
-        weights = weights.to(noise)
-        scales[step] = (weights @ noise[: step + 1]) / (weights @ signal[: step + 1])
-    return scales
+    age = torch.arange(len(noise))[:, None] - torch.arange(len(noise))
+    weights = torch.where(age >= 0, float(decay) ** age.clamp(min=0), 0).to(noise)
+    return (weights @ noise) / (weights @ signal)
 
 # %% solution-5: correct
 def scales_from_log(small_squares, small, big_squares, big, decay):
@@ -166,24 +124,10 @@ def scales_from_log(small_squares, small, big_squares, big, decay):
     return torch.stack(scales)
 
 # %% solution-5: right shape, wrong values: decay 0.9
-# a mean of ratios
 # - noise_sum + own_noise
 # + noise_sum + own_noise / own_signal
 # - signal_sum + own_signal
 # + signal_sum + 1
-
-# %% solution-5: right shape, wrong values: decay 0.9
-def scales_from_log(small_squares, small, big_squares, big, decay):
-    noises, signals = two_batch(small_squares, small, big_squares, big)
-    return noises.cumsum(0) / signals.cumsum(0)
-
-# %% solution-5: right shape, wrong values: decay 0.9
-# - noise_sum = signal_sum = 0
-# + noise_sum, signal_sum = noises[0], signals[0]  # which count twice
-
-# %% solution-5: wrong shape: decay 0.9
-# -     return noises.cumsum(0) / signals.cumsum(0)
-# +     return noises.mean() / signals.mean()
 
 # %% solution-5: right shape, wrong values: decay 0.5
 # -     scales = []
