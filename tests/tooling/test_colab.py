@@ -64,12 +64,10 @@ def results(each):
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("path", "gone"),
-    [*((each, "") for each in LESSONS), (LESSONS[1], "functorch"), (LESSONS[7], "opacus")],
+    [*((each, "") for each in LESSONS), (LESSONS[7], "opacus")],
 )
 def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python, monkeypatch):
-    """Also where torch has dropped functorch, then in the cells that are the same everywhere; and
-    where Opacus is not installed, in those that do not need it.
-    """
+    """Also where Opacus is not installed, in the cells that do not need it."""
     folder = tmp_path / "empty"
     folder.mkdir()
     if gone:
@@ -89,8 +87,7 @@ def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python
     pinned = f"torch=={TORCH}" in (ROOT / "requirements.txt").read_text().split()
     for saved in files.code_cells(files.read(path)):
         fresh = cell(copy, saved.id)
-        lax = gone == "functorch" or not pinned
-        compared = "nbval-check-output" in files.tags(saved) if lax else files.is_compared(saved)
+        compared = files.is_compared(saved) if pinned else "nbval-check-output" in files.tags(saved)
         if compared and fresh.cell_type == "code" and saved.id not in excused:
             assert results(fresh) == results(saved), saved.id
 
