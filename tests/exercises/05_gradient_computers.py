@@ -91,8 +91,9 @@ def cosine_scores(computer, train, test):
 # +     wanted = F
 
 # %% solution-3: your answer raised TypeError
+# texts have three tensors
 # - computer.compute(test)
-# + computer.compute(test[:2])  # texts have three tensors
+# + computer.compute(test[:2])
 
 # %% solution-3: not so yet: the peak is below 500 rows
 # - split(100)
