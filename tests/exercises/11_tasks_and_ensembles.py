@@ -112,6 +112,11 @@ def choose_rate(rates, seeds, x, y):
     shares = torch.stack(held).view(len(rates), len(seeds)).mean(dim=1).detach()
     return rates[int(shares.argmax())], shares
 
+# %% solution-5: correct
+# out of a tensor, rounded
+# -     return rates[shares.argmax().item()], shares
+# +     return torch.tensor(rates)[shares.argmax()].item(), shares
+
 # %% solution-5: right shape, wrong values: shares
 # judged on what it was trained on
 # -     right = ensembles.predict(networks, x[size:]).argmax(dim=2) == y[size:]
