@@ -39,6 +39,7 @@ from helpers.transforms import batches, checks, fallback, samples
 from helpers.transforms import loop as loops
 from helpers.transforms.batches import Batch, Tree
 from helpers.transforms.randomness import random_state, restore_random_state
+from helpers.transforms.restore import Snapshot
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -112,7 +113,9 @@ def functorch_gradients(
     except Exception as error:  # of copying, which whatever a model holds may refuse
         if not fallback.leads_to_loop(error):
             raise
-        return fallback.to_loop(loop, error, model)
+        fmodel, failed = None, error
+    if fmodel is None:
+        return fallback.to_loop(loop, failed, model, "the model cannot be copied")
     # Functions that close over the model, such as a loss, would read what the copy never wrote.
     fmodel.stateless_model = model
 
@@ -184,12 +187,13 @@ def func_gradients(
     if check and randomness == "different":
         raise ValueError("check cannot compare samples that draw different random numbers")
     loss = functools.partial(sample_loss, loss_fn, batch)
-    device = batch.leaves[0].device
-    first = random_state(device) if check else None
+    if check and randomness == "same":
+        own = Snapshot([model], model.parameters()).generators
+        first = random_state(batch.leaves[0].device, own)
 
     def loop(leaves: tuple[Tensor, ...] = batch.leaves) -> dict[str, Tensor]:
-        if first is not None:
-            restore_random_state(first, device)
+        if check and randomness == "same":
+            restore_random_state(first)
         return loops.gradients(loss, model, params, leaves, randomness=randomness)
 
     if out is not None:

@@ -11,6 +11,7 @@ has arrived at its leaf.
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from helpers.layers.per_sample import PerSampleGradients
 from helpers.transforms import fallback, known_wrong, loop, samples
 from helpers.transforms import randomness as streams
 from helpers.transforms.known_wrong import Refusal, Watched
+from helpers.transforms.restore import Snapshot
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
 """What is known of layers, by the function of torch that they call."""
@@ -48,31 +50,30 @@ def per_sample_gradients(
     `helpers.transforms.samples.batched`; there is a parameter and a sample at least. Yields where
     the chunk lies in the batch, and its gradients.
     """
-    device, step, failed = batch[0].device, chunk_size or len(batch[0]), None
-    first = streams.random_state(device) if randomness == "same" else None
+    step, failed, looped = chunk_size or len(batch[0]), None, False
+    if randomness == "same":
+        own = Snapshot([model], model.parameters()).generators
+        first = streams.random_state(batch[0].device, own)
     for start in range(0, len(batch[0]), step):
-        if start and first is not None:
-            streams.restore_random_state(first, device)
+        if start and randomness == "same":
+            streams.restore_random_state(first)
         part = slice(start, start + step)
         chunk = tuple(tensor[part] for tensor in batch)
         if failed is None:
-            before = streams.random_state(device)
             try:
                 found = _recorded(function, model, params, chunk, randomness)
-                after = streams.random_state(device)
-                if randomness != "same" and not streams.alike_outside_torch(before, after):
-                    raise Refusal("NumPy or Python draws random numbers, once for all samples")
             except Exception as error:
                 if not fallback.leads_to_loop(error):
                     raise
-                streams.restore_random_state(before, device)
-                failed, said = error, fallback.told(error, model)
+                failed = error
+            if failed is not None:
+                place, said = fallback.told(failed, model)
         if failed is not None:
-            found, looped = _dense(function, model, params, chunk, randomness)
+            found, looped = _dense(function, model, params, chunk, randomness, looped)
             if not looped:  # the loop has its own warning, and one is enough
                 fallback.warn(
-                    f"{said[0]} cannot be recorded layer by layer, so its gradients were formed, "
-                    f"which takes more memory ({said[1]})",
+                    f"{place} cannot be recorded layer by layer, so its gradients were formed, "
+                    f"which takes more memory ({said})",
                     failed,
                 )
         yield part, found
@@ -80,10 +81,14 @@ def per_sample_gradients(
 
 
 def _dense(
-    function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str
+    function: Function,
+    model: nn.Module,
+    params: Tensors,
+    batch: Batch,
+    randomness: str,
+    looped: bool,
 ) -> tuple[PerSampleGradients, bool]:
-    """Form gradients by `vmap` over `grad`, or else by the loop; return whether that was needed."""
-    looped = False
+    """Form gradients by `vmap` over `grad`, or by the loop if that is or was needed; say which."""
 
     def by_loop() -> dict[str, Tensor]:
         nonlocal looped
@@ -94,7 +99,7 @@ def _dense(
     in_dims = (None, None, *(0 for _ in batch))
     compute = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
     options = {"otherwise": by_loop, "randomness": randomness}
-    grads = samples.batched(compute, model, params, batch, **options)
+    grads = by_loop() if looped else samples.batched(compute, model, params, batch, **options)
     return PerSampleGradients({name: [dense(each)] for name, each in grads.items()}), looped
 
 
@@ -104,12 +109,18 @@ def _recorded(
     """Run the function forward and backward; raise a refusal where that cannot be followed."""
     if known_wrong.reaches_script((function, model)):
         raise Refusal("what is scripted is not recorded")
-    with samples.running(model, params) as (_, params, _):
+    with (
+        samples.running(model, params) as (snapshot, params, _),
+        streams.attempt(batch[0].device, snapshot.generators, randomness),
+    ):
         record = _Record(function, model, params, len(batch[0]))
         losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
-        _check_unmet(function, model, unmet, batch)
+        # Where nothing may be drawn, what another thread draws is not set back.
+        own = (batch[0].device, snapshot.generators)
+        with streams.streams_kept(*own) if randomness != "error" else nullcontext():
+            _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 
 
@@ -117,8 +128,7 @@ def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Ba
     """Run the first sample; raise a refusal if parameters that were not met have a gradient."""
     # A function that reads `requires_grad` may hide them from the record.
     first = tuple(tensor[:1] for tensor in batch)
-    with streams.streams_kept(batch[0].device):
-        grads = loop.gradients(function, model, unmet, first, randomness="different")
+    grads = loop.gradients(function, model, unmet, first, randomness="different")
     if any(each.any() for each in grads.values()):
         raise Refusal("a parameter is used out of reach of the record")
 

@@ -63,22 +63,27 @@ def leads_to_loop(error: Exception) -> bool:
     return isinstance(error, Refusal | RuntimeError) or not _is_ours(error)
 
 
-def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module) -> Any:
-    """Compute in a loop what a transform raised an error for, and warn of it."""
+def to_loop(
+    compute: Callable[[], Any], error: Exception, model: nn.Module, what: str | None = None
+) -> Any:
+    """Compute in a loop what a transform raised an error for, and warn of `what` cannot be done."""
     place, said = told(error, model)
-    result = compute()  # what this raises is no matter of the transform
-    warn(
-        f"{place} cannot be batched by torch.vmap, so the samples were taken one after the other, "
-        f"which is slower ({said})",
-        error,
-    )
+    result = compute()  # what this raises has nothing to do with the transform
+    if what is None and isinstance(error, Refusal):
+        what = f"{place} is something that the helpers do not batch"
+    what = what or f"{place} cannot be batched by torch.vmap"
+    taken = "so the samples were taken one after the other, which is slower"
+    warn(f"{what}, {taken} ({said})", error)
     return result
 
 
 def told(error: Exception, model: nn.Module) -> tuple[str, str]:
-    """Return where an error was raised and its first line, and forget its tracebacks."""
-    place, seen = find_place(error, model), error
-    while seen is not None:  # they hold the tensors of the attempt
+    """Return where an error was raised and its first line; clear the tracebacks of the attempt.
+
+    To be called outside of `except`, since the caller may handle an error, which is not touched.
+    """
+    place, seen, handled = find_place(error, model), error, sys.exception()
+    while seen is not None and seen is not handled:  # tracebacks hold the tensors of the attempt
         seen.__traceback__, seen = None, seen.__context__
     return place, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 

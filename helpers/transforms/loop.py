@@ -1,6 +1,7 @@
 """One sample after the other, in plain autograd: slow, and right for every differentiable model."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.autograd.function import BackwardCFunction
 from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.known_wrong import Watched
-from helpers.transforms.restore import preserved
+from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.samples import graph
 
 
@@ -36,8 +37,6 @@ def gradients(
         return grads
     own = dict(model.named_parameters())
     leaves = [own[name] for name in grads]
-    device = batch[0].device
-    first = streams.random_state(device)
 
     def differentiate(model: nn.Module, *sample: Tensor) -> list[Tensor]:
         return by_backward(function(model, *sample), leaves)
@@ -46,12 +45,13 @@ def gradients(
         for per_sample_grad, row in zip(grads.values(), rows, strict=True):
             per_sample_grad[index] = row
 
-    for_each(differentiate, model, grads, batch, take, randomness=randomness)
+    first = for_each(differentiate, model, grads, batch, take, randomness=randomness)
     flagged = {name for name, each in own.items() if each.requires_grad}
     unmet = (not rows[:, None].flatten(1).any(1).all() for rows in grads.values())
     if not flagged <= grads.keys() and any(unmet):
         # A checkpoint may need gradients of parameters that are not asked for.
-        streams.restore_random_state(first, device)
+        if randomness != "error":
+            streams.restore_random_state(first)
         for_each(differentiate, model, flagged | {*grads}, batch, take, randomness=randomness)
     return grads
 
@@ -64,15 +64,13 @@ def for_each(
     take: Callable[[int, Any], None],
     *,
     randomness: str = "error",
-) -> None:
+) -> streams.State:
     """Call `take(index, function(model, *sample))` for each sample, and put the model back.
 
     The function does its backward pass too, if there is one; exactly the parameters of these names
-    require a gradient. Raises ValueError where random numbers are drawn and `randomness` is
-    `"error"`.
+    require a gradient. Returns where the random streams were. Raises ValueError where random
+    numbers are drawn and `randomness` is `"error"`.
     """
-    device = batch[0].device
-    first = streams.random_state(device)
 
     def run(index: int) -> Any:
         # Clones, since autograd does not save tensors that were made in inference mode.
@@ -84,22 +82,31 @@ def for_each(
             raise
 
     with preserved(model, names) as snapshot, torch.enable_grad(), Watched():
+        state = partial(streams.random_state, batch[0].device, snapshot.generators)
+        first = state()
         for index in range(len(batch[0])):
             if randomness == "same":
-                streams.restore_random_state(first, device)
-            result, ends = run(index), [first]
-            while index == 0 and randomness == "error":
-                ends.append(streams.random_state(device))
-                # A model with a seed of its own ends in one state, wherever it begins.
-                if any(streams.alike(ends[-1], each) for each in ends[:-1]):
-                    break
-                snapshot.restore()
-                if len(ends) > 3:  # another thread may have drawn, but hardly each time
-                    streams.restore_random_state(first, device)
-                    raise ValueError(streams.RANDOMNESS)
+                streams.restore_random_state(first)
+            if randomness == "error" and index == 0:
+                result = _first(partial(run, 0), state, snapshot)
+            else:
                 result = run(index)
             take(index, result)
             snapshot.restore()
+    return first
+
+
+def _first(run: Callable[[], Any], state: Callable[[], streams.State], snapshot: Snapshot) -> Any:
+    """Run the first sample until the streams end where they were before; raise if they never do."""
+    states = [state()]
+    for _ in range(3):  # another thread may have drawn, but hardly each time
+        result, end = run(), state()
+        # A model with a seed of its own ends in one state, wherever it begins.
+        if any(streams.alike(end, each) for each in states):
+            return result
+        states.append(end)
+        snapshot.restore()
+    raise ValueError(streams.RANDOMNESS)
 
 
 def by_backward(

@@ -145,47 +145,58 @@ def batched(
     size, device = len(batch[0]), batch[0].device
     if not size or not names:
         return otherwise()
-    step, first = chunk_size or size, streams.random_state(device)
-    places, owners = {}, set()
+    step, places = chunk_size or size, {}
     try:
-        with running(model, names) as (snapshot, params, buffers):
+        with (
+            running(model, names) as (snapshot, params, buffers),
+            streams.attempt(device, snapshot.generators, randomness) as first,
+        ):
             if Sequences in map(type, batch):
-                raise Refusal("samples of unequal length")
+                raise Refusal("samples are of unequal length")
             # Each chunk is written where it belongs: to concatenate them takes the memory of all
             # results a second time. So `torch.vmap` is not told the chunk size.
             for start in range(0, size, step):
                 if start and randomness == "same":  # what `torch.vmap` does for its chunks
-                    streams.restore_random_state(first, device)
+                    streams.restore_random_state(first)
                 chunk = []
                 for leaf in batch:
                     chunk.append(leaf[start : start + step])
                 results = compute(params, buffers, *chunk)
                 snapshot.restore()
-                rows = results if isinstance(results, dict) else {"": results}
+                is_one = isinstance(results, Tensor)
+                rows = {"": results} if is_one else results
                 if start == 0 and out:
                     places = out(rows)
-                for name, each in rows.items():
-                    if name not in places:
-                        address = each.untyped_storage().data_ptr()
-                        # Views of one tensor, as of the gradient of a sum, are copied.
-                        is_own = address not in owners and 0 not in each.stride()
-                        owners.add(address)
-                        if step >= size and is_own and dtype in (None, each.dtype):
-                            places[name] = each.detach()
-                            continue
-                        places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
-                    places[name][start : start + step].copy_(each.detach())
-                del results, rows, each  # or they would lie beside those of the next chunk
-        last = streams.random_state(device)
-        if randomness != "same" and not streams.alike_outside_torch(first, last):
-            raise Refusal("NumPy or Python draws random numbers, once for all samples")
-        return places.get("", places)
+                _place(rows, places, start, size, dtype)
+                del results, rows  # or they would lie beside those of the next chunk
+        return places[""] if is_one else places
     except Exception as error:
         if not fallback.leads_to_loop(error):
             raise
         failed = error
-    streams.restore_random_state(first, device)
     return fallback.to_loop(otherwise, failed, model)
+
+
+def _place(
+    rows: dict[str, Tensor],
+    places: dict[str, Tensor],
+    start: int,
+    size: int,
+    dtype: torch.dtype | None,
+) -> None:
+    """Write the results of a chunk where they belong; make new places where there are none."""
+    owners = set()
+    for name, each in rows.items():
+        if name not in places:
+            address = each.untyped_storage().data_ptr()
+            # Views of one tensor, as of the gradient of a sum, are copied.
+            is_own = address not in owners and 0 not in each.stride()
+            owners.add(address)
+            if len(each) == size and is_own and dtype in (None, each.dtype):
+                places[name] = each.detach()
+                continue
+            places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
+        places[name][start : start + len(each)].copy_(each.detach())
 
 
 def graph(value: Tensor) -> Iterator[Any]:
