@@ -161,9 +161,9 @@ def func_gradients(
             an earlier call returned, each in memory of its own; `None` means new ones. What is
             known of layers (`helpers.layers`) is written straight into them, so that no second
             copy of the result ever exists; what is not known comes as without `out`.
-        check: Compare the first and the last sample with the loop, which takes 5 to 27 % of a call,
-            and take all from the loop where they differ by more than the square root of the
-            dtype's `eps`: for faults of torch that nobody knows yet.
+        check: Compare the first and the last sample with the loop, and take all from the loop
+            where they differ by more than the square root of the dtype's `eps`: for faults of torch
+            that nobody knows yet. Two samples in the loop cost much for a small batch.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
@@ -241,22 +241,25 @@ def differences(
     Args:
         got: Gradients by name, what is to be checked; more names than expected do not count.
         expected: Gradients by name, the reference.
-        tolerance: What an error may be; `None` means the square root of the dtype's `eps`. It is
-            relative to the largest finite entry, or to a tenth of that of all, whichever is more.
+        tolerance: How large an error relative to the parameter's largest finite entry may be, or,
+            where a gradient is nothing but rounding, a tenth of it relative to that of all.
+            `None` means the square root of the dtype's `eps`, and at most `10 * eps` of all.
 
     Returns:
-        The errors above the tolerance, by name; NaN or infinity where only one is finite.
+        The relative errors above the tolerance, by name; not finite where only one is finite.
     """
     sizes = {
         name: torch.nan_to_num(each.abs(), 0, 0, 0).max().item() if each.numel() else 0.0
         for name, each in expected.items()
     }
-    least, found = max(sizes.values(), default=0.0) / 10, {}
+    largest, found = max(sizes.values(), default=0.0), {}
     for name, right in expected.items():
-        limit = torch.finfo(right.dtype).eps ** 0.5 if tolerance is None else tolerance
-        error = largest_difference(got[name], right) / (max(sizes[name], least) or 1.0)
-        if not error <= limit:  # as NaN is not
-            found[name] = error
+        eps = torch.finfo(right.dtype).eps
+        limit = eps**0.5 if tolerance is None else tolerance
+        rounding = limit / 10 if tolerance is not None else min(limit / 10, 10 * eps)
+        error = largest_difference(got[name], right)
+        if not error <= max(limit * sizes[name], rounding * largest):  # as NaN is not
+            found[name] = error / (sizes[name] or 1.0)
     return found
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 
 from helpers import benchmark, curvature, gradients, jacobians, norms
 from helpers.layers import linear, recorder
@@ -290,3 +291,19 @@ def test_a_layer_is_recorded_whatever_kind_of_number_it_is_called_with():
     expected = torch.cat([each.flatten(1) for each in oracle(*case.args).values()], 1).norm(dim=1)
     with warnings.catch_warnings(action="error"):
         assert_equal({"": norms.gradient_norms(*case.args)}, {"": expected}, TOLERANCE)
+
+
+def test_check_sees_small_gradients_too():
+    def halved(self: Apply, inputs: Tensor) -> Tensor:
+        small = self.small
+        if debug_unwrap(inputs) is not inputs:  # under transforms
+            small = (small + small.detach()) / 2
+        return self.fc(inputs) + 1e-9 * F.linear(inputs, small)
+
+    case = one_linear(halved)
+    case.model.small = nn.Parameter(torch.randn(2, 3).double())
+    expected = oracle(*case.args)
+    bare = gradients.func_gradients(*case.args)["small"]
+    assert torch.allclose(bare, expected["small"] / 2, atol=0)
+    with pytest.warns(FallbackWarning, match="small by"):
+        assert_equal(gradients.func_gradients(*case.args, check=True), expected, TOLERANCE)
