@@ -20,7 +20,7 @@ from helpers.layers import linear, recorder
 from helpers.transforms import batches
 from helpers.transforms.fallback import FallbackWarning
 from tests.support import zoo
-from tests.support.oracle import TOLERANCE, assert_equal, oracle, refused
+from tests.support.oracle import TOLERANCE, assert_equal, every_method, oracle, refused
 from tests.support.ways import LOOP, WAYS, into_out
 from tests.support.zoo import Apply, squared
 
@@ -307,3 +307,23 @@ def test_check_sees_small_gradients_too():
     assert torch.allclose(bare, expected["small"] / 2, atol=0)
     with pytest.warns(FallbackWarning, match="small by"):
         assert_equal(gradients.func_gradients(*case.args, check=True), expected, TOLERANCE)
+
+
+REFUSED = {
+    "data belongs to a transform": (one_linear().model, squared),
+    "a floating point number, got torch.int64": (one_linear().model, lambda p, _: p.long().sum()),
+    "weight is on the meta device": (nn.Linear(3, 2, device="meta"), squared),
+}
+
+
+@every_method
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_has_no_gradient_is_refused(words, method):
+    (model, loss), (data, targets) = REFUSED[words], one_linear().batch
+
+    def call(data: Tensor) -> Tensor:
+        method(model, loss, data, targets)
+        return data
+
+    with refused(words):
+        torch.func.vmap(call)(data[None]) if "transform" in words else call(data)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 
 from helpers.transforms.numbers import check_count
 
@@ -61,6 +62,11 @@ def check_batch(name: str, batch: Tensor) -> None:
         raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
     if batch.is_meta:
         raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
+    if debug_unwrap(batch) is not batch:
+        raise ValueError(
+            f"{name} belongs to a transform around this call, such as vmap or grad, through which "
+            "the helpers cannot be differentiated: call them outside of it"
+        )
     if type(batch).__module__.startswith(_SPREAD):
         raise ValueError(
             f"{name} is a {type(batch).__name__}, spread over processes: give its "
@@ -81,6 +87,8 @@ def check_scalar(
             f"{source} must return a scalar, a tensor of shape (), for {given}, "
             f"got {what}: {remedy} gives one"
         )
+    if not (value.is_floating_point() or value.is_complex()):
+        raise ValueError(f"{source} must return a floating point number, got {value.dtype}")
     return value
 
 
@@ -185,5 +193,7 @@ def select_parameters(
                 f"{name} has {len(hooks)} hooks on its .grad, which no per-sample gradient passes "
                 "through: remove them (register_hook acts on the gradient itself)"
             )
+        if parameter.is_meta:
+            raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
         chosen[name] = parameter.detach()
     return chosen
