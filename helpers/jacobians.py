@@ -182,9 +182,8 @@ def _count(params: dict[str, Tensor]) -> int:
 
 
 def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
-    """Return Jacobians `(size, Y, P)` without a number; a sample, or zeros, is run to find Y."""
-    leaves = [leaf[0].clone() for leaf in batch.leaves] if len(batch) else batch.zeros()
+    """Return Jacobians `(size, Y, P)`, all zeros; a sample, or zeros, is run to find Y."""
     params = checks.select_parameters(model)
     with preserved(model, params), torch.enable_grad():  # a forward may differentiate itself
-        outputs = _outputs(batch)(model, *leaves)
+        outputs = _outputs(batch)(model, *batch.sample())
     return outputs.detach().new_zeros((size, len(outputs), _count(params)))

@@ -101,10 +101,7 @@ def check_options(chunk_size: int | None = None, randomness: str = "error") -> N
 
 
 def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
-    """Check that tensors fit the results of a batch of some size, `like` but for the dimension B.
-
-    `read` is as in `check_buffers`.
-    """
+    """Check that tensors `(size, ...)` fit results; `read` is as in `check_buffers`."""
     if not isinstance(out, dict):
         raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
     if set(out) != set(like):
@@ -112,11 +109,8 @@ def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read
             f"out must have the names {', '.join(like) or '(none)'}, "
             f"got {', '.join(map(str, out)) or '(none)'}"
         )
-    buffers = {
-        f"out[{name!r}]": (out[name], (size, *tensor.shape), tensor)
-        for name, tensor in like.items()
-    }
-    check_buffers(buffers, **read)
+    given = {f"out[{n!r}]": (out[n], (size, *each.shape), each) for n, each in like.items()}
+    check_buffers(given, **read)
 
 
 def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **read: Any) -> None:
@@ -157,8 +151,8 @@ def select_parameters(
 ) -> dict[str, Tensor]:
     """Choose the parameters to differentiate: all with `requires_grad`, or those named in `wrt`.
 
-    Returns them detached, by name, in the order of `wrt` or else of `model.named_parameters()`. A
-    tied weight has one name, its first. `argument` is what the caller calls `wrt`.
+    Returns them detached, by name, in the order of `wrt` or of `model.named_parameters()`. A tied
+    weight has one name, its first. `argument` is what the caller calls `wrt`.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():

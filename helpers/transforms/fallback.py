@@ -50,11 +50,8 @@ def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leads_to_loop(error: Exception) -> bool:
-    """Return whether a loop may answer where a transform raised: not missing memory or our bugs.
-
-    Torch's messages about transforms have many types, and a model may raise any of them itself. If
-    it does, the loop raises the same.
-    """
+    """Return whether a loop may answer where a transform raised: not missing memory or our bugs."""
+    # A model may raise any of torch's errors itself. If it does, the loop raises the same.
     if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError) or any(
         words in str(error) for words in _NO_MEMORY
     ):
@@ -63,27 +60,21 @@ def leads_to_loop(error: Exception) -> bool:
     return isinstance(error, Refusal | RuntimeError) or not _is_ours(error)
 
 
-def to_loop(
-    compute: Callable[[], Any], error: Exception, model: nn.Module, what: str | None = None
-) -> Any:
-    """Compute in a loop what a transform raised an error for, and warn of `what` cannot be done."""
+def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module, cause: str = "") -> Any:
+    """Compute in a loop what a transform raised an error for, and warn of the cause."""
     place, said = told(error, model)
     result = compute()  # what this raises has nothing to do with the transform
-    if what is None and isinstance(error, Refusal):
-        what = f"{place} is something that the helpers do not batch"
-    what = what or f"{place} cannot be batched by torch.vmap"
-    taken = "so the samples were taken one after the other, which is slower"
-    warn(f"{what}, {taken} ({said})", error)
+    by = "the helpers" if isinstance(error, Refusal) else "torch.vmap"
+    cause = cause or f"{place} cannot be batched by {by}"
+    warn(f"{cause}, so the samples were taken one after the other, which is slower ({said})", error)
     return result
 
 
 def told(error: Exception, model: nn.Module) -> tuple[str, str]:
-    """Return where an error was raised and its first line; clear the tracebacks of the attempt.
-
-    To be called outside of `except`, since the caller may handle an error, which is not touched.
-    """
+    """Return where an error was raised and its first line; clear the tracebacks of the attempt."""
+    # They hold its tensors. What the caller is handling comes last; so this is no part of `except`.
     place, seen, handled = find_place(error, model), error, sys.exception()
-    while seen is not None and seen is not handled:  # tracebacks hold the tensors of the attempt
+    while seen is not None and seen is not handled:
         seen.__traceback__, seen = None, seen.__context__
     return place, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 

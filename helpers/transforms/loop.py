@@ -24,10 +24,9 @@ def gradients(
     dtype: torch.dtype | None = None,
     randomness: str = "error",
 ) -> dict[str, Tensor]:
-    """Differentiate a scalar function of each sample with respect to parameters.
+    """Differentiate a scalar function of each sample: `{name: (B, *shape)}`, detached.
 
-    Returns `{name: (B, *shape)}`, detached, in `dtype` or each parameter's own; zeros where the
-    function does not reach a parameter.
+    They come in `dtype` or that of the parameter; zeros where the function does not reach one.
     """
     grads = {
         name: tensor.new_zeros((len(batch[0]), *tensor.shape), dtype=dtype, requires_grad=False)
@@ -67,9 +66,8 @@ def for_each(
 ) -> streams.State:
     """Call `take(index, function(model, *sample))` for each sample, and put the model back.
 
-    The function does its backward pass too, if there is one; exactly the parameters of these names
-    require a gradient. Returns where the random streams were. Raises ValueError where random
-    numbers are drawn and `randomness` is `"error"`.
+    Exactly the parameters of these names require a gradient. Returns where the random streams were;
+    raises ValueError where random numbers are drawn and `randomness` is `"error"`.
     """
 
     def run(index: int) -> Any:

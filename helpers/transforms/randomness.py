@@ -21,35 +21,35 @@ RANDOMNESS = (
     "nothing says whether samples share them: call model.eval(), or pass randomness='different' or "
     "'same' where it is taken"
 )
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = {
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
+    np.random.Generator: (
+        lambda each: each.bit_generator.state,
+        lambda each, state: setattr(each.bit_generator, "state", state),
+    ),
+}
+"""How the states of generators are read and set."""
 
 State = list[tuple[Callable[[Any], Any], Any]]  # what sets a stream back, and where it is
 
 
 def random_state(device: torch.device, generators: Iterable[Any] = ()) -> State:
     """Read where the streams are that a forward pass on this device may draw from."""
-    streams = [
-        (random.getstate, random.setstate),
-        (np.random.get_state, np.random.set_state),
-        (torch.get_rng_state, torch.set_rng_state),
+    state = [
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),  # noqa: NPY002
+        (torch.set_rng_state, torch.get_rng_state()),
     ]
     if device.type != "cpu":
+        own = torch.get_device_module(device)
         # The device is named where there are several, since it need not be the current one.
-        own, named = torch.get_device_module(device), {"device": device}
-        named = {} if device.type == "mps" else named
-        streams.append((partial(own.get_rng_state, **named), partial(own.set_rng_state, **named)))
+        named = {} if device.type == "mps" else {"device": device}
+        state.append((partial(own.set_rng_state, **named), own.get_rng_state(**named)))
     for each in generators:
-        if isinstance(each, np.random.Generator):
-            bits = each.bit_generator
-            streams.append((partial(getattr, bits, "state"), partial(setattr, bits, "state")))
-        elif isinstance(each, random.Random):
-            if not isinstance(each, random.SystemRandom):  # which has no state
-                streams.append((each.getstate, each.setstate))
-        else:
-            streams.append((each.get_state, each.set_state))
-    state = []
-    for read, put_back in streams:
-        state.append((put_back, read()))
+        read, put_back = GENERATORS[type(each)]
+        state.append((partial(put_back, each), read(each)))
     return state
 
 
@@ -60,7 +60,7 @@ def restore_random_state(state: State) -> None:
 
 
 def alike(one: State, other: State, *, outside_torch: bool = False) -> bool:
-    """Return whether streams are where they were, or those of which no transform of torch knows."""
+    """Return whether streams are where they were: all, or those that no transform knows of."""
     for (_, before), (_, after) in zip(one, other, strict=True):
         if not isinstance(before, Tensor):
             if pickle.dumps(before) != pickle.dumps(after):

@@ -37,20 +37,20 @@ _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging
 
 @contextmanager
 def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapshot]":
-    """Let a block run a model, and put the model back at its end, but for its parameters' values.
+    """Let a block run a model, and put the model back at its end, except its parameters' values.
 
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
-    state of the model, to be restored within the block as well. Warns of parameters written into.
+    state, to be restored within the block as well. Warns of parameters that were written into.
     """
-    own, before = dict(model.named_parameters()), []
+    own, before = {}, []
     for name, parameter in model.named_parameters():
         if parameter.is_inference():
             raise ValueError(
                 f"{name} was made in inference mode, so it cannot require a gradient: make the "
                 "model outside of torch.inference_mode()"
             )
-        if not parameter.is_leaf:  # it was computed, and has neither a flag nor a `.grad`
-            del own[name]
+        if parameter.is_leaf:  # what was computed has neither a flag nor a `.grad`
+            own[name] = parameter
     snapshot = Snapshot([model, *model.buffers()], own.values())
     for each in own.values():
         before.append((each.requires_grad, each.grad, each._version, each.data))
@@ -75,10 +75,7 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
 
 
 class Snapshot:
-    """The state of modules and buffers; of `parameters`, values are neither copied nor restored.
-
-    Nor are their random `generators`, which go on as the streams of the process do.
-    """
+    """The state of modules and buffers, but for the values of `parameters`, and `generators`."""
 
     def __init__(self, roots: Iterable[Any], parameters: Iterable[Tensor] = ()) -> None:
         self.generators: list[Any] = []
@@ -105,7 +102,7 @@ class Snapshot:
                     self._tensors.append((value, value.detach().clone(), value._version))
             elif isinstance(value, np.ndarray) and value.flags.writeable:
                 self._others.append((np.copyto, value, value.copy()))
-            elif isinstance(value, GENERATORS):
+            elif type(value) in GENERATORS:
                 self.generators.append(value)
             else:
                 for slot in _slots(type(value)):

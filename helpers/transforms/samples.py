@@ -1,8 +1,8 @@
-"""Samples of a batch under `torch.func`: a model as a function of its parameters, in one `vmap`.
+"""Samples of a batch under `torch.func`: turn a model into a function of its parameters.
 
-As in lesson 3, a per-sample gradient is `vmap(grad(functional(...)))`. Only that here the model's
-own parameters become the tensors that are differentiated, wherever code holds them, and that what
-cannot be vouched for raises, so that the loop takes it (`helpers.transforms.loop`).
+As in lesson 3, a per-sample gradient is `vmap(grad(functional(...)))`. Two things differ: the
+model's own parameters become the differentiated tensors, wherever code refers to them; and whatever
+cannot be guaranteed raises, so that the loop takes over (`helpers.transforms.loop`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences
 
 Function = Callable[..., Any]
-Batch = tuple[Tensor, ...]
+Tensors = dict[str, Tensor]
 
 
 def functional(
@@ -37,7 +37,7 @@ def functional(
     wanted = set(map(id, map(own.get, names)))
     scripted = reaches_script((function, model))
 
-    def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
+    def run(params: Tensors, buffers: Tensors, *sample: Tensor) -> Any:
         if scripted:
             raise Refusal("what is scripted has wrong gradients under transforms")
         others = dict(params)
@@ -88,7 +88,7 @@ def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iter
 @contextmanager
 def running(
     model: nn.Module, names: Collection[str]
-) -> Iterator[tuple[Snapshot, dict[str, Tensor], dict[str, Tensor]]]:
+) -> Iterator[tuple[Snapshot, Tensors, Tensors]]:
     """Let a block run a model under transforms, and put it back as it was.
 
     Yields the state of the model; its parameters of these names and its buffers, detached.
@@ -117,30 +117,21 @@ def batched(
     compute: Function,
     model: nn.Module,
     names: Collection[str],
-    batch: Batch,
+    batch: tuple[Tensor, ...],
     *,
     otherwise: Callable[[], Any],
     chunk_size: int | None = None,
     randomness: str = "error",
-    out: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    out: Callable[[Tensors], Tensors] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Any:
     """Call a batched function for all samples, chunk by chunk, or let a loop answer.
 
-    Args:
-        compute: `compute(params, buffers, *chunk)`, a `vmap` of what `functional` made, with the
-            same randomness; it returns a tensor `(B, ...)` or a dictionary of such tensors.
-        model: Any module.
-        names: The parameters that the function gets.
-        batch: Tensors `(B, ...)`, at least one.
-        otherwise: Computes the same in a loop, also where there is no sample or no parameter.
-        chunk_size: How many samples at a time; `None` means all.
-        randomness: `"error"`, `"different"` or `"same"`.
-        out: Given the results of the first chunk, returns where all are to be written.
-        dtype: Of the results; `None` means that which they come with.
-
-    Returns:
-        What `compute` returns, detached, each tensor in memory of its own.
+    `compute(params, buffers, *chunk)` is a `vmap` of what `functional` made for these names, with
+    the same `randomness`; it returns a tensor `(B, ...)` or a dictionary of such tensors. It is
+    returned detached, in `dtype`, each tensor in memory of its own, or where `out` has a place for
+    it, given the results of the first chunk. `otherwise` computes the same in a loop, also where
+    there is no sample or no parameter.
     """
     size, device = len(batch[0]), batch[0].device
     if not size or not names:
@@ -163,13 +154,12 @@ def batched(
                     chunk.append(leaf[start : start + step])
                 results = compute(params, buffers, *chunk)
                 snapshot.restore()
-                is_one = isinstance(results, Tensor)
-                rows = {"": results} if is_one else results
-                if start == 0 and out:
-                    places = out(rows)
-                _place(rows, places, start, size, dtype)
-                del results, rows  # or they would lie beside those of the next chunk
-        return places[""] if is_one else places
+                one = isinstance(results, Tensor)
+                results = {"": results} if one else results
+                places = out(results) if out and not start else places
+                _place(results, places, slice(start, start + step), size, dtype)
+                del results  # or they would lie beside those of the next chunk
+        return places[""] if one else places
     except Exception as error:
         if not fallback.leads_to_loop(error):
             raise
@@ -177,16 +167,10 @@ def batched(
     return fallback.to_loop(otherwise, failed, model)
 
 
-def _place(
-    rows: dict[str, Tensor],
-    places: dict[str, Tensor],
-    start: int,
-    size: int,
-    dtype: torch.dtype | None,
-) -> None:
-    """Write the results of a chunk where they belong; make new places where there are none."""
+def _place(chunk: Tensors, places: Tensors, part: slice, size: int, dtype: Any) -> None:
+    """Write the results of a chunk into places for all samples, which the first one makes."""
     owners = set()
-    for name, each in rows.items():
+    for name, each in chunk.items():
         if name not in places:
             address = each.untyped_storage().data_ptr()
             # Views of one tensor, as of the gradient of a sum, are copied.
@@ -196,7 +180,7 @@ def _place(
                 places[name] = each.detach()
                 continue
             places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
-        places[name][start : start + len(each)].copy_(each.detach())
+        places[name][part] = each.detach()
 
 
 def graph(value: Tensor) -> Iterator[Any]:
