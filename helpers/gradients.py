@@ -8,7 +8,7 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
 - Values: detached, with the parameter's dtype and device; zeros for a parameter that the loss
   does not reach; `(0, *parameter.shape)` for an empty batch.
 - Batches: `data` and `targets` are tensors `(B, ...)`, or trees of such tensors: dictionaries and
-  other mappings, lists, tuples and dataclasses, one in another. A mapping reaches the model as
+  other mappings, lists, tuples and dataclasses, nested. A mapping reaches the model as
   `model(**data)`, a tuple as `model(*data)`, anything else as `model(data)`. What has no dimension
   B, a number, a string, `None` or a tensor of shape (), is shared by all samples. `loss_fn` gets
   what the model returns, so that `lambda out, _: out.loss` will do where the labels are in `data`.
@@ -16,8 +16,8 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   the order in which they were packed. And where the forward of a model with an `nn.EmbeddingBag`
   takes an argument `offsets`, it divides the argument before it, as in that layer.
 - The model that is handed in is the one that runs. Its buffers, `.grad`, flags, modes, attributes
-  and the containers in them are put back; a parameter that is written into stays so, with a warning
-  that names it, and so does what a forward pass keeps elsewhere, as in a class or a global.
+  and the containers in them are put back, but not its random generators; writes to parameters stay,
+  with a warning, and so does what a forward pass keeps elsewhere, as in a class or a global.
 - Refused, each with one sentence: sizes that differ, by the paths of two tensors; what is neither a
   tensor nor a constant, and a list of B constants; an unknown name in `wrt`, a loss that is not a
   scalar, BatchNorm in training mode, a model that lies in several processes, and random numbers in
@@ -38,8 +38,6 @@ from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import batches, checks, fallback, samples
 from helpers.transforms import loop as loops
 from helpers.transforms.batches import Batch, Tree
-from helpers.transforms.randomness import random_state, restore_random_state
-from helpers.transforms.restore import Snapshot
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -172,8 +170,8 @@ def func_gradients(
         TypeError: `data` or `targets` is no tree of tensors, `wrt` is one string, or `out` is no
             dictionary of tensors.
         ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, an
-            unknown `randomness`, an `out` that does not fit the result, or a `check` of random
-            numbers that differ.
+            unknown `randomness`, an `out` that does not fit the result, or a `check` where random
+            numbers may be drawn.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -184,20 +182,15 @@ def func_gradients(
     """
     params, batch = prepare(model, data, targets, wrt)
     checks.check_options(chunk_size, randomness)
-    if check and randomness == "different":
-        raise ValueError("check cannot compare samples that draw different random numbers")
+    if check and randomness != "error":
+        raise ValueError("check cannot compare samples that draw random numbers")
     loss = functools.partial(sample_loss, loss_fn, batch)
-    if check and randomness == "same":
-        own = Snapshot([model], model.parameters()).generators
-        first = random_state(batch.leaves[0].device, own)
 
     def loop(leaves: tuple[Tensor, ...] = batch.leaves) -> dict[str, Tensor]:
-        if check and randomness == "same":
-            restore_random_state(first)
         return loops.gradients(loss, model, params, leaves, randomness=randomness)
 
     if out is not None:
-        checks.check_out(out, params, len(batch), model=model, **batch.tensors)
+        _check_out(out, params, len(batch), model=model, **batch.tensors)
         grads = {name: out[name] for name in params}
         if len(batch) and params:
             options = {"chunk_size": chunk_size, "randomness": randomness}
@@ -213,6 +206,47 @@ def func_gradients(
         right = loop()
         grads = right if out is None else {n: out[n].copy_(each) for n, each in right.items()}
     return grads
+
+
+def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
+    """Check that results of some size, `like` these, can be written into tensors by name.
+
+    `read` are models and tensors that are read meanwhile, and must share no memory with them.
+    """
+    if not isinstance(out, dict):
+        raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
+    if set(out) != set(like):
+        raise ValueError(
+            f"out must have the names {', '.join(like) or '(none)'}, "
+            f"got {', '.join(map(str, out)) or '(none)'}"
+        )
+    owners: dict[int, str] = {}
+    for name, value in read.items():
+        tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
+        strided = (tensor for tensor in tensors if tensor.layout is torch.strided)
+        owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in strided)
+    for key, wanted in like.items():
+        name, buffer = f"out[{key!r}]", out[key]
+        if not isinstance(buffer, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
+        for what, expected, got in (
+            ("the shape", (size, *wanted.shape), tuple(buffer.shape)),
+            ("dtype", wanted.dtype, buffer.dtype),
+            ("device", wanted.device, buffer.device),
+        ):
+            if got != expected:
+                raise ValueError(f"{name} must have {what} {expected}, got {got}")
+        if buffer.requires_grad or buffer.is_inference():
+            raise ValueError(
+                f"{name} must not require a gradient or be made in inference mode: "
+                "torch.empty outside of it makes one"
+            )
+        if any(n > 1 and step == 0 for n, step in zip(buffer.shape, buffer.stride(), strict=True)):
+            raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
+        address = buffer.untyped_storage().data_ptr()
+        if buffer.numel() and address in owners:
+            raise ValueError(f"{name} must have memory of its own, got some of {owners[address]}")
+        owners[address] = name
 
 
 @fallback.warning_once
@@ -239,7 +273,7 @@ def differences(
     """Compare gradients, in which NaN equals NaN.
 
     Args:
-        got: Gradients by name, what is to be checked; more names than expected do not count.
+        got: Gradients by name, to be checked; those that are not expected do not count.
         expected: Gradients by name, the reference.
         tolerance: How large an error relative to the parameter's largest finite entry may be, or,
             where a gradient is nothing but rounding, a tenth of it relative to that of all.

@@ -109,7 +109,7 @@ def clipped_sum(
 
     The sum itself is rounded in its dtype, by which B samples may move it by a further
     `B * limit * eps` (Casacuberta et al. 2022, arXiv:2207.10635). In bfloat16 that would be more
-    than the limit; so the sum stays in float32 or wider, to be rounded behind noise and division.
+    than the limit; so the sum stays in float32 or wider, to be rounded after noise is added.
     On a GPU that takes TF32 for float32, products have ten bits: `devices.make_repeatable`.
 
     Args:
@@ -151,32 +151,25 @@ def clipped_sum(
         norms, calls = _norms_and_calls(params, found, zeros, keep=True)
         odd = ~(norms < math.inf) | (limit < SMALL)
         if odd.any():
-            some = found.rows(odd)
-            largest, unit = _scaled(params, some, zeros[odd])
-            counts = largest.isfinite() & (largest > 0)
-            factors = (limit / unit).minimum(largest).where(counts, 0)
-            for name, gradient in _each(params, some):
-                gradient = (gradient / largest[:, None]).where(counts[:, None], 0)
-                total = factors.to(gradient.dtype) @ gradient
-                result[name] += total.view(params[name].shape)
-            if odd.all():
-                continue
-            found = found.rows(~odd)
-            norms, calls = _norms_and_calls(params, found, zeros[~odd], keep=True)
+            for name, total in _scaled_totals(params, found.rows(odd), zeros[odd], limit):
+                result[name] += total
+            found, calls = found.rows(~odd), {}
+            if not odd.all():
+                norms, calls = _norms_and_calls(params, found, zeros[~odd], keep=True)
         factors = (limit / norms).clamp(max=1)
-        for name, call in calls.items():
-            result[name] += call.total(factors.to(call.output_grads.dtype))
-        del found, calls
+        for name in calls:
+            result[name] += calls[name].total(factors.to(calls[name].output_grads.dtype))
+        del found, calls  # or they would lie beside those of the next chunk
     return result
 
 
 def _norms_and_calls(
-    params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor, *, keep: bool = False
+    params: dict[str, Tensor], found: PerSampleGradients, like: Tensor, *, keep: bool = False
 ) -> tuple[Tensor, dict[str, LayerCall]]:
     """Compute the norms of a chunk; `keep` a call of each parameter, from which sums follow."""
     if any(tensor.dtype != wide(tensor.dtype) for tensor in params.values()):
         found = found.rows(slice(None))
-    squares, calls = zeros.clone(), {}
+    squares, calls = torch.zeros_like(like), {}
     for name in params:
         call = found.only_call(name)
         own = call and call.squares(then_total=keep)
@@ -190,17 +183,29 @@ def _norms_and_calls(
 
 
 def _scaled(
-    params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor
+    params: dict[str, Tensor], found: PerSampleGradients, like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute the largest number of each gradient, and the norm of the gradient divided by it."""
-    # So no square overflows or vanishes. What is not finite is divided by 1.
-    largest, squares = torch.zeros_like(zeros), torch.zeros_like(zeros)
+    # This way no square overflows or vanishes. What is not finite is divided by 1.
+    largest, squares = torch.zeros_like(like), torch.zeros_like(like)
     for _, gradient in _each(params, found):
         largest = largest.maximum(gradient.abs().amax(1))
     divisors = largest.where(largest.isfinite() & (largest > 0), 1)[:, None]
     for _, gradient in _each(params, found):
         squares += squared_norms(gradient / divisors)
     return largest, squares.sqrt()
+
+
+def _scaled_totals(
+    params: dict[str, Tensor], found: PerSampleGradients, like: Tensor, limit: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and sums of clipped gradients, of any size; what is not finite is left out."""
+    largest, unit = _scaled(params, found, like)
+    counts = largest.isfinite() & (largest > 0)
+    found, largest, unit = found.rows(counts), largest[counts], unit[counts]
+    for name, gradient in _each(params, found):
+        factors = (limit / unit).minimum(largest).to(gradient.dtype)
+        yield name, (factors @ (gradient / largest[:, None])).view(params[name].shape)
 
 
 def _each(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
@@ -213,8 +218,8 @@ def _each(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tupl
 
 def _estimated(batch: Batch, params: dict[str, Tensor]) -> int:
     """Estimate how many samples a chunk may hold, before the network has run."""
-    # An image network keeps some tens of times what the sample has; of a token, each layer keeps
-    # its inputs and its outputs. The gradients of the largest parameter may come to that.
+    # An image network keeps a few dozen times the sample's size; of a token, each layer keeps its
+    # inputs and its outputs. The gradients of the largest parameter may come to that.
     pairs = zip(batch.paths, batch.leaves, strict=True)
     first = [leaf[0] for path, leaf in pairs if not path.startswith("targets")]
     kept = 64 * sum(sample.numel() for sample in first if sample.is_floating_point())

@@ -191,24 +191,6 @@ def test_a_bad_out_is_refused_before_anything_is_written(words):
     assert all(tensor.isnan().all() for tensor in out.values())
 
 
-OUTS_OF_JACOBIANS: dict[str, Callable[[Tensor], object]] = {
-    "out must have the shape (": lambda out: out[..., 1:],
-    "out must have dtype torch.float64": lambda out: out.float(),
-    "out must be a tensor, got list": lambda out: [out],
-    "must not require a gradient": lambda out: out.requires_grad_(),
-    "out must have memory for each number": lambda out: out.new_zeros(1).expand(out.shape),
-}
-
-
-@pytest.mark.parametrize("size", [0, 3])
-@pytest.mark.parametrize("words", OUTS_OF_JACOBIANS)
-def test_a_bad_out_of_jacobians_is_refused(words, size):
-    case = make("mlp", size)
-    out = OUTS_OF_JACOBIANS[words](torch.empty(size, 10, 15910, dtype=torch.float64))
-    with refused(words, error=TypeError if words.endswith("list") else ValueError):
-        jacobians.func_jacobians(case.model, case.data, out=out)
-
-
 @pytest.mark.parametrize("shape", [(2, 3, 7), (9, 2), ()], ids=str)
 def test_unflatten_refuses_another_number_of_columns(shape):
     with refused("the last dimension must be P = 8", f"got shape {shape}"):

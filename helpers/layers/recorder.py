@@ -1,7 +1,7 @@
 """Per-sample gradients by what layers meet in one forward and backward pass of a batch.
 
-The samples run under `torch.vmap`, so that none sees another, and plain autograd outside of it
-leads the gradients back. Each parameter enters as a leaf `(B, *shape)`, one copy for each sample
+The samples run under `torch.vmap`, so that none sees another, and plain autograd, outside `vmap`,
+runs the backward pass. Each parameter enters as a leaf `(B, *shape)`, one copy for each sample
 that takes no memory, so whatever a forward pass does with a weight, autograd finds the gradients of
 the samples. Calls that `LAYER_RULES` knows get the parameter itself, without a graph, and their
 activations and the gradients at their outputs are recorded instead. So what is recorded is
@@ -45,12 +45,11 @@ def per_sample_gradients(
 ) -> Iterator[tuple[slice, PerSampleGradients]]:
     """Differentiate a scalar function of each sample, for one chunk of samples after the other.
 
-    The gradients come in the factors that layers have of them; those of a model that cannot be
-    recorded come from `vmap` over `grad`, with a warning, and are dense. The arguments are those of
-    `helpers.transforms.samples.batched`; there is a parameter and a sample at least. Yields where
-    the chunk lies in the batch, and its gradients.
+    Yields where the chunk lies in the batch, and its gradients, in the factors that layers have of
+    them; those of a model that cannot be recorded come from `vmap` over `grad`, with a warning, and
+    are dense. There is a parameter and a sample at least.
     """
-    step, failed, looped = chunk_size or len(batch[0]), None, False
+    step, failed, slow = chunk_size or len(batch[0]), None, False
     if randomness == "same":
         own = Snapshot([model], model.parameters()).generators
         first = streams.random_state(batch[0].device, own)
@@ -69,8 +68,8 @@ def per_sample_gradients(
             if failed is not None:
                 place, said = fallback.told(failed, model)
         if failed is not None:
-            found, looped = _dense(function, model, params, chunk, randomness, looped)
-            if not looped:  # the loop has its own warning, and one is enough
+            found, slow = _dense(function, model, params, chunk, randomness, slow)
+            if not slow:  # the loop has its own warning, and one is enough
                 fallback.warn(
                     f"{place} cannot be recorded layer by layer, so its gradients were formed, "
                     f"which takes more memory ({said})",
@@ -81,26 +80,20 @@ def per_sample_gradients(
 
 
 def _dense(
-    function: Function,
-    model: nn.Module,
-    params: Tensors,
-    batch: Batch,
-    randomness: str,
-    looped: bool,
+    function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str, slow: bool
 ) -> tuple[PerSampleGradients, bool]:
-    """Form gradients by `vmap` over `grad`, or by the loop if that is or was needed; say which."""
+    """Form gradients by `vmap` over `grad`, or in the loop, if that is or was needed; say which."""
 
-    def by_loop() -> dict[str, Tensor]:
-        nonlocal looped
-        looped = True
+    def by_loop() -> Tensors:
+        nonlocal slow
+        slow = True
         return loop.gradients(function, model, params, batch, randomness=randomness)
 
-    compute_grads = grad(samples.functional(function, model, params))
-    in_dims = (None, None, *(0 for _ in batch))
-    compute = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
+    compute_grads, in_dims = grad(samples.functional(function, model, params)), (0,) * len(batch)
+    compute = vmap(compute_grads, in_dims=(None, None, *in_dims), randomness=randomness)
     options = {"otherwise": by_loop, "randomness": randomness}
-    grads = by_loop() if looped else samples.batched(compute, model, params, batch, **options)
-    return PerSampleGradients({name: [dense(each)] for name, each in grads.items()}), looped
+    grads = by_loop() if slow else samples.batched(compute, model, params, batch, **options)
+    return PerSampleGradients({name: [dense(each)] for name, each in grads.items()}), slow
 
 
 def _recorded(
@@ -109,17 +102,15 @@ def _recorded(
     """Run the function forward and backward; raise a refusal where that cannot be followed."""
     if known_wrong.reaches_script((function, model)):
         raise Refusal("what is scripted is not recorded")
-    with (
-        samples.running(model, params) as (snapshot, params, _),
-        streams.attempt(batch[0].device, snapshot.generators, randomness),
-    ):
+    device = batch[0].device
+    with samples.running(model, params, device, randomness) as (snapshot, params, _):
         record = _Record(function, model, params, len(batch[0]))
         losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
         # Where nothing may be drawn, what another thread draws is not set back.
-        own = (batch[0].device, snapshot.generators)
-        with streams.streams_kept(*own) if randomness != "error" else nullcontext():
+        kept = streams.streams_kept(device, snapshot.generators)
+        with nullcontext() if randomness == "error" else kept:
             _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 
@@ -203,7 +194,7 @@ class _Record(Watched):
             return super().__torch_function__(func, types, args, kwargs)
         self._calls += calls
         kwargs = {name: self._constant(value) for name, value in kwargs.items()}
-        outputs = func(*map(self._constant, args), **kwargs)
+        outputs = super().__torch_function__(func, types, [*map(self._constant, args)], kwargs)
         arrive = functools.partial(self._arrive, calls)
         return _passed_on(outputs, match.activations, self._probe, arrive)
 

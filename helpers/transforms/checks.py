@@ -1,7 +1,6 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +62,7 @@ def check_batch(name: str, batch: Tensor) -> None:
     if batch.is_meta:
         raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
     if debug_unwrap(batch) is not batch:
-        raise ValueError(
-            f"{name} belongs to a transform around this call, such as vmap or grad, through which "
-            "the helpers cannot be differentiated: call them outside of it"
-        )
+        raise ValueError(f"{name} belongs to a transform around this call: call it outside of that")
     if type(batch).__module__.startswith(_SPREAD):
         raise ValueError(
             f"{name} is a {type(batch).__name__}, spread over processes: give its "
@@ -98,52 +94,6 @@ def check_options(chunk_size: int | None = None, randomness: str = "error") -> N
         check_count("chunk_size", chunk_size)
     if randomness not in ("error", "different", "same"):
         raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
-
-
-def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
-    """Check that tensors `(size, ...)` fit results; `read` is as in `check_buffers`."""
-    if not isinstance(out, dict):
-        raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
-    if set(out) != set(like):
-        raise ValueError(
-            f"out must have the names {', '.join(like) or '(none)'}, "
-            f"got {', '.join(map(str, out)) or '(none)'}"
-        )
-    given = {f"out[{n!r}]": (out[n], (size, *each.shape), each) for n, each in like.items()}
-    check_buffers(given, **read)
-
-
-def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **read: Any) -> None:
-    """Check that results can be written into tensors, each given with its shape and one like it.
-
-    `read` are models and tensors that are read meanwhile, and must share no memory with them.
-    """
-    owners: dict[int, str] = {}
-    for name, value in read.items():
-        tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
-        strided = (tensor for tensor in tensors if tensor.layout is torch.strided)
-        owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in strided)
-    for name, (buffer, shape, like) in buffers.items():
-        if not isinstance(buffer, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
-        for what, expected, got in (
-            ("the shape", tuple(shape), tuple(buffer.shape)),
-            ("dtype", like.dtype, buffer.dtype),
-            ("device", like.device, buffer.device),
-        ):
-            if got != expected:
-                raise ValueError(f"{name} must have {what} {expected}, got {got}")
-        if buffer.requires_grad or buffer.is_inference():
-            raise ValueError(
-                f"{name} must not require a gradient or be made in inference mode: "
-                "torch.empty outside of it makes one"
-            )
-        if any(n > 1 and step == 0 for n, step in zip(buffer.shape, buffer.stride(), strict=True)):
-            raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
-        address = buffer.untyped_storage().data_ptr()
-        if buffer.numel() and address in owners:
-            raise ValueError(f"{name} must have memory of its own, got some of {owners[address]}")
-        owners[address] = name
 
 
 def select_parameters(

@@ -81,7 +81,10 @@ def told(error: Exception, model: nn.Module) -> tuple[str, str]:
 
 def add_place(error: Exception, model: nn.Module) -> None:
     """Note on an error of the model or the loss that no transform is to blame."""
-    if not _is_ours(error):
+    causes = [error]
+    while causes[-1] is not None:  # Dynamo wraps refusals
+        causes.append(causes[-1].__cause__ or causes[-1].__context__)
+    if leads_to_loop(error) and not any("Refusal" in type(each).__name__ for each in causes):
         error.add_note(
             f"{find_place(error, model)} raised this for a batch of one, without any transform: "
             "fix the model or the loss"

@@ -44,13 +44,11 @@ def gradients(
         for per_sample_grad, row in zip(grads.values(), rows, strict=True):
             per_sample_grad[index] = row
 
-    first = for_each(differentiate, model, grads, batch, take, randomness=randomness)
+    for_each(differentiate, model, grads, batch, take, randomness=randomness)
     flagged = {name for name, each in own.items() if each.requires_grad}
     unmet = (not rows[:, None].flatten(1).any(1).all() for rows in grads.values())
     if not flagged <= grads.keys() and any(unmet):
         # A checkpoint may need gradients of parameters that are not asked for.
-        if randomness != "error":
-            streams.restore_random_state(first)
         for_each(differentiate, model, flagged | {*grads}, batch, take, randomness=randomness)
     return grads
 
@@ -63,11 +61,11 @@ def for_each(
     take: Callable[[int, Any], None],
     *,
     randomness: str = "error",
-) -> streams.State:
+) -> None:
     """Call `take(index, function(model, *sample))` for each sample, and put the model back.
 
-    Exactly the parameters of these names require a gradient. Returns where the random streams were;
-    raises ValueError where random numbers are drawn and `randomness` is `"error"`.
+    Exactly the parameters of these names require a gradient. Raises ValueError where random numbers
+    are drawn and `randomness` is `"error"`.
     """
 
     def run(index: int) -> Any:
@@ -91,7 +89,6 @@ def for_each(
                 result = run(index)
             take(index, result)
             snapshot.restore()
-    return first
 
 
 def _first(run: Callable[[], Any], state: Callable[[], streams.State], snapshot: Snapshot) -> Any:

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.transforms.known_wrong import Refusal
-
 RANDOMNESS = (
     "the model draws random numbers (dropout in training mode?), or another thread did, and "
     "nothing says whether samples share them: call model.eval(), or pass randomness='different' or "
@@ -68,25 +66,6 @@ def alike(one: State, other: State, *, outside_torch: bool = False) -> bool:
         elif not outside_torch and not torch.equal(before, after):
             return False
     return True
-
-
-@contextmanager
-def attempt(device: torch.device, generators: Iterable[Any], randomness: str) -> Iterator[State]:
-    """Yield where the streams are; raise a refusal if a block draws what `vmap` does not know of.
-
-    Where it raises, the streams are set back, unless `randomness` is `"error"`: then the loop
-    refuses draws as well, and the streams may have been moved by another thread.
-    """
-    first = random_state(device, generators)
-    try:
-        yield first
-        last = random_state(device, generators)
-        if randomness != "same" and not alike(first, last, outside_torch=True):
-            raise Refusal("NumPy or Python, or another thread, draws random numbers, once for all")
-    except Exception:
-        if randomness != "error":
-            restore_random_state(first)
-        raise
 
 
 @contextmanager

@@ -7,6 +7,7 @@ cannot be guaranteed raises, so that the loop takes over (`helpers.transforms.lo
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def functional(
     """Make `function(model, *sample)` one of `(params, buffers, *sample)`, to be transformed.
 
     Each sample has buffers of its own. What is known to be wrong under `vmap`, or in further
-    `places` (`helpers.transforms.known_wrong`), raises, and so does a parameter out of reach.
+    `places`, raises, and so does a parameter out of reach.
     """
     parameters = dict(model.named_parameters())
     own = parameters | dict(model.named_buffers())
@@ -50,7 +51,8 @@ def functional(
                 return value
             value = value.clone()  # it may be a parameter itself
         # The parameters themselves require a gradient: one met as it is, by a view, left a graph.
-        for node in graph(debug_unwrap(value)):
+        outside = debug_unwrap(value)
+        for node in graph(outside) if outside.requires_grad else ():
             if id(getattr(node, "variable", None)) in wanted:
                 raise Refusal("a parameter is used by a view that was taken of it before")
         return value
@@ -60,10 +62,7 @@ def functional(
 
 @contextmanager
 def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let tensors of a model be others, by name, in modules and wherever else code holds them.
-
-    Unlike with `functional_call`, identity, class and attributes stay.
-    """
+    """Let tensors of a model be others, by name; their identity, class and attributes stay."""
     try:
         from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
     except ImportError as error:
@@ -87,11 +86,16 @@ def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iter
 
 @contextmanager
 def running(
-    model: nn.Module, names: Collection[str]
+    model: nn.Module,
+    names: Collection[str],
+    device: torch.device | None = None,
+    randomness: str = "same",
 ) -> Iterator[tuple[Snapshot, Tensors, Tensors]]:
     """Let a block run a model under transforms, and put it back as it was.
 
-    Yields the state of the model; its parameters of these names and its buffers, detached.
+    Yields the state of the model; its parameters of these names and its buffers, detached. With a
+    device, what NumPy or Python draws is refused, and streams are set back where the block raises,
+    unless nothing may be drawn: then another thread may have moved them.
     """
     own, params, buffers = dict(model.named_parameters()), {}, {}
     for name in names:
@@ -110,7 +114,16 @@ def running(
                 stack.enter_context(switches.uncompiled)
         snapshot = stack.enter_context(preserved(model, names))
         stack.enter_context(torch.enable_grad())
-        yield snapshot, params, buffers
+        state = partial(streams.random_state, device, snapshot.generators) if device else list
+        first = state()
+        try:
+            yield snapshot, params, buffers
+            if randomness != "same" and not streams.alike(first, state(), outside_torch=True):
+                raise Refusal("NumPy or Python draws random numbers, or another thread does")
+        except Exception:
+            if randomness != "error":
+                streams.restore_random_state(first)
+            raise
 
 
 def batched(
@@ -122,26 +135,23 @@ def batched(
     otherwise: Callable[[], Any],
     chunk_size: int | None = None,
     randomness: str = "error",
-    out: Callable[[Tensors], Tensors] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Any:
     """Call a batched function for all samples, chunk by chunk, or let a loop answer.
 
     `compute(params, buffers, *chunk)` is a `vmap` of what `functional` made for these names, with
-    the same `randomness`; it returns a tensor `(B, ...)` or a dictionary of such tensors. It is
-    returned detached, in `dtype`, each tensor in memory of its own, or where `out` has a place for
-    it, given the results of the first chunk. `otherwise` computes the same in a loop, also where
-    there is no sample or no parameter.
+    the same `randomness`; it returns a tensor `(B, ...)` or a dictionary of such tensors. These are
+    returned detached, in `dtype`, each in memory of its own. `otherwise` computes the same in a
+    loop, also where there is no sample or no parameter.
     """
     size, device = len(batch[0]), batch[0].device
     if not size or not names:
         return otherwise()
     step, places = chunk_size or size, {}
     try:
-        with (
-            running(model, names) as (snapshot, params, buffers),
-            streams.attempt(device, snapshot.generators, randomness) as first,
-        ):
+        with running(model, names, device, randomness) as (snapshot, params, buffers):
+            if randomness == "same":
+                first = streams.random_state(device, snapshot.generators)
             if Sequences in map(type, batch):
                 raise Refusal("samples are of unequal length")
             # Each chunk is written where it belongs: to concatenate them takes the memory of all
@@ -156,7 +166,6 @@ def batched(
                 snapshot.restore()
                 one = isinstance(results, Tensor)
                 results = {"": results} if one else results
-                places = out(results) if out and not start else places
                 _place(results, places, slice(start, start + step), size, dtype)
                 del results  # or they would lie beside those of the next chunk
         return places[""] if one else places
