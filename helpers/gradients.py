@@ -86,21 +86,8 @@ def functorch_gradients(
     """Compute per-sample gradients with functorch's `make_functional_with_buffers`, as in 2022.
 
     Deprecated since torch 2.0, and here to be compared and to port old code from. Where torch no
-    longer has it, `helpers.legacy` stands in. For new code take `func_gradients`.
-
-    Args:
-        model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
-        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors.
-        targets: Likewise; `None` where the loss needs none.
-        wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
-
-    Returns:
-        `{name: (B, *parameter.shape)}`; see the module's contract.
-
-    Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
-        ValueError: One of the refusals of the module's contract.
+    longer has it, `helpers.legacy` stands in. For new code take `func_gradients`. Arguments, result
+    and errors are those of `loop_gradients`.
     """
     params, batch = prepare(model, data, targets, wrt)
     loss = functools.partial(sample_loss, loss_fn, batch)
@@ -155,10 +142,9 @@ def func_gradients(
             memory of intermediate values, not that of the result.
         randomness: What samples share when the forward draws random numbers: `"error"` refuses,
             `"different"` draws for each sample, `"same"` draws once.
-        out: `{name: (B, *parameter.shape)}`, tensors to write the result into, for example what
-            an earlier call returned, each in memory of its own; `None` means new ones. What is
-            known of layers (`helpers.layers`) is written straight into them, so that no second
-            copy of the result ever exists; what is not known comes as without `out`.
+        out: `{name: (B, *parameter.shape)}`, tensors to write the result into, each in memory of
+            its own; `None` means new ones. What is known of layers (`helpers.layers`) is written
+            straight into them, so that no second copy of the result ever exists.
         check: Compare the first and the last sample with the loop, and take all from the loop
             where they differ by more than the square root of the dtype's `eps`: for faults of torch
             that nobody knows yet. Two samples in the loop cost much for a small batch.
@@ -185,25 +171,22 @@ def func_gradients(
     if check and randomness != "error":
         raise ValueError("check cannot compare samples that draw random numbers")
     loss = functools.partial(sample_loss, loss_fn, batch)
-
-    def loop(leaves: tuple[Tensor, ...] = batch.leaves) -> dict[str, Tensor]:
-        return loops.gradients(loss, model, params, leaves, randomness=randomness)
-
+    loop = functools.partial(loops.gradients, loss, model, params, randomness=randomness)
+    options = {"chunk_size": chunk_size, "randomness": randomness}
     if out is not None:
         _check_out(out, params, len(batch), model=model, **batch.tensors)
         grads = {name: out[name] for name in params}
         if len(batch) and params:
-            options = {"chunk_size": chunk_size, "randomness": randomness}
             _write(grads, per_sample_gradients(loss, model, params, batch.leaves, **options))
     else:
         compute_grads = grad(samples.functional(loss, model, params))
         in_dims = (None, None, *batch.in_dims)
         compute_sample_grads = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
-        options = {"otherwise": loop, "chunk_size": chunk_size, "randomness": randomness}
+        options["otherwise"] = functools.partial(loop, batch.leaves)
         grads = samples.batched(compute_sample_grads, model, params, batch.leaves, **options)
     if check and (found := _difference(grads, loop, batch)):
         fallback.warn(f"torch.vmap and the loop differ, so the loop was taken: {found}")
-        right = loop()
+        right = loop(batch.leaves)
         grads = right if out is None else {n: out[n].copy_(each) for n, each in right.items()}
     return grads
 
@@ -270,23 +253,16 @@ def _difference(
 def differences(
     got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | None = None
 ) -> dict[str, float]:
-    """Compare gradients, in which NaN equals NaN.
+    """Compare gradients by name, in which NaN equals NaN, with those that are expected.
 
-    Args:
-        got: Gradients by name, to be checked; those that are not expected do not count.
-        expected: Gradients by name, the reference.
-        tolerance: How large an error relative to the parameter's largest finite entry may be, or,
-            where a gradient is nothing but rounding, a tenth of it relative to that of all.
-            `None` means the square root of the dtype's `eps`, and at most `10 * eps` of all.
-
-    Returns:
-        The relative errors above the tolerance, by name; not finite where only one is finite.
+    The `tolerance` is relative to the parameter's largest finite entry; where a gradient is nothing
+    but rounding, a tenth of it is, to that of all. `None` means the square root of the dtype's
+    `eps`, and at most `10 * eps` of all. Returns the errors above it, not finite if one side is.
     """
-    sizes = {
-        name: torch.nan_to_num(each.abs(), 0, 0, 0).max().item() if each.numel() else 0.0
-        for name, each in expected.items()
-    }
-    largest, found = max(sizes.values(), default=0.0), {}
+    sizes, found = {}, {}
+    for name, each in expected.items():
+        sizes[name] = torch.nan_to_num(each.abs(), 0, 0, 0).max().item() if each.numel() else 0.0
+    largest = max(sizes.values(), default=0.0)
     for name, right in expected.items():
         eps = torch.finfo(right.dtype).eps
         limit = eps**0.5 if tolerance is None else tolerance

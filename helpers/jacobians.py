@@ -42,12 +42,7 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
 
 
 @torch.inference_mode(False)
-def func_jacobians(
-    model: nn.Module,
-    data: Tree,
-    *,
-    chunk_size: int | None = None,
-) -> Tensor:
+def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = None) -> Tensor:
     """Compute Jacobians with `torch.func`: `vmap` over `jacrev`.
 
     Args:

@@ -102,14 +102,14 @@ def _recorded(
     """Run the function forward and backward; raise a refusal where that cannot be followed."""
     if known_wrong.reaches_script((function, model)):
         raise Refusal("what is scripted is not recorded")
-    device = batch[0].device
-    with samples.running(model, params, device, randomness) as (snapshot, params, _):
+    draws = {"device": batch[0].device, "randomness": randomness}
+    with samples.running(model, params, **draws) as (snapshot, params, _):
         record = _Record(function, model, params, len(batch[0]))
         losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
         # Where nothing may be drawn, what another thread draws is not set back.
-        kept = streams.streams_kept(device, snapshot.generators)
+        kept = streams.streams_kept(batch[0].device, snapshot.generators)
         with nullcontext() if randomness == "error" else kept:
             _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)

@@ -88,6 +88,7 @@ def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iter
 def running(
     model: nn.Module,
     names: Collection[str],
+    *,
     device: torch.device | None = None,
     randomness: str = "same",
 ) -> Iterator[tuple[Snapshot, Tensors, Tensors]]:
@@ -149,7 +150,8 @@ def batched(
         return otherwise()
     step, places = chunk_size or size, {}
     try:
-        with running(model, names, device, randomness) as (snapshot, params, buffers):
+        draws = {"device": device, "randomness": randomness}
+        with running(model, names, **draws) as (snapshot, params, buffers):
             if randomness == "same":
                 first = streams.random_state(device, snapshot.generators)
             if Sequences in map(type, batch):
