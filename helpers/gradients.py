@@ -192,10 +192,7 @@ def func_gradients(
 
 
 def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
-    """Check that results of some size, `like` these, can be written into tensors by name.
-
-    `read` are models and tensors that are read meanwhile, and must share no memory with them.
-    """
+    """Check that results can be written into tensors, which share no memory with what is read."""
     if not isinstance(out, dict):
         raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
     if set(out) != set(like):

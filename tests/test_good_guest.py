@@ -327,3 +327,15 @@ def test_what_has_no_gradient_is_refused(words, method):
 
     with refused(words):
         torch.func.vmap(call)(data[None]) if "transform" in words else call(data)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_failed_under_transforms_is_not_tried_for_each_chunk():
+    tried = []
+
+    def forward(self: Apply, inputs: Tensor) -> Tensor:
+        tried.append(debug_unwrap(inputs) is not inputs)
+        return branching(self, inputs)
+
+    norms.gradient_norms(*one_linear(forward).args, chunk_size=1)
+    assert sum(tried) == 2
