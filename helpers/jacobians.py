@@ -72,11 +72,10 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
     batch = batches.take(model, data=data)
     checks.check_options(chunk_size)
     params = checks.select_parameters(model)
-    compute_blocks = jacrev(samples.functional(_outputs(batch), model, params, JACREV))
+    blocks = jacrev(samples.functional(_outputs(batch), model, params, JACREV))
 
     def compute_jacobian(*args: Any) -> Tensor:
-        blocks = [each[..., None].flatten(1) for each in compute_blocks(*args).values()]
-        return torch.cat(blocks, 1)
+        return torch.cat([each[..., None].flatten(1) for each in blocks(*args).values()], 1)
 
     compute_jacobians = vmap(compute_jacobian, in_dims=(None, None, *batch.in_dims))
     by_loop = functools.partial(_by_loop, model, params, batch)

@@ -51,8 +51,8 @@ def per_sample_gradients(
     """
     step, failed, slow = chunk_size or len(batch[0]), None, False
     if randomness == "same":
-        own = Snapshot([model], model.parameters()).generators
-        first = streams.random_state(batch[0].device, own)
+        state = Snapshot([model], model.parameters())
+        first = streams.random_state(batch[0].device, state.generators)
     for start in range(0, len(batch[0]), step):
         if start and randomness == "same":
             streams.restore_random_state(first)
@@ -108,9 +108,8 @@ def _recorded(
         losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
-        # Where nothing may be drawn, what another thread draws is not set back.
         kept = streams.streams_kept(batch[0].device, snapshot.generators)
-        with nullcontext() if randomness == "error" else kept:
+        with nullcontext() if randomness == "error" else kept:  # then only others may have drawn
             _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 
@@ -118,7 +117,7 @@ def _recorded(
 def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Batch) -> None:
     """Run the first sample; raise a refusal if parameters that were not met have a gradient."""
     # A function that reads `requires_grad` may hide them from the record.
-    first = tuple(tensor[:1] for tensor in batch)
+    first = [tensor[:1] for tensor in batch]
     grads = loop.gradients(function, model, unmet, first, randomness="different")
     if any(each.any() for each in grads.values()):
         raise Refusal("a parameter is used out of reach of the record")

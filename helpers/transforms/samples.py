@@ -94,9 +94,9 @@ def running(
 ) -> Iterator[tuple[Snapshot, Tensors, Tensors]]:
     """Let a block run a model under transforms, and put it back as it was.
 
-    Yields the state of the model; its parameters of these names and its buffers, detached. With a
-    device, what NumPy or Python draws is refused, and streams are set back where the block raises,
-    unless nothing may be drawn: then another thread may have moved them.
+    Yields its state; its parameters of these names and its buffers, detached. With a device, draws
+    of NumPy and Python are refused, and streams set back where the block raises, unless nothing may
+    be drawn: then another thread may have moved them.
     """
     own, params, buffers = dict(model.named_parameters()), {}, {}
     for name in names:
