@@ -8,7 +8,7 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
 - Values: detached, with the parameter's dtype and device; zeros for a parameter that the loss
   does not reach; `(0, *parameter.shape)` for an empty batch.
 - Batches: `data` and `targets` are tensors `(B, ...)`, or trees of such tensors: dictionaries and
-  other mappings, lists, tuples and dataclasses, one in another. A mapping reaches the model as
+  other mappings, lists, tuples and dataclasses, nested. A mapping reaches the model as
   `model(**data)`, a tuple as `model(*data)`, anything else as `model(data)`. What has no dimension
   B, a number, a string, `None` or a tensor of shape (), is shared by all samples. `loss_fn` gets
   what the model returns, so that `lambda out, _: out.loss` will do where the labels are in `data`.
@@ -16,8 +16,8 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   the order in which they were packed. And where the forward of a model with an `nn.EmbeddingBag`
   takes an argument `offsets`, it divides the argument before it, as in that layer.
 - The model that is handed in is the one that runs. Its buffers, `.grad`, flags, modes, attributes
-  and the containers in them are put back; a parameter that is written into stays so, with a warning
-  that names it, and so does what a forward pass keeps elsewhere, as in a class or a global.
+  and the containers in them are put back, but not its random generators; writes to parameters stay,
+  with a warning, and so does what a forward pass keeps elsewhere, as in a class or a global.
 - Refused, each with one sentence: sizes that differ, by the paths of two tensors; what is neither a
   tensor nor a constant, and a list of B constants; an unknown name in `wrt`, a loss that is not a
   scalar, BatchNorm in training mode, a model that lies in several processes, and random numbers in
@@ -38,7 +38,6 @@ from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import batches, checks, fallback, samples
 from helpers.transforms import loop as loops
 from helpers.transforms.batches import Batch, Tree
-from helpers.transforms.randomness import random_state, restore_random_state
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -87,21 +86,8 @@ def functorch_gradients(
     """Compute per-sample gradients with functorch's `make_functional_with_buffers`, as in 2022.
 
     Deprecated since torch 2.0, and here to be compared and to port old code from. Where torch no
-    longer has it, `helpers.legacy` stands in. For new code take `func_gradients`.
-
-    Args:
-        model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
-        loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors.
-        targets: Likewise; `None` where the loss needs none.
-        wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
-
-    Returns:
-        `{name: (B, *parameter.shape)}`; see the module's contract.
-
-    Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
-        ValueError: One of the refusals of the module's contract.
+    longer has it, `helpers.legacy` stands in. For new code take `func_gradients`. Arguments, result
+    and errors are those of `loop_gradients`.
     """
     params, batch = prepare(model, data, targets, wrt)
     loss = functools.partial(sample_loss, loss_fn, batch)
@@ -112,7 +98,9 @@ def functorch_gradients(
     except Exception as error:  # of copying, which whatever a model holds may refuse
         if not fallback.leads_to_loop(error):
             raise
-        return fallback.to_loop(loop, error, model)
+        fmodel, failed = None, error
+    if fmodel is None:
+        return fallback.to_loop(loop, failed, model, "the model cannot be copied")
     # Functions that close over the model, such as a loss, would read what the copy never wrote.
     fmodel.stateless_model = model
 
@@ -154,13 +142,12 @@ def func_gradients(
             memory of intermediate values, not that of the result.
         randomness: What samples share when the forward draws random numbers: `"error"` refuses,
             `"different"` draws for each sample, `"same"` draws once.
-        out: `{name: (B, *parameter.shape)}`, tensors to write the result into, for example what
-            an earlier call returned, each in memory of its own; `None` means new ones. What is
-            known of layers (`helpers.layers`) is written straight into them, so that no second
-            copy of the result ever exists; what is not known comes as without `out`.
-        check: Compare the first and the last sample with the loop, which takes 5 to 27 % of a call,
-            and take all from the loop where they differ by more than the square root of the
-            dtype's `eps`: for faults of torch that nobody knows yet.
+        out: `{name: (B, *parameter.shape)}`, tensors to write the result into, each in memory of
+            its own; `None` means new ones. What is known of layers (`helpers.layers`) is written
+            straight into them, so that no second copy of the result ever exists.
+        check: Compare the first and the last sample with the loop, and take all from the loop
+            where they differ by more than the square root of the dtype's `eps`: for faults of torch
+            that nobody knows yet. Two samples in the loop cost much for a small batch.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
@@ -169,8 +156,8 @@ def func_gradients(
         TypeError: `data` or `targets` is no tree of tensors, `wrt` is one string, or `out` is no
             dictionary of tensors.
         ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, an
-            unknown `randomness`, an `out` that does not fit the result, or a `check` of random
-            numbers that differ.
+            unknown `randomness`, an `out` that does not fit the result, or a `check` where random
+            numbers may be drawn.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -181,34 +168,65 @@ def func_gradients(
     """
     params, batch = prepare(model, data, targets, wrt)
     checks.check_options(chunk_size, randomness)
-    if check and randomness == "different":
-        raise ValueError("check cannot compare samples that draw different random numbers")
+    if check and randomness != "error":
+        raise ValueError("check cannot compare samples that draw random numbers")
     loss = functools.partial(sample_loss, loss_fn, batch)
-    device = batch.leaves[0].device
-    first = random_state(device) if check else None
-
-    def loop(leaves: tuple[Tensor, ...] = batch.leaves) -> dict[str, Tensor]:
-        if first is not None:
-            restore_random_state(first, device)
-        return loops.gradients(loss, model, params, leaves, randomness=randomness)
-
+    loop = functools.partial(loops.gradients, loss, model, params, randomness=randomness)
+    options = {"chunk_size": chunk_size, "randomness": randomness}
     if out is not None:
-        checks.check_out(out, params, len(batch), model=model, **batch.tensors)
+        _check_out(out, params, len(batch), model=model, **batch.tensors)
         grads = {name: out[name] for name in params}
         if len(batch) and params:
-            options = {"chunk_size": chunk_size, "randomness": randomness}
             _write(grads, per_sample_gradients(loss, model, params, batch.leaves, **options))
     else:
         compute_grads = grad(samples.functional(loss, model, params))
         in_dims = (None, None, *batch.in_dims)
         compute_sample_grads = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
-        options = {"otherwise": loop, "chunk_size": chunk_size, "randomness": randomness}
+        options["otherwise"] = functools.partial(loop, batch.leaves)
         grads = samples.batched(compute_sample_grads, model, params, batch.leaves, **options)
     if check and (found := _difference(grads, loop, batch)):
         fallback.warn(f"torch.vmap and the loop differ, so the loop was taken: {found}")
-        right = loop()
+        right = loop(batch.leaves)
         grads = right if out is None else {n: out[n].copy_(each) for n, each in right.items()}
     return grads
+
+
+def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
+    """Check that results can be written into tensors, which share no memory with what is read."""
+    if not isinstance(out, dict):
+        raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
+    if set(out) != set(like):
+        raise ValueError(
+            f"out must have the names {', '.join(like) or '(none)'}, "
+            f"got {', '.join(map(str, out)) or '(none)'}"
+        )
+    owners: dict[int, str] = {}
+    for name, value in read.items():
+        tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
+        strided = (tensor for tensor in tensors if tensor.layout is torch.strided)
+        owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in strided)
+    for key, wanted in like.items():
+        name, buffer = f"out[{key!r}]", out[key]
+        if not isinstance(buffer, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
+        for what, expected, got in (
+            ("the shape", (size, *wanted.shape), tuple(buffer.shape)),
+            ("dtype", wanted.dtype, buffer.dtype),
+            ("device", wanted.device, buffer.device),
+        ):
+            if got != expected:
+                raise ValueError(f"{name} must have {what} {expected}, got {got}")
+        if buffer.requires_grad or buffer.is_inference():
+            raise ValueError(
+                f"{name} must not require a gradient or be made in inference mode: "
+                "torch.empty outside of it makes one"
+            )
+        if any(n > 1 and step == 0 for n, step in zip(buffer.shape, buffer.stride(), strict=True)):
+            raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
+        address = buffer.untyped_storage().data_ptr()
+        if buffer.numel() and address in owners:
+            raise ValueError(f"{name} must have memory of its own, got some of {owners[address]}")
+        owners[address] = name
 
 
 @fallback.warning_once
@@ -232,27 +250,23 @@ def _difference(
 def differences(
     got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | None = None
 ) -> dict[str, float]:
-    """Compare gradients, in which NaN equals NaN.
+    """Compare gradients by name, in which NaN equals NaN, with those that are expected.
 
-    Args:
-        got: Gradients by name, what is to be checked; more names than expected do not count.
-        expected: Gradients by name, the reference.
-        tolerance: What an error may be; `None` means the square root of the dtype's `eps`. It is
-            relative to the largest finite entry, or to a tenth of that of all, whichever is more.
-
-    Returns:
-        The errors above the tolerance, by name; NaN or infinity where only one is finite.
+    The `tolerance` is relative to the parameter's largest finite entry; where a gradient is nothing
+    but rounding, a tenth of it is, to that of all. `None` means the square root of the dtype's
+    `eps`, and at most `10 * eps` of all. Returns the errors above it, not finite if one side is.
     """
-    sizes = {
-        name: torch.nan_to_num(each.abs(), 0, 0, 0).max().item() if each.numel() else 0.0
-        for name, each in expected.items()
-    }
-    least, found = max(sizes.values(), default=0.0) / 10, {}
+    sizes, found = {}, {}
+    for name, each in expected.items():
+        sizes[name] = torch.nan_to_num(each.abs(), 0, 0, 0).max().item() if each.numel() else 0.0
+    largest = max(sizes.values(), default=0.0)
     for name, right in expected.items():
-        limit = torch.finfo(right.dtype).eps ** 0.5 if tolerance is None else tolerance
-        error = largest_difference(got[name], right) / (max(sizes[name], least) or 1.0)
-        if not error <= limit:  # as NaN is not
-            found[name] = error
+        eps = torch.finfo(right.dtype).eps
+        limit = eps**0.5 if tolerance is None else tolerance
+        rounding = limit / 10 if tolerance is not None else min(limit / 10, 10 * eps)
+        error = largest_difference(got[name], right)
+        if not error <= max(limit * sizes[name], rounding * largest):  # as NaN is not
+            found[name] = error / (sizes[name] or 1.0)
     return found
 
 

@@ -38,17 +38,11 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
     """
     checks.check_model(model)
     batch = batches.take(model, data=data)
-    return _by_loop(model, checks.select_parameters(model), batch, None)
+    return _by_loop(model, checks.select_parameters(model), batch)
 
 
 @torch.inference_mode(False)
-def func_jacobians(
-    model: nn.Module,
-    data: Tree,
-    *,
-    chunk_size: int | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = None) -> Tensor:
     """Compute Jacobians with `torch.func`: `vmap` over `jacrev`.
 
     Args:
@@ -56,15 +50,14 @@ def func_jacobians(
         data: `(B, ...)`, or a tree of such tensors.
         chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
             memory of intermediate values, not that of the result, B x Y x P numbers.
-        out: A tensor `(B, Y, P)` to write the result into; `None` means a new one.
 
     Returns:
-        `(B, Y, P)`, detached; `out` where it is given.
+        `(B, Y, P)`, detached.
 
     Raises:
-        TypeError: `data` is no tree of tensors, or `out` no tensor.
+        TypeError: `data` is no tree of tensors.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
-            forward draws random numbers, `chunk_size` is below 1, or `out` does not fit.
+            forward draws random numbers, or `chunk_size` is below 1.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -79,21 +72,15 @@ def func_jacobians(
     batch = batches.take(model, data=data)
     checks.check_options(chunk_size)
     params = checks.select_parameters(model)
-    result = None
+    blocks = jacrev(samples.functional(_outputs(batch), model, params, JACREV))
 
-    def columns(blocks: dict[str, Tensor]) -> dict[str, Tensor]:
-        # Each parameter's block is written into its columns of the result: no concatenation.
-        nonlocal result
-        outputs = next(iter(blocks.values())).shape[1]
-        result = _allocated(model, params, batch, outputs, out)
-        return _named(result, params)
+    def compute_jacobian(*args: Any) -> Tensor:
+        return torch.cat([each[..., None].flatten(1) for each in blocks(*args).values()], 1)
 
-    by_loop = functools.partial(_by_loop, model, params, batch, out)
-    compute_jacobian = jacrev(samples.functional(_outputs(batch), model, params, JACREV))
     compute_jacobians = vmap(compute_jacobian, in_dims=(None, None, *batch.in_dims))
-    options = {"otherwise": by_loop, "chunk_size": chunk_size, "out": columns}
-    found = samples.batched(compute_jacobians, model, params, batch.leaves, **options)
-    return found if isinstance(found, Tensor) else result
+    by_loop = functools.partial(_by_loop, model, params, batch)
+    options = {"otherwise": by_loop, "chunk_size": chunk_size}
+    return samples.batched(compute_jacobians, model, params, batch.leaves, **options)
 
 
 def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor]:
@@ -115,16 +102,17 @@ def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor
             f"the last dimension must be P = {_count(params)}, the parameters of this model "
             f"that require a gradient, got shape {tuple(jacobians.shape)}"
         )
-    return _named(jacobians, params)
+    blocks = jacobians.split([parameter.numel() for parameter in params.values()], dim=-1)
+    return {
+        name: block.unflatten(-1, parameter.shape) if parameter.dim() else block.squeeze(-1)
+        for (name, parameter), block in zip(params.items(), blocks, strict=True)
+    }
 
 
-def _by_loop(
-    model: nn.Module, params: dict[str, Tensor], batch: Batch, out: Tensor | None
-) -> Tensor:
+def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tensor:
     """Compute Jacobians `(B, Y, P)`, a row at a time."""
     if not len(batch) or not params:
-        empty = no_jacobians(model, batch, size=len(batch))
-        return _allocated(model, params or {"": empty}, batch, empty.shape[1], out)
+        return no_jacobians(model, batch, size=len(batch))
     own, run, result = dict(model.named_parameters()), _outputs(batch), None
     leaves = [own[name] for name in params]
 
@@ -134,24 +122,13 @@ def _by_loop(
     def take(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result
         if result is None:
-            result = _allocated(model, params, batch, len(rows), out)
+            like = torch.cat([parameter.new_empty(0) for parameter in params.values()])
+            result = like.new_empty((len(batch), len(rows), _count(params)))
         for place, blocks in zip(result[index], rows, strict=True):
             place.copy_(torch.cat([block.flatten() for block in blocks]))
 
     loop.for_each(differentiate, model, params, batch.leaves, take)
     return result
-
-
-def _allocated(
-    model: nn.Module, params: dict[str, Tensor], batch: Batch, outputs: int, out: Tensor | None
-) -> Tensor:
-    """Return memory for Jacobians `(B, Y, P)`: `out`, checked, or a new tensor."""
-    like = torch.cat([tensor.detach().new_empty(0) for tensor in params.values()])
-    shape = (len(batch), outputs, _count(params))
-    if out is None:
-        return like.new_empty(shape)
-    checks.check_buffers({"out": (out, shape, like)}, model=model, **batch.tensors)
-    return out
 
 
 def _outputs(batch: Batch) -> Callable[..., Tensor]:
@@ -167,24 +144,14 @@ def _outputs(batch: Batch) -> Callable[..., Tensor]:
     return run
 
 
-def _named(flat: Tensor, params: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return views of the P columns by parameter, in its shape."""
-    blocks = flat.split([parameter.numel() for parameter in params.values()], dim=-1)
-    return {
-        name: block.unflatten(-1, parameter.shape) if parameter.dim() else block.squeeze(-1)
-        for (name, parameter), block in zip(params.items(), blocks, strict=True)
-    }
-
-
 def _count(params: dict[str, Tensor]) -> int:
     """Return P."""
     return sum(parameter.numel() for parameter in params.values())
 
 
 def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
-    """Return Jacobians `(size, Y, P)` without a number; a sample, or zeros, is run to find Y."""
-    leaves = [leaf[0].clone() for leaf in batch.leaves] if len(batch) else batch.zeros()
+    """Return Jacobians `(size, Y, P)`, all zeros; a sample, or zeros, is run to find Y."""
     params = checks.select_parameters(model)
     with preserved(model, params), torch.enable_grad():  # a forward may differentiate itself
-        outputs = _outputs(batch)(model, *leaves)
+        outputs = _outputs(batch)(model, *batch.sample())
     return outputs.detach().new_zeros((size, len(outputs), _count(params)))

@@ -26,7 +26,7 @@ from helpers.transforms import checks, fallback
 from helpers.transforms.batches import Batch, Tree
 from helpers.transforms.numbers import is_real, wide
 
-LossFn = Callable[[Any, Any], Tensor]
+LossFn, Tensors = Callable[[Any, Any], Tensor], dict[str, Tensor]
 
 # How many numbers a chunk is meant to keep, its gradients included: 512 MB in float32.
 _CHUNK = 2**27
@@ -75,9 +75,10 @@ def gradient_norms(
         >>> gradient_norms(model, nn.functional.mse_loss, data, targets)  # (0 - 1)^2 rises by 2
         tensor([2., 2.])
     """
-    params, batch, chunks = _prepare(model, loss_fn, data, targets, wrt, chunk_size, randomness)
+    params, batch = gradients.prepare(model, data, targets, wrt)
+    loss = functools.partial(gradients.sample_loss, loss_fn, batch)
     result = torch.zeros(len(batch), dtype=_dtype(params), device=batch.leaves[0].device)
-    for part, found in chunks:
+    for part, found in _chunks(loss, model, params, batch, chunk_size, randomness):
         norms, _ = _norms_and_calls(params, found, result[part])
         odd = ~((norms >= SMALL**2) & (norms < math.inf))
         if odd.any():
@@ -109,7 +110,7 @@ def clipped_sum(
 
     The sum itself is rounded in its dtype, by which B samples may move it by a further
     `B * limit * eps` (Casacuberta et al. 2022, arXiv:2207.10635). In bfloat16 that would be more
-    than the limit; so the sum stays in float32 or wider, to be rounded behind noise and division.
+    than the limit; so the sum stays in float32 or wider, to be rounded after noise is added.
     On a GPU that takes TF32 for float32, products have ten bits: `devices.make_repeatable`.
 
     Args:
@@ -141,42 +142,39 @@ def clipped_sum(
     """
     if not is_real(limit) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
-    given = model, loss_fn, data, targets, wrt, chunk_size, randomness
-    params, batch, chunks = _prepare(*given, mask)
+    params, batch = gradients.prepare(model, data, targets, wrt)
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(batch),):
+            raise ValueError("mask must be a boolean tensor (B,), True for each sample that counts")
+        batch = batch[mask]
+    loss = functools.partial(gradients.sample_loss, loss_fn, batch)
     result = {n: torch.zeros_like(t, dtype=wide(t.dtype)) for n, t in params.items()}
     eps = max((torch.finfo(total.dtype).eps for total in result.values()), default=0.0)
     limit = float(limit) * (1 - _ROUNDINGS * eps)
-    for part, found in chunks:
+    for part, found in _chunks(loss, model, params, batch, chunk_size, randomness):
         zeros = batch.leaves[0].new_zeros(len(batch), dtype=_dtype(params))[part]
         norms, calls = _norms_and_calls(params, found, zeros, keep=True)
         odd = ~(norms < math.inf) | (limit < SMALL)
         if odd.any():
-            some = found.rows(odd)
-            largest, unit = _scaled(params, some, zeros[odd])
-            counts = largest.isfinite() & (largest > 0)
-            factors = (limit / unit).minimum(largest).where(counts, 0)
-            for name, gradient in _each(params, some):
-                gradient = (gradient / largest[:, None]).where(counts[:, None], 0)
-                total = factors.to(gradient.dtype) @ gradient
-                result[name] += total.view(params[name].shape)
-            if odd.all():
-                continue
-            found = found.rows(~odd)
-            norms, calls = _norms_and_calls(params, found, zeros[~odd], keep=True)
+            for name, total in _scaled_totals(params, found.rows(odd), zeros[odd], limit):
+                result[name] += total
+            found, calls = found.rows(~odd), {}
+            if not odd.all():
+                norms, calls = _norms_and_calls(params, found, zeros[~odd], keep=True)
         factors = (limit / norms).clamp(max=1)
-        for name, call in calls.items():
-            result[name] += call.total(factors.to(call.output_grads.dtype))
-        del found, calls
+        for name in calls:
+            result[name] += calls[name].total(factors.to(calls[name].output_grads.dtype))
+        del found, calls  # or they would lie beside those of the next chunk
     return result
 
 
 def _norms_and_calls(
-    params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor, *, keep: bool = False
+    params: Tensors, found: PerSampleGradients, like: Tensor, *, keep: bool = False
 ) -> tuple[Tensor, dict[str, LayerCall]]:
     """Compute the norms of a chunk; `keep` a call of each parameter, from which sums follow."""
     if any(tensor.dtype != wide(tensor.dtype) for tensor in params.values()):
         found = found.rows(slice(None))
-    squares, calls = zeros.clone(), {}
+    squares, calls = torch.zeros_like(like), {}
     for name in params:
         call = found.only_call(name)
         own = call and call.squares(then_total=keep)
@@ -189,12 +187,10 @@ def _norms_and_calls(
     return squares.sqrt(), calls
 
 
-def _scaled(
-    params: dict[str, Tensor], found: PerSampleGradients, zeros: Tensor
-) -> tuple[Tensor, Tensor]:
+def _scaled(params: Tensors, found: PerSampleGradients, like: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the largest number of each gradient, and the norm of the gradient divided by it."""
-    # So no square overflows or vanishes. What is not finite is divided by 1.
-    largest, squares = torch.zeros_like(zeros), torch.zeros_like(zeros)
+    # This way no square overflows or vanishes. What is not finite is divided by 1.
+    largest, squares = torch.zeros_like(like), torch.zeros_like(like)
     for _, gradient in _each(params, found):
         largest = largest.maximum(gradient.abs().amax(1))
     divisors = largest.where(largest.isfinite() & (largest > 0), 1)[:, None]
@@ -203,7 +199,19 @@ def _scaled(
     return largest, squares.sqrt()
 
 
-def _each(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
+def _scaled_totals(
+    params: Tensors, found: PerSampleGradients, like: Tensor, limit: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and sums of clipped gradients, of any size; what is not finite is left out."""
+    largest, unit = _scaled(params, found, like)
+    counts = largest.isfinite() & (largest > 0)
+    found, largest, unit = found.rows(counts), largest[counts], unit[counts]
+    for name, gradient in _each(params, found):
+        factors = (limit / unit).minimum(largest).to(gradient.dtype)
+        yield name, (factors @ (gradient / largest[:, None])).view(params[name].shape)
+
+
+def _each(params: Tensors, found: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
     """Yield names and gradients `(B, P)`, one parameter after the other."""
     for name, tensor in params.items():
         gradient = found.gradients(name) if tensor.numel() else None
@@ -211,10 +219,10 @@ def _each(params: dict[str, Tensor], found: PerSampleGradients) -> Iterator[tupl
             yield name, gradient.reshape(-1, tensor.numel())
 
 
-def _estimated(batch: Batch, params: dict[str, Tensor]) -> int:
+def _estimated(batch: Batch, params: Tensors) -> int:
     """Estimate how many samples a chunk may hold, before the network has run."""
-    # An image network keeps some tens of times what the sample has; of a token, each layer keeps
-    # its inputs and its outputs. The gradients of the largest parameter may come to that.
+    # An image network keeps a few dozen times the sample's size; of a token, each layer keeps its
+    # inputs and its outputs. The gradients of the largest parameter may come to that.
     pairs = zip(batch.paths, batch.leaves, strict=True)
     first = [leaf[0] for path, leaf in pairs if not path.startswith("targets")]
     kept = 64 * sum(sample.numel() for sample in first if sample.is_floating_point())
@@ -223,32 +231,23 @@ def _estimated(batch: Batch, params: dict[str, Tensor]) -> int:
     return max(1, _CHUNK // (kept + max(tensor.numel() for tensor in params.values()) + 1))
 
 
-def _prepare(
+def _chunks(
+    function: Callable[..., Tensor],
     model: nn.Module,
-    loss_fn: LossFn,
-    data: Tree,
-    targets: Tree,
-    wrt: Iterable[str] | None,
+    params: Tensors,
+    batch: Batch,
     chunk_size: int | str | None,
     randomness: str,
-    mask: Tensor | None = None,
-) -> tuple[dict[str, Tensor], Batch, Iterator[tuple[slice, PerSampleGradients]]]:
-    """Check the input; choose the parameters and the samples; differentiate chunk by chunk."""
-    params, batch = gradients.prepare(model, data, targets, wrt)
+) -> Iterator[tuple[slice, PerSampleGradients]]:
+    """Check the options, and differentiate chunk by chunk."""
     checks.check_options(None if chunk_size == "auto" else chunk_size, randomness)
-    if mask is not None:
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(batch),):
-            raise ValueError("mask must be a boolean tensor (B,), True for each sample that counts")
-        batch = batch[mask]
     if not len(batch) or not params:
-        return params, batch, iter(())
+        return iter(())
     step = _estimated(batch, params) if chunk_size == "auto" else chunk_size
-    loss = functools.partial(gradients.sample_loss, loss_fn, batch)
-    options = {"randomness": randomness}
-    return params, batch, per_sample_gradients(loss, model, params, batch.leaves, step, **options)
+    return per_sample_gradients(function, model, params, batch.leaves, step, randomness=randomness)
 
 
-def _dtype(params: dict[str, Tensor]) -> torch.dtype:
+def _dtype(params: Tensors) -> torch.dtype:
     """Return the dtype of norms: that of the parameters, real, float32 at least."""
     dtypes = (tensor.dtype for tensor in params.values())
     return functools.reduce(torch.promote_types, dtypes, torch.float32).to_real()

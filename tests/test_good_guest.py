@@ -1,21 +1,25 @@
 """What a call leaves of the process and the parameters, and whose an error is: ours, or not."""
 
+import random
 import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 
 from helpers import benchmark, curvature, gradients, jacobians, norms
 from helpers.layers import linear, recorder
 from helpers.transforms import batches
 from tests.support import zoo
-from tests.support.oracle import TOLERANCE, assert_equal, oracle
+from tests.support.oracle import TOLERANCE, assert_equal, every_method, oracle, refused
 from tests.support.ways import LOOP, WAYS, into_out
 from tests.support.zoo import Apply, squared
 
@@ -186,3 +190,140 @@ def test_a_write_into_a_parameter_stays_and_is_warned_of(write, way, frozen):
     assert writes[0, 0] == 3 if way == LOOP else writes[0, 0] >= 1
     if way != "norms":
         assert_equal({name: rows[:1] for name, rows in got.items()}, first, TOLERANCE)
+
+
+def branching(self: Apply, inputs: Tensor) -> Tensor:
+    return self.fc(inputs) * (2 if inputs.sum().item() > 0 else 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("caller", CALLERS)
+def test_an_error_that_the_caller_handles_keeps_its_traceback(caller):
+    with suppress(KeyError):
+        try:
+            {}["of the caller"]
+        except KeyError as error:
+            handled = error
+            CALLERS[caller](*one_linear(branching).args)
+            raise
+    assert handled.__traceback__.tb_frame.f_code.co_filename == __file__
+
+
+def test_a_parameter_that_was_computed_leaves_the_others_as_they_were():
+    case = one_linear()
+    case.model.fc.bias.requires_grad_(False)
+    expected, weight = oracle(*case.args, wrt=["fc.weight"]), case.model.fc.weight
+    weight.grad = grad = torch.ones_like(weight)
+    computed = case.model.fc.bias.clone().requires_grad_() * 1
+    torch.utils.swap_tensors(case.model.fc.bias, computed)
+    assert_equal(gradients.func_gradients(*case.args, wrt=["fc.weight"]), expected, TOLERANCE)
+    assert weight.requires_grad
+    assert weight.grad is grad
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("forward", [branching, lambda m, x: m.fc(x)])
+def test_what_another_thread_draws_is_not_drawn_again(forward):
+    """Where a model may draw nothing, no stream is set back."""
+    drawn = []
+
+    def draw() -> None:
+        drawn.extend([random.random(), torch.rand(()).item()])
+
+    def meanwhile(self: Apply, inputs: Tensor) -> Tensor:
+        if not drawn:
+            pool.submit(draw).result()
+        return forward(self, inputs)
+
+    with ThreadPoolExecutor(1) as pool:
+        gradients.func_gradients(*one_linear(meanwhile).args)
+        drawn.clear()
+        norms.gradient_norms(*one_linear(meanwhile).args)
+    draw()
+    assert len({*drawn}) == 4
+
+
+GENERATORS = {
+    "torch": (lambda: torch.Generator().manual_seed(0), lambda g: torch.rand((), generator=g)),
+    "numpy": (lambda: np.random.default_rng(0), lambda g: g.random()),
+    "numpy, legacy": (lambda: np.random.RandomState(0), lambda g: g.rand()),
+    "python": (lambda: random.Random(0), lambda g: g.random()),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("forward", [branching, lambda m, x: m.fc(x)])
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_generators_of_the_model_are_streams(kind, forward):
+    make, draw = GENERATORS[kind]
+    case = one_linear(lambda m, x: forward(m, x) * draw(m.own))
+    case.data, case.targets = torch.ones(5, 3).double(), torch.zeros(5, 2).double()
+    for compute in (gradients.func_gradients, norms.gradient_norms):
+        for randomness, count in (("same", 1), ("different", 5)):
+            case.model.own = make()
+            got = compute(*case.args, chunk_size=2, randomness=randomness)
+            rows = got["fc.bias"] if isinstance(got, dict) else got[:, None]
+            assert len(rows.unique(dim=0)) == count
+        with refused("draws random numbers"):
+            compute(*case.args)
+
+
+def test_a_layer_is_recorded_whatever_kind_of_number_it_is_called_with():
+    own = {"fc": nn.Conv2d(2, 3, 2).double()}
+    case = zoo.Case(
+        Apply(lambda m, x: F.conv2d(x, m.fc.weight, m.fc.bias, np.int64(2)), **own),
+        torch.randn(3, 2, 4, 4).double(),
+        torch.randn(3, 3, 2, 2).double(),
+        squared,
+    )
+    expected = torch.cat([each.flatten(1) for each in oracle(*case.args).values()], 1).norm(dim=1)
+    with warnings.catch_warnings(action="error"):
+        assert_equal({"": norms.gradient_norms(*case.args)}, {"": expected}, TOLERANCE)
+
+
+def test_check_sees_small_gradients_too():
+    def halved(self: Apply, inputs: Tensor) -> Tensor:
+        small = self.small
+        if debug_unwrap(inputs) is not inputs:  # under transforms
+            small = (small + small.detach()) / 2
+        return self.fc(inputs) + 1e-9 * F.linear(inputs, small)
+
+    case = one_linear(halved)
+    case.model.small = nn.Parameter(torch.randn(2, 3).double())
+    expected = oracle(*case.args)
+    bare = gradients.func_gradients(*case.args)["small"]
+    assert torch.allclose(bare, expected["small"] / 2, atol=0)
+    with pytest.warns(FallbackWarning, match="small by"):
+        assert_equal(gradients.func_gradients(*case.args, check=True), expected, TOLERANCE)
+
+
+REFUSED = {
+    "data belongs to a transform": (one_linear().model, squared),
+    "a floating point number, got torch.int64": (one_linear().model, lambda p, _: p.long().sum()),
+    "weight is on the meta device": (nn.Linear(3, 2, device="meta"), squared),
+}
+
+
+@every_method
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_has_no_gradient_is_refused(words, method):
+    (model, loss), (data, targets) = REFUSED[words], one_linear().batch
+
+    def call(data: Tensor) -> Tensor:
+        method(model, loss, data, targets)
+        return data
+
+    with refused(words):
+        torch.func.vmap(call)(data[None]) if "transform" in words else call(data)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_failed_under_transforms_is_not_tried_for_each_chunk():
+    tried = []
+
+    def forward(self: Apply, inputs: Tensor) -> Tensor:
+        tried.append(debug_unwrap(inputs) is not inputs)
+        return branching(self, inputs)
+
+    norms.gradient_norms(*one_linear(forward).args, chunk_size=1)
+    assert sum(tried) == 2

@@ -88,8 +88,9 @@ def test_while_loop_is_refused(method):
         return while_loop(lambda i, x: i < 2, step, (torch.tensor(0), inputs))[1]
 
     # Dynamo wraps the refusal, torch 2.11 in a message that no longer quotes it.
-    with pytest.raises(Exception, match=r"wrong gradients|Refusal"):
+    with pytest.raises(Exception, match=r"wrong gradients|Refusal") as raised:
         method(Apply(run, fc=nn.Linear(3, 3)), squared, torch.ones(4, 3), torch.ones(4, 3))
+    assert not hasattr(raised.value, "__notes__"), "the model is not to blame"
 
 
 @every_method
@@ -348,12 +349,6 @@ def test_check_takes_nan_for_equal_to_nan():
 
 
 def test_check_where_a_forward_draws():
-    case = make("linear")
-    case.model = nn.Sequential(case.model, nn.Dropout())
-    with warnings.catch_warnings(action="error"):
-        torch.manual_seed(0)
-        got = gradients.func_gradients(*case.args, randomness="same", check=True)
-        torch.manual_seed(0)
-        assert_equal(got, gradients.func_gradients(*case.args, randomness="same"), 0)
-    with refused("check", "different"):
-        gradients.func_gradients(*case.args, randomness="different", check=True)
+    for randomness in ("same", "different"):
+        with refused("check", "random numbers"):
+            gradients.func_gradients(*make("linear").args, randomness=randomness, check=True)

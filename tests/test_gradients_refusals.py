@@ -169,24 +169,6 @@ def test_a_bad_out_is_refused_before_anything_is_written(word):
     assert all(tensor.isnan().all() for tensor in out.values())
 
 
-OUTS_OF_JACOBIANS: dict[str, Callable[[Tensor], object]] = {
-    "shape": lambda out: out[..., 1:],
-    "dtype": lambda out: out.float(),
-    "got list": lambda out: [out],
-    "require a gradient": lambda out: out.requires_grad_(),
-    "memory": lambda out: out.new_zeros(1).expand(out.shape),
-}
-
-
-@pytest.mark.parametrize("size", [0, 3])
-@pytest.mark.parametrize("word", OUTS_OF_JACOBIANS)
-def test_a_bad_out_of_jacobians_is_refused(word, size):
-    case = make("mlp", size)
-    out = OUTS_OF_JACOBIANS[word](torch.empty(size, 10, 15910, dtype=torch.float64))
-    with refused(word, error=TypeError if word.startswith("got") else ValueError):
-        jacobians.func_jacobians(case.model, case.data, out=out)
-
-
 @pytest.mark.parametrize("shape", [(2, 3, 7), (9, 2), ()], ids=str)
 def test_unflatten_refuses_another_number_of_columns(shape):
     with refused("P = 8", str(shape)):

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ def _matcher(rule: type[Convolution], dims: int) -> Matcher:
             return None
         options = {"groups": given["groups"]}
         for name in ("stride", "padding", "dilation"):
-            each = (given[name],) if isinstance(given[name], int) else given[name]
+            each = (given[name],) if isinstance(given[name], Integral) else given[name]
             options[name] = [*each] * (dims // len(each))
         images = "b" if input.dim() == dims + 2 else ""
         return MatchedCall(rule, input, weight, given["bias"], options, f"n{images}o...->no")

@@ -47,7 +47,7 @@ class LayerCall:
         return self.options.get("formula", self.FORMULA)
 
     def operands(self) -> Iterator[tuple[Tensor, ...]]:
-        """Yield what the formula takes, for some samples `(b, ...)` after the other."""
+        """Yield what the formula takes, a few samples `(b, ...)` at a time."""
         yield tuple(each for each in (self.output_grads, self.activations) if each is not None)
 
     def gradients(self) -> Tensor:

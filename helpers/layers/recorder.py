@@ -1,7 +1,7 @@
 """Per-sample gradients by what layers meet in one forward and backward pass of a batch.
 
-The samples run under `torch.vmap`, so that none sees another, and plain autograd outside of it
-leads the gradients back. Each parameter enters as a leaf `(B, *shape)`, one copy for each sample
+The samples run under `torch.vmap`, so that none sees another, and plain autograd, outside `vmap`,
+runs the backward pass. Each parameter enters as a leaf `(B, *shape)`, one copy for each sample
 that takes no memory, so whatever a forward pass does with a weight, autograd finds the gradients of
 the samples. Calls that `LAYER_RULES` knows get the parameter itself, without a graph, and their
 activations and the gradients at their outputs are recorded instead. So what is recorded is
@@ -11,6 +11,7 @@ has arrived at its leaf.
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from helpers.layers.per_sample import PerSampleGradients
 from helpers.transforms import fallback, known_wrong, loop, samples
 from helpers.transforms import randomness as streams
 from helpers.transforms.known_wrong import Refusal, Watched
+from helpers.transforms.restore import Snapshot
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
 """What is known of layers, by the function of torch that they call."""
@@ -43,36 +45,34 @@ def per_sample_gradients(
 ) -> Iterator[tuple[slice, PerSampleGradients]]:
     """Differentiate a scalar function of each sample, for one chunk of samples after the other.
 
-    The gradients come in the factors that layers have of them; those of a model that cannot be
-    recorded come from `vmap` over `grad`, with a warning, and are dense. The arguments are those of
-    `helpers.transforms.samples.batched`; there is a parameter and a sample at least. Yields where
-    the chunk lies in the batch, and its gradients.
+    Yields where the chunk lies in the batch, and its gradients, in the factors that layers have of
+    them; those of a model that cannot be recorded come from `vmap` over `grad`, with a warning, and
+    are dense. There is a parameter and a sample at least.
     """
-    device, step, failed = batch[0].device, chunk_size or len(batch[0]), None
-    first = streams.random_state(device) if randomness == "same" else None
+    step, failed, slow = chunk_size or len(batch[0]), None, False
+    if randomness == "same":
+        state = Snapshot([model], model.parameters())
+        first = streams.random_state(batch[0].device, state.generators)
     for start in range(0, len(batch[0]), step):
-        if start and first is not None:
-            streams.restore_random_state(first, device)
+        if start and randomness == "same":
+            streams.restore_random_state(first)
         part = slice(start, start + step)
         chunk = tuple(tensor[part] for tensor in batch)
         if failed is None:
-            before = streams.random_state(device)
             try:
                 found = _recorded(function, model, params, chunk, randomness)
-                after = streams.random_state(device)
-                if randomness != "same" and not streams.alike_outside_torch(before, after):
-                    raise Refusal("NumPy or Python draws random numbers, once for all samples")
             except Exception as error:
                 if not fallback.leads_to_loop(error):
                     raise
-                streams.restore_random_state(before, device)
-                failed, said = error, fallback.told(error, model)
+                failed = error
+            if failed is not None:
+                place, said = fallback.told(failed, model)
         if failed is not None:
-            found, looped = _dense(function, model, params, chunk, randomness)
-            if not looped:  # the loop has its own warning, and one is enough
+            found, slow = _dense(function, model, params, chunk, randomness, slow)
+            if not slow:  # the loop has its own warning, and one is enough
                 fallback.warn(
-                    f"{said[0]} cannot be recorded layer by layer, so its gradients were formed, "
-                    f"which takes more memory ({said[1]})",
+                    f"{place} cannot be recorded layer by layer, so its gradients were formed, "
+                    f"which takes more memory ({said})",
                     failed,
                 )
         yield part, found
@@ -80,22 +80,20 @@ def per_sample_gradients(
 
 
 def _dense(
-    function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str
+    function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str, slow: bool
 ) -> tuple[PerSampleGradients, bool]:
-    """Form gradients by `vmap` over `grad`, or else by the loop; return whether that was needed."""
-    looped = False
+    """Form gradients by `vmap` over `grad`, or in the loop, if that is or was needed; say which."""
 
-    def by_loop() -> dict[str, Tensor]:
-        nonlocal looped
-        looped = True
+    def by_loop() -> Tensors:
+        nonlocal slow
+        slow = True
         return loop.gradients(function, model, params, batch, randomness=randomness)
 
-    compute_grads = grad(samples.functional(function, model, params))
-    in_dims = (None, None, *(0 for _ in batch))
-    compute = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
+    compute_grads, in_dims = grad(samples.functional(function, model, params)), (0,) * len(batch)
+    compute = vmap(compute_grads, in_dims=(None, None, *in_dims), randomness=randomness)
     options = {"otherwise": by_loop, "randomness": randomness}
-    grads = samples.batched(compute, model, params, batch, **options)
-    return PerSampleGradients({name: [dense(each)] for name, each in grads.items()}), looped
+    grads = by_loop() if slow else samples.batched(compute, model, params, batch, **options)
+    return PerSampleGradients({name: [dense(each)] for name, each in grads.items()}), slow
 
 
 def _recorded(
@@ -104,21 +102,23 @@ def _recorded(
     """Run the function forward and backward; raise a refusal where that cannot be followed."""
     if known_wrong.reaches_script((function, model)):
         raise Refusal("what is scripted is not recorded")
-    with samples.running(model, params) as (_, params, _):
+    draws = {"device": batch[0].device, "randomness": randomness}
+    with samples.running(model, params, **draws) as (snapshot, params, _):
         record = _Record(function, model, params, len(batch[0]))
         losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
-        _check_unmet(function, model, unmet, batch)
+        kept = streams.streams_kept(batch[0].device, snapshot.generators)
+        with nullcontext() if randomness == "error" else kept:  # then only others may have drawn
+            _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 
 
 def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Batch) -> None:
     """Run the first sample; raise a refusal if parameters that were not met have a gradient."""
     # A function that reads `requires_grad` may hide them from the record.
-    first = tuple(tensor[:1] for tensor in batch)
-    with streams.streams_kept(batch[0].device):
-        grads = loop.gradients(function, model, unmet, first, randomness="different")
+    first = [tensor[:1] for tensor in batch]
+    grads = loop.gradients(function, model, unmet, first, randomness="different")
     if any(each.any() for each in grads.values()):
         raise Refusal("a parameter is used out of reach of the record")
 
@@ -193,7 +193,7 @@ class _Record(Watched):
             return super().__torch_function__(func, types, args, kwargs)
         self._calls += calls
         kwargs = {name: self._constant(value) for name, value in kwargs.items()}
-        outputs = func(*map(self._constant, args), **kwargs)
+        outputs = super().__torch_function__(func, types, [*map(self._constant, args)], kwargs)
         arrive = functools.partial(self._arrive, calls)
         return _passed_on(outputs, match.activations, self._probe, arrive)
 

@@ -40,7 +40,10 @@ class Case:
         trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
         device = self.batch.leaves[0].device
         try:
-            with streams.streams_kept(device), preserved(self.model, trainable):
+            with (
+                preserved(self.model, trainable) as snapshot,
+                streams.streams_kept(device, snapshot.generators),
+            ):
                 for module in self.in_eval.values():
                     module.eval()
                 yield streams.random_state(device)
@@ -105,11 +108,11 @@ def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], Gradien
         if written := [name for name in own if off[name]]:
             measured = f"changed in the model, by up to {max(off[x] for x in written):.1e}"
             found.append(Finding(listed(written), measured, entry))
-    if not streams.alike_outside_torch(begin, streams.random_state(device)):
+    if not streams.alike(begin, streams.random_state(device), outside_torch=True):
         measured = "drew from NumPy's or Python's stream once, for all samples"
         found.append(Finding("the model", measured, "numpy-draws"))
     if not found:
-        streams.restore_random_state(begin, device)
+        streams.restore_random_state(begin)
         slow: dict[str, dict[str, str]] = {}
         with each_operation(_noting_fallbacks(model, slow)):
             again = _gradients(case)
@@ -117,7 +120,7 @@ def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], Gradien
             # A backward belongs to its forward, which has a place.
             where = listed(sorted({*places.values()} - {""})) or "the loss or the backward pass"
             found.append(Finding(where, f"no batching rule for {listed(places)}", entry))
-        if wrong := differences(again, bare, 0):
+        if wrong := differences(again, bare):  # kernels of a GPU may add up in any order
             said = f"a second call gives other gradients, {most(wrong)}"
             found.append(Finding(listed(wrong), said, "state-on-self"))
     return found, bare

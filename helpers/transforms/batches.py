@@ -1,8 +1,7 @@
 """Batches as people have them: trees of tensors, taken apart into leaves, and made again.
 
-A tree is a tensor `(B, ...)`; or a mapping, a list, a tuple or a dataclass of trees. What has no
-dimension B is shared by all samples: a number, a string, `None`, a tensor of shape (). A
-`PackedSequence` is a leaf of B sequences.
+A tree is a tensor `(B, ...)`, a `PackedSequence` of B sequences, or a mapping, list, tuple or
+dataclass of trees. What has no dimension B is shared: a number, a string, `None`, a tensor `()`.
 """
 
 import copy
@@ -24,13 +23,12 @@ from helpers.transforms import checks
 from helpers.transforms.sequences import Sequences, unpacked, with_bags
 
 Tree = Any
-"""A tensor, or a mapping, list, tuple or dataclass of trees; see the module."""
 Leaf = Tensor | Sequences
 _SHARED = str | bytes | Number | np.bool_ | Enum | torch.dtype | torch.device | None
 
 
 def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str = "") -> Tree:
-    """Return a tree with `change(path, leaf)` in place of each leaf; a list of constants is one."""
+    """Return a tree with `change(path, leaf)` for each leaf, such as a list of constants."""
     if isinstance(tree, Tensor | PackedSequence | _SHARED):
         return change(path, tree)
     names: list[str] = []
@@ -123,13 +121,8 @@ class _Place:
 class Batch:
     """The leaves of trees, `(B, ...)`, indexed like a tensor, and how to make trees of others.
 
-    Args:
-        trees: By the names of arguments. The first has a leaf at least.
-
-    Raises:
-        TypeError: A tree holds what is neither a tensor nor a constant, or B constants in a list;
-            or the first holds no tensor.
-        ValueError: Batch sizes differ, or a tree is a tensor without dimensions.
+    The trees are given by the names of arguments; the first has a leaf at least. Raises TypeError
+    for what is neither a tensor nor a constant, and ValueError for sizes that differ.
     """
 
     def __init__(self, **trees: Tree) -> None:
@@ -188,8 +181,10 @@ class Batch:
         chosen.leaves = tuple(leaf[own] for leaf, own in zip(self.leaves, index, strict=True))
         return chosen
 
-    def zeros(self) -> list[Tensor]:
-        """Make the leaves of a sample of zeros."""
+    def sample(self) -> list[Tensor]:
+        """Copy the leaves of the first sample, or make such leaves of zeros."""
+        if len(self):
+            return [leaf[0].clone() for leaf in self.leaves]
         return [
             leaf.like if isinstance(leaf, Sequences) else leaf.new_zeros(leaf.shape[1:])
             for leaf in self.leaves
@@ -219,7 +214,7 @@ class Batch:
         return self.trees(sample, of_one=True)
 
     def whole(self) -> list[Tree]:
-        """Make the trees of copies of all leaves; `Sequences` of several samples are none."""
+        """Make the trees of copies of all leaves, not for `Sequences` of several samples."""
         if len(self) == 1:
-            return self.of_one([leaf[0].clone() for leaf in self.leaves])
+            return self.of_one(self.sample())
         return self.trees([leaf.clone() for leaf in self.leaves])

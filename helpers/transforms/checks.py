@@ -1,10 +1,10 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 
 from helpers.transforms.numbers import check_count
 
@@ -61,6 +61,8 @@ def check_batch(name: str, batch: Tensor) -> None:
         raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
     if batch.is_meta:
         raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
+    if debug_unwrap(batch) is not batch:
+        raise ValueError(f"{name} belongs to a transform around this call: call it outside of that")
     if type(batch).__module__.startswith(_SPREAD):
         raise ValueError(
             f"{name} is a {type(batch).__name__}, spread over processes: give its "
@@ -81,6 +83,8 @@ def check_scalar(
             f"{source} must return a scalar, a tensor of shape (), for {given}, "
             f"got {what}: {remedy} gives one"
         )
+    if not (value.is_floating_point() or value.is_complex()):
+        raise ValueError(f"{source} must return a floating point number, got {value.dtype}")
     return value
 
 
@@ -92,65 +96,13 @@ def check_options(chunk_size: int | None = None, randomness: str = "error") -> N
         raise ValueError(f"randomness must be 'error', 'different' or 'same', got {randomness!r}")
 
 
-def check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
-    """Check that tensors fit the results of a batch of some size, `like` but for the dimension B.
-
-    `read` is as in `check_buffers`.
-    """
-    if not isinstance(out, dict):
-        raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
-    if set(out) != set(like):
-        raise ValueError(
-            f"out must have the names {', '.join(like) or '(none)'}, "
-            f"got {', '.join(map(str, out)) or '(none)'}"
-        )
-    buffers = {
-        f"out[{name!r}]": (out[name], (size, *tensor.shape), tensor)
-        for name, tensor in like.items()
-    }
-    check_buffers(buffers, **read)
-
-
-def check_buffers(buffers: dict[str, tuple[Tensor, tuple[int, ...], Tensor]], **read: Any) -> None:
-    """Check that results can be written into tensors, each given with its shape and one like it.
-
-    `read` are models and tensors that are read meanwhile, and must share no memory with them.
-    """
-    owners: dict[int, str] = {}
-    for name, value in read.items():
-        tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
-        strided = (tensor for tensor in tensors if tensor.layout is torch.strided)
-        owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in strided)
-    for name, (buffer, shape, like) in buffers.items():
-        if not isinstance(buffer, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
-        for what, expected, got in (
-            ("the shape", tuple(shape), tuple(buffer.shape)),
-            ("dtype", like.dtype, buffer.dtype),
-            ("device", like.device, buffer.device),
-        ):
-            if got != expected:
-                raise ValueError(f"{name} must have {what} {expected}, got {got}")
-        if buffer.requires_grad or buffer.is_inference():
-            raise ValueError(
-                f"{name} must not require a gradient or be made in inference mode: "
-                "torch.empty outside of it makes one"
-            )
-        if any(n > 1 and step == 0 for n, step in zip(buffer.shape, buffer.stride(), strict=True)):
-            raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
-        address = buffer.untyped_storage().data_ptr()
-        if buffer.numel() and address in owners:
-            raise ValueError(f"{name} must have memory of its own, got some of {owners[address]}")
-        owners[address] = name
-
-
 def select_parameters(
     model: nn.Module, wrt: Iterable[str] | None = None, *, argument: str = "wrt"
 ) -> dict[str, Tensor]:
     """Choose the parameters to differentiate: all with `requires_grad`, or those named in `wrt`.
 
-    Returns them detached, by name, in the order of `wrt` or else of `model.named_parameters()`. A
-    tied weight has one name, its first. `argument` is what the caller calls `wrt`.
+    Returns them detached, by name, in the order of `wrt` or of `model.named_parameters()`. A tied
+    weight has one name, its first. `argument` is what the caller calls `wrt`.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -185,5 +137,7 @@ def select_parameters(
                 f"{name} has {len(hooks)} hooks on its .grad, which no per-sample gradient passes "
                 "through: remove them (register_hook acts on the gradient itself)"
             )
+        if parameter.is_meta:
+            raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
         chosen[name] = parameter.detach()
     return chosen

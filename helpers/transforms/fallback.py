@@ -50,11 +50,8 @@ def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leads_to_loop(error: Exception) -> bool:
-    """Return whether a loop may answer where a transform raised: not missing memory or our bugs.
-
-    Torch's messages about transforms have many types, and a model may raise any of them itself. If
-    it does, the loop raises the same.
-    """
+    """Return whether a loop may answer where a transform raised: not missing memory or our bugs."""
+    # A model may raise any of torch's errors itself. If it does, the loop raises the same.
     if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError) or any(
         words in str(error) for words in _NO_MEMORY
     ):
@@ -63,29 +60,31 @@ def leads_to_loop(error: Exception) -> bool:
     return isinstance(error, Refusal | RuntimeError) or not _is_ours(error)
 
 
-def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module) -> Any:
-    """Compute in a loop what a transform raised an error for, and warn of it."""
+def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module, cause: str = "") -> Any:
+    """Compute in a loop what a transform raised an error for, and warn of the cause."""
     place, said = told(error, model)
-    result = compute()  # what this raises is no matter of the transform
-    warn(
-        f"{place} cannot be batched by torch.vmap, so the samples were taken one after the other, "
-        f"which is slower ({said})",
-        error,
-    )
+    result = compute()  # what this raises has nothing to do with the transform
+    by = "the helpers" if isinstance(error, Refusal) else "torch.vmap"
+    cause = cause or f"{place} cannot be batched by {by}"
+    warn(f"{cause}, so the samples were taken one after the other, which is slower ({said})", error)
     return result
 
 
 def told(error: Exception, model: nn.Module) -> tuple[str, str]:
-    """Return where an error was raised and its first line, and forget its tracebacks."""
-    place, seen = find_place(error, model), error
-    while seen is not None:  # they hold the tensors of the attempt
+    """Return where an error was raised and its first line; clear the tracebacks of the attempt."""
+    # They hold its tensors. What the caller is handling comes last; so this is no part of `except`.
+    place, seen, handled = find_place(error, model), error, sys.exception()
+    while seen is not None and seen is not handled:
         seen.__traceback__, seen = None, seen.__context__
     return place, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def add_place(error: Exception, model: nn.Module) -> None:
     """Note on an error of the model or the loss that no transform is to blame."""
-    if not _is_ours(error):
+    causes = [error]
+    while causes[-1] is not None:  # Dynamo wraps refusals
+        causes.append(causes[-1].__cause__ or causes[-1].__context__)
+    if leads_to_loop(error) and not any("Refusal" in type(each).__name__ for each in causes):
         error.add_note(
             f"{find_place(error, model)} raised this for a batch of one, without any transform: "
             "fix the model or the loss"

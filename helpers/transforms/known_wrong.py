@@ -18,7 +18,7 @@ OUTSIDE = "where autograd lies outside of vmap"
 
 
 class Refusal(Exception):
-    """The engine cannot vouch for a transform of this model: a loop over the samples can."""
+    """What the engine cannot guarantee under a transform; most of it is right in the loop."""
 
 
 class Watched(TorchFunctionMode):
@@ -51,9 +51,9 @@ class Watched(TorchFunctionMode):
         ):
             name = getattr(func, "__name__", "")
             in_place = name.endswith("_") and not name.endswith("__")
-            given = func == Tensor.data.__get__  # a write into it would leave no trace
+            reads_data = func == Tensor.data.__get__  # a write into it would leave no trace
             out = kwargs.get("out") is not None
-            if in_place or given or out or name in ("__setitem__", "__set__"):
+            if in_place or reads_data or out or name in ("__setitem__", "__set__"):
                 raise Refusal(f"{name} of a parameter, which may write into it")
 
 
@@ -162,7 +162,7 @@ class _Contiguous(torch.autograd.Function):
 
     @staticmethod
     def forward(outputs: Tensor) -> Tensor:
-        return outputs.detach()  # the same memory, into which a layer behind may write
+        return outputs.detach()  # the same memory, into which a later layer may write
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -177,7 +177,7 @@ def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any)
     """Normalise images.
 
     On a CPU, torch reads the gradient of a single image in the wrong order where it lies in another
-    one than the image, in plain autograd too: as behind `flatten(2).transpose(1, 2)`.
+    one than the image, in plain autograd too: for example after `flatten(2).transpose(1, 2)`.
     """
     return _Contiguous.apply(func(input.contiguous(), *args, **kwargs))
 

@@ -1,6 +1,7 @@
 """One sample after the other, in plain autograd: slow, and right for every differentiable model."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.autograd.function import BackwardCFunction
 from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.known_wrong import Watched
-from helpers.transforms.restore import preserved
+from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.samples import graph
 
 
@@ -23,10 +24,9 @@ def gradients(
     dtype: torch.dtype | None = None,
     randomness: str = "error",
 ) -> dict[str, Tensor]:
-    """Differentiate a scalar function of each sample with respect to parameters.
+    """Differentiate a scalar function of each sample: `{name: (B, *shape)}`, detached.
 
-    Returns `{name: (B, *shape)}`, detached, in `dtype` or each parameter's own; zeros where the
-    function does not reach a parameter.
+    They come in `dtype` or that of the parameter; zeros where the function does not reach one.
     """
     grads = {
         name: tensor.new_zeros((len(batch[0]), *tensor.shape), dtype=dtype, requires_grad=False)
@@ -36,8 +36,6 @@ def gradients(
         return grads
     own = dict(model.named_parameters())
     leaves = [own[name] for name in grads]
-    device = batch[0].device
-    first = streams.random_state(device)
 
     def differentiate(model: nn.Module, *sample: Tensor) -> list[Tensor]:
         return by_backward(function(model, *sample), leaves)
@@ -51,7 +49,6 @@ def gradients(
     unmet = (not rows[:, None].flatten(1).any(1).all() for rows in grads.values())
     if not flagged <= grads.keys() and any(unmet):
         # A checkpoint may need gradients of parameters that are not asked for.
-        streams.restore_random_state(first, device)
         for_each(differentiate, model, flagged | {*grads}, batch, take, randomness=randomness)
     return grads
 
@@ -67,12 +64,9 @@ def for_each(
 ) -> None:
     """Call `take(index, function(model, *sample))` for each sample, and put the model back.
 
-    The function does its backward pass too, if there is one; exactly the parameters of these names
-    require a gradient. Raises ValueError where random numbers are drawn and `randomness` is
-    `"error"`.
+    Exactly the parameters of these names require a gradient. Raises ValueError where random numbers
+    are drawn and `randomness` is `"error"`.
     """
-    device = batch[0].device
-    first = streams.random_state(device)
 
     def run(index: int) -> Any:
         # Clones, since autograd does not save tensors that were made in inference mode.
@@ -84,22 +78,30 @@ def for_each(
             raise
 
     with preserved(model, names) as snapshot, torch.enable_grad(), Watched():
+        state = partial(streams.random_state, batch[0].device, snapshot.generators)
+        first = state()
         for index in range(len(batch[0])):
             if randomness == "same":
-                streams.restore_random_state(first, device)
-            result, ends = run(index), [first]
-            while index == 0 and randomness == "error":
-                ends.append(streams.random_state(device))
-                # A model with a seed of its own ends in one state, wherever it begins.
-                if any(streams.alike(ends[-1], each) for each in ends[:-1]):
-                    break
-                snapshot.restore()
-                if len(ends) > 3:  # another thread may have drawn, but hardly each time
-                    streams.restore_random_state(first, device)
-                    raise ValueError(streams.RANDOMNESS)
+                streams.restore_random_state(first)
+            if randomness == "error" and index == 0:
+                result = _first(partial(run, 0), state, snapshot)
+            else:
                 result = run(index)
             take(index, result)
             snapshot.restore()
+
+
+def _first(run: Callable[[], Any], state: Callable[[], streams.State], snapshot: Snapshot) -> Any:
+    """Run the first sample until the streams end where they were before; raise if they never do."""
+    states = [state()]
+    for _ in range(3):  # another thread may have drawn, but hardly each time
+        result, end = run(), state()
+        # A model with a seed of its own ends in one state, wherever it begins.
+        if any(streams.alike(end, each) for each in states):
+            return result
+        states.append(end)
+        snapshot.restore()
+    raise ValueError(streams.RANDOMNESS)
 
 
 def by_backward(

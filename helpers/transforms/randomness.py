@@ -1,60 +1,80 @@
-"""Random streams: where they are, whether a forward pass drew from them, and back again."""
+"""Random streams: where they are, whether a forward pass drew from them, and how to set them back.
 
+The process has streams of Python, NumPy and torch; a model may hold generators of its own.
+"""
+
+import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 RANDOMNESS = (
-    "the model draws random numbers (dropout in training mode?) and nothing says whether samples "
-    "share them: call model.eval(), or pass randomness='different' or 'same' where it is taken"
+    "the model draws random numbers (dropout in training mode?), or another thread did, and "
+    "nothing says whether samples share them: call model.eval(), or pass randomness='different' or "
+    "'same' where it is taken"
 )
+GENERATORS = {
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
+    np.random.Generator: (
+        lambda each: pickle.dumps(each.bit_generator.state),
+        lambda each, state: setattr(each.bit_generator, "state", pickle.loads(state)),
+    ),
+}
+"""How the states of generators are read and set."""
 
-State = tuple[Any, ...]  # of Python, NumPy and torch, and of a device that has its own
+State = list[tuple[Callable[[Any], Any], Any]]  # what sets a stream back, and where it is
 
 
-def random_state(device: torch.device) -> State:
+def random_state(device: torch.device, generators: Iterable[Any] = ()) -> State:
     """Read where the streams are that a forward pass on this device may draw from."""
-    states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]  # noqa: NPY002
+    state = [
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),  # noqa: NPY002
+        (torch.set_rng_state, torch.get_rng_state()),
+    ]
     if device.type != "cpu":
-        states.append(torch.get_device_module(device).get_rng_state(*_index(device)))
-    return tuple(states)
+        own = torch.get_device_module(device)
+        # The device is named where there are several, since it need not be the current one.
+        named = {} if device.type == "mps" else {"device": device}
+        state.append((partial(own.set_rng_state, **named), own.get_rng_state(**named)))
+    for each in generators:
+        read, put_back = GENERATORS[type(each)]
+        state.append((partial(put_back, each), read(each)))
+    return state
 
 
-def restore_random_state(state: State, device: torch.device) -> None:
+def restore_random_state(state: State) -> None:
     """Set the streams back to where `random_state` read them."""
-    of_python, of_numpy, of_cpu, *of_device = state
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)  # noqa: NPY002
-    torch.set_rng_state(of_cpu)
-    for own in of_device:
-        torch.get_device_module(device).set_rng_state(own, *_index(device))
+    for put_back, value in state:
+        put_back(value)
 
 
-def alike(one: State, other: State) -> bool:
-    """Return whether all streams are where they were."""
-    return alike_outside_torch(one, other) and all(map(torch.equal, one[2:], other[2:]))
-
-
-def alike_outside_torch(one: State, other: State) -> bool:
-    """Return whether the streams of Python and NumPy are, which no transform of torch knows."""
-    (_, keys, *rest), (_, others, *last) = one[1], other[1]  # of NumPy's, keys are an array
-    return one[0] == other[0] and rest == last and np.array_equal(keys, others)
+def alike(one: State, other: State, *, outside_torch: bool = False) -> bool:
+    """Return whether streams are where they were: all, or those that no transform knows of."""
+    for (_, before), (_, after) in zip(one, other, strict=True):
+        if isinstance(before, Tensor):
+            same = outside_torch or torch.equal(before, after)
+        else:
+            of_numpy = isinstance(before[1], np.ndarray)
+            same = all(map(np.array_equal, before, after)) if of_numpy else before == after
+        if not same:
+            return False
+    return True
 
 
 @contextmanager
-def streams_kept(device: torch.device) -> Iterator[None]:
+def streams_kept(device: torch.device, generators: Iterable[Any] = ()) -> Iterator[None]:
     """Set all random streams back at the end of a block."""
-    before = random_state(device)
+    before = random_state(device, generators)
     try:
         yield
     finally:
-        restore_random_state(before, device)
-
-
-def _index(device: torch.device) -> tuple[torch.device, ...]:
-    """Name the device where there are several, since it need not be the current one."""
-    return () if device.type == "mps" else (device,)
+        restore_random_state(before)

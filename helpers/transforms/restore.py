@@ -1,7 +1,8 @@
 """A model put back as it was: its buffers, flags, gradients, attributes and containers.
 
-Parameters are neither copied nor compared: a write into one stays, as by hand. What a forward pass
-keeps outside of the model (globals, its class, closures, files) is the caller's, and stays.
+Parameters are neither copied nor compared: writes to them stay, as they would without the helpers.
+What a forward pass keeps outside of the model (globals, its class, closures, files) is the
+caller's, and stays.
 """
 
 import copy
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.transforms import fallback
+from helpers.transforms.randomness import GENERATORS
 
 # What cannot change, or leads out of the model: there a walk ends.
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, range, slice)
@@ -28,31 +30,34 @@ _ENDS = frozenset((*_NUMBERS, *_KINDS))
 _PLAIN = (dict, OrderedDict)
 _SEQUENCES = (list, tuple, set, deque)
 _OF_ITERATORS = ("builtins", "itertools")  # the modules of their classes; others may be files
-_WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type, torch.jit.ScriptModule)
+_WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type, torch.jit.ScriptModule, *GENERATORS)
 _EMPTY = object()  # what a slot holds that nothing was written to
 _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
 
 
 @contextmanager
 def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapshot]":
-    """Let a block run a model, and put the model back at its end, but for its parameters' values.
+    """Let a block run a model, and put the model back at its end, except its parameters' values.
 
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
-    state of the model, to be restored within the block as well. Warns of parameters written into.
+    state, to be restored within the block as well. Warns of parameters that were written into.
     """
-    own, before = dict(model.named_parameters()), []
-    for name, parameter in own.items():
+    own, before = {}, []
+    for name, parameter in model.named_parameters():
         if parameter.is_inference():
             raise ValueError(
                 f"{name} was made in inference mode, so it cannot require a gradient: make the "
                 "model outside of torch.inference_mode()"
             )
+        if parameter.is_leaf:  # what was computed has neither a flag nor a `.grad`
+            own[name] = parameter
     snapshot = Snapshot([model, *model.buffers()], own.values())
-    for name, parameter in own.items():
-        before.append((parameter.requires_grad, parameter.grad, parameter._version, parameter.data))
-        parameter.requires_grad = name in names  # as a method, torch forbids it under vmap
-        parameter.grad = None
+    for each in own.values():
+        before.append((each.requires_grad, each.grad, each._version, each.data))
     try:
+        for name, parameter in own.items():
+            parameter.requires_grad = name in names  # as a method, torch forbids it under vmap
+            parameter.grad = None
         yield snapshot
     finally:
         snapshot.restore()
@@ -64,15 +69,16 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
         if moved or parameter._version != version:
             fallback.warn(
                 f"the forward pass writes into the parameter {name}, which stays as written: "
-                "each sample behind a write was computed with the new values",
+                "each sample after a write was computed with the new values",
                 category=UserWarning,
             )
 
 
 class Snapshot:
-    """The state of modules and buffers; of `parameters`, values are neither copied nor restored."""
+    """The state of modules and buffers, but for the values of `parameters`, and `generators`."""
 
     def __init__(self, roots: Iterable[Any], parameters: Iterable[Tensor] = ()) -> None:
+        self.generators: list[Any] = []
         self._empty: list[dict[Any, Any]] = []  # of which a module has a dozen, for hooks
         self._collections: list[tuple[Any, Any]] = []
         self._iterators: list[tuple[dict[Any, Any], Any, Any]] = []  # copies go back
@@ -96,8 +102,8 @@ class Snapshot:
                     self._tensors.append((value, value.detach().clone(), value._version))
             elif isinstance(value, np.ndarray) and value.flags.writeable:
                 self._others.append((np.copyto, value, value.copy()))
-            elif isinstance(value, torch.Generator):
-                self._others.append((value.set_state, value.get_state()))
+            elif type(value) in GENERATORS:
+                self.generators.append(value)
             else:
                 for slot in _slots(type(value)):
                     self._slots.append((value, slot, _held(value, slot)))
@@ -169,7 +175,7 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
                 waiting.append(vars(value))
 
 
-@functools.cache
+@functools.lru_cache  # of 128 classes at most, since it keeps them alive
 def _slots(kind: type) -> tuple[types.MemberDescriptorType, ...]:
     """Return what reads and writes the `__slots__` of a class."""
     if kind.__module__.startswith(_FOREIGN):
@@ -195,7 +201,7 @@ def _contents(collection: Collection[Any]) -> dict[Any, Any] | list[Any]:
     return dict(kind.items(collection)) if issubclass(kind, dict) else [*kind.__iter__(collection)]
 
 
-@functools.cache
+@functools.lru_cache
 def _base(kind: type) -> type:
     """Return which class of Python a class of collections is built on."""
     return next(each for each in (*_PLAIN[::-1], *_SEQUENCES) if issubclass(kind, each))

@@ -1,12 +1,13 @@
-"""Samples of a batch under `torch.func`: a model as a function of its parameters, in one `vmap`.
+"""Samples of a batch under `torch.func`: turn a model into a function of its parameters.
 
-As in lesson 3, a per-sample gradient is `vmap(grad(functional(...)))`. Only that here the model's
-own parameters become the tensors that are differentiated, wherever code holds them, and that what
-cannot be vouched for raises, so that the loop takes it (`helpers.transforms.loop`).
+As in lesson 3, a per-sample gradient is `vmap(grad(functional(...)))`. Two things differ: the
+model's own parameters become the differentiated tensors, wherever code refers to them; and whatever
+cannot be guaranteed raises, so that the loop takes over (`helpers.transforms.loop`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences
 
 Function = Callable[..., Any]
-Batch = tuple[Tensor, ...]
+Tensors = dict[str, Tensor]
 
 
 def functional(
@@ -30,14 +31,14 @@ def functional(
     """Make `function(model, *sample)` one of `(params, buffers, *sample)`, to be transformed.
 
     Each sample has buffers of its own. What is known to be wrong under `vmap`, or in further
-    `places` (`helpers.transforms.known_wrong`), raises, and so does a parameter out of reach.
+    `places`, raises, and so does a parameter out of reach.
     """
     parameters = dict(model.named_parameters())
     own = parameters | dict(model.named_buffers())
     wanted = set(map(id, map(own.get, names)))
     scripted = reaches_script((function, model))
 
-    def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
+    def run(params: Tensors, buffers: Tensors, *sample: Tensor) -> Any:
         if scripted:
             raise Refusal("what is scripted has wrong gradients under transforms")
         others = dict(params)
@@ -50,7 +51,8 @@ def functional(
                 return value
             value = value.clone()  # it may be a parameter itself
         # The parameters themselves require a gradient: one met as it is, by a view, left a graph.
-        for node in graph(debug_unwrap(value)):
+        outside = debug_unwrap(value)
+        for node in graph(outside) if outside.requires_grad else ():
             if id(getattr(node, "variable", None)) in wanted:
                 raise Refusal("a parameter is used by a view that was taken of it before")
         return value
@@ -60,10 +62,7 @@ def functional(
 
 @contextmanager
 def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let tensors of a model be others, by name, in modules and wherever else code holds them.
-
-    Unlike with `functional_call`, identity, class and attributes stay.
-    """
+    """Let tensors of a model be others, by name; their identity, class and attributes stay."""
     try:
         from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
     except ImportError as error:
@@ -87,11 +86,17 @@ def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iter
 
 @contextmanager
 def running(
-    model: nn.Module, names: Collection[str]
-) -> Iterator[tuple[Snapshot, dict[str, Tensor], dict[str, Tensor]]]:
+    model: nn.Module,
+    names: Collection[str],
+    *,
+    device: torch.device | None = None,
+    randomness: str = "same",
+) -> Iterator[tuple[Snapshot, Tensors, Tensors]]:
     """Let a block run a model under transforms, and put it back as it was.
 
-    Yields the state of the model; its parameters of these names and its buffers, detached.
+    Yields its state; its parameters of these names and its buffers, detached. With a device, draws
+    of NumPy and Python are refused, and streams set back where the block raises, unless nothing may
+    be drawn: then another thread may have moved them.
     """
     own, params, buffers = dict(model.named_parameters()), {}, {}
     for name in names:
@@ -110,82 +115,83 @@ def running(
                 stack.enter_context(switches.uncompiled)
         snapshot = stack.enter_context(preserved(model, names))
         stack.enter_context(torch.enable_grad())
-        yield snapshot, params, buffers
+        state = partial(streams.random_state, device, snapshot.generators) if device else list
+        first = state()
+        try:
+            yield snapshot, params, buffers
+            if randomness != "same" and not streams.alike(first, state(), outside_torch=True):
+                raise Refusal("NumPy or Python draws random numbers, or another thread does")
+        except Exception:
+            if randomness != "error":
+                streams.restore_random_state(first)
+            raise
 
 
 def batched(
     compute: Function,
     model: nn.Module,
     names: Collection[str],
-    batch: Batch,
+    batch: tuple[Tensor, ...],
     *,
     otherwise: Callable[[], Any],
     chunk_size: int | None = None,
     randomness: str = "error",
-    out: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Any:
     """Call a batched function for all samples, chunk by chunk, or let a loop answer.
 
-    Args:
-        compute: `compute(params, buffers, *chunk)`, a `vmap` of what `functional` made, with the
-            same randomness; it returns a tensor `(B, ...)` or a dictionary of such tensors.
-        model: Any module.
-        names: The parameters that the function gets.
-        batch: Tensors `(B, ...)`, at least one.
-        otherwise: Computes the same in a loop, also where there is no sample or no parameter.
-        chunk_size: How many samples at a time; `None` means all.
-        randomness: `"error"`, `"different"` or `"same"`.
-        out: Given the results of the first chunk, returns where all are to be written.
-        dtype: Of the results; `None` means that which they come with.
-
-    Returns:
-        What `compute` returns, detached, each tensor in memory of its own.
+    `compute(params, buffers, *chunk)` is a `vmap` of what `functional` made for these names, with
+    the same `randomness`; it returns a tensor `(B, ...)` or a dictionary of such tensors. These are
+    returned detached, in `dtype`, each in memory of its own. `otherwise` computes the same in a
+    loop, also where there is no sample or no parameter.
     """
     size, device = len(batch[0]), batch[0].device
     if not size or not names:
         return otherwise()
-    step, first = chunk_size or size, streams.random_state(device)
-    places, owners = {}, set()
+    step, places = chunk_size or size, {}
     try:
-        with running(model, names) as (snapshot, params, buffers):
+        draws = {"device": device, "randomness": randomness}
+        with running(model, names, **draws) as (snapshot, params, buffers):
+            if randomness == "same":
+                first = streams.random_state(device, snapshot.generators)
             if Sequences in map(type, batch):
-                raise Refusal("samples of unequal length")
+                raise Refusal("samples are of unequal length")
             # Each chunk is written where it belongs: to concatenate them takes the memory of all
             # results a second time. So `torch.vmap` is not told the chunk size.
             for start in range(0, size, step):
                 if start and randomness == "same":  # what `torch.vmap` does for its chunks
-                    streams.restore_random_state(first, device)
+                    streams.restore_random_state(first)
                 chunk = []
                 for leaf in batch:
                     chunk.append(leaf[start : start + step])
                 results = compute(params, buffers, *chunk)
                 snapshot.restore()
-                rows = results if isinstance(results, dict) else {"": results}
-                if start == 0 and out:
-                    places = out(rows)
-                for name, each in rows.items():
-                    if name not in places:
-                        address = each.untyped_storage().data_ptr()
-                        # Views of one tensor, as of the gradient of a sum, are copied.
-                        is_own = address not in owners and 0 not in each.stride()
-                        owners.add(address)
-                        if step >= size and is_own and dtype in (None, each.dtype):
-                            places[name] = each.detach()
-                            continue
-                        places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
-                    places[name][start : start + step].copy_(each.detach())
-                del results, rows, each  # or they would lie beside those of the next chunk
-        last = streams.random_state(device)
-        if randomness != "same" and not streams.alike_outside_torch(first, last):
-            raise Refusal("NumPy or Python draws random numbers, once for all samples")
-        return places.get("", places)
+                one = isinstance(results, Tensor)
+                results = {"": results} if one else results
+                _place(results, places, slice(start, start + step), size, dtype)
+                del results  # or they would lie beside those of the next chunk
+        return places[""] if one else places
     except Exception as error:
         if not fallback.leads_to_loop(error):
             raise
         failed = error
-    streams.restore_random_state(first, device)
     return fallback.to_loop(otherwise, failed, model)
+
+
+def _place(chunk: Tensors, places: Tensors, part: slice, size: int, dtype: Any) -> None:
+    """Write the results of a chunk into places for all samples, which the first one makes."""
+    owners = set()
+    for name, each in chunk.items():
+        if name not in places:
+            address = each.untyped_storage().data_ptr()
+            # Views of one tensor, as of the gradient of a sum, are copied.
+            is_own = address not in owners and 0 not in each.stride()
+            owners.add(address)
+            if len(each) == size and is_own and dtype in (None, each.dtype):
+                places[name] = each.detach()
+                continue
+            places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
+        places[name][part] = each.detach()
 
 
 def graph(value: Tensor) -> Iterator[Any]:

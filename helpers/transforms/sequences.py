@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 class Sequences:
     """B tensors `(T, ...)`, each with a T of its own, indexed as a tensor `(B, ...)` is.
 
-    `of_one` makes of one of them what the model gets; `like` is as a sample could be.
+    `of_one` turns one into the model's input; `like` is an example.
     """
 
     def __init__(
@@ -42,11 +42,9 @@ def unpacked(packed: PackedSequence) -> Sequences:
 def with_bags(model: nn.Module, data: Any) -> Any:
     """Divide what a model gives to its `nn.EmbeddingBag`, if `offsets` are in the data.
 
-    They are known by name: where the forward takes an argument `offsets`, that and the argument
-    before it, both `(n,)`, are the layer's `offsets` and `input`. Sample i has the entries from
-    `offsets[i]` up to `offsets[i + 1]`; likewise of `per_sample_weights`. Returns the data, a tuple
-    or a mapping, with `Sequences` in place of these tensors; raises ValueError for offsets that do
-    not divide the entries.
+    Where the forward takes an argument `offsets`, that and the argument before it, both `(n,)`, are
+    the layer's `offsets` and `input`. Sample i has the entries from `offsets[i]` up to `offsets[i +
+    1]`; likewise of `per_sample_weights`. Returns the data with `Sequences` in their place.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.EmbeddingBag)]
     by_name = isinstance(data, MutableMapping)

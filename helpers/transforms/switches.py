@@ -48,4 +48,4 @@ native_kernels = Shared(_native_kernels)
 plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 """Attention by matrix products: fused attention can be differentiated only once."""
 uncompiled = Shared(lambda: torch.compiler.set_stance("force_eager"))
-"""What `torch.compile` has wrapped runs as it is written."""
+"""Compiled modules run uncompiled."""

@@ -135,13 +135,6 @@ def _loss_grad(kind: type) -> Way:
     )
 
 
-def _chunked_jacobian(case: Case, truth: Truth) -> Named:
-    out = torch.full_like(truth.jacobians, math.nan)
-    got = jacobians.func_jacobians(case.model, case.data, chunk_size=2, out=out)
-    assert got is out
-    return {"J": got}
-
-
 LOOP = "loop"
 WAYS = {
     LOOP: Way(lambda c, _: gradients.loop_gradients(*c.args), _as_gradients),
@@ -166,7 +159,9 @@ WAYS = {
     "iterative computer, loss": _loss_grad(IterativeGradientComputer),
     "loop Jacobians": _of_jacobians(lambda c, _: {"J": jacobians.loop_jacobians(c.model, c.data)}),
     "func Jacobians": _of_jacobians(lambda c, _: {"J": jacobians.func_jacobians(c.model, c.data)}),
-    "func Jacobians, out, chunks": _of_jacobians(_chunked_jacobian),
+    "func Jacobians, chunks": _of_jacobians(
+        lambda c, _: {"J": jacobians.func_jacobians(c.model, c.data, chunk_size=2)}
+    ),
     "kernel": Way(
         lambda c, _: {"": kernels.ntk(c.model, c.data)},
         lambda truth: {"": torch.einsum("iap,jbp->ijab", truth.jacobians, truth.jacobians)},
