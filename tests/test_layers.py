@@ -376,3 +376,36 @@ def test_a_table_that_is_renormalised_keeps_the_padding_out():
     ids = torch.tensor([[0, 1], [1, 2], [0, 0]])
     found = norms.gradient_norms(model, lambda words, _: words.square().sum(), ids)
     torch.testing.assert_close(found, torch.tensor([2.0, 8**0.5, 0.0]))
+
+
+class LearnedStart(nn.GRU):
+    def forward(self, inputs, hx=None):
+        return super().forward(inputs, self.start if hx is None else hx)
+
+
+class Masked(nn.GRUCell):
+    def forward(self, inputs, hx=None, mask=None):
+        return super().forward(inputs, hx) * (1 if mask is None else mask)
+
+
+def learned_start() -> nn.Module:
+    layer = LearnedStart(4, 4)
+    layer.start = nn.Parameter(torch.randn(1, 4))
+    return Apply(lambda m, x: m.layer(x)[0], layer=layer)
+
+
+ODD = {
+    "a subclass with a state of its own": learned_start,
+    "a subclass with an argument more": lambda: Apply(
+        lambda m, x: m.layer(x, x.sin(), x), layer=Masked(4, 4)
+    ),
+    "a list of states": lambda: Apply(
+        lambda m, x: m.layer(x, [x.sin(), x.cos()])[1], layer=nn.LSTMCell(4, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_models_have_the_gradients_of_plain_autograd(name):
+    torch.manual_seed(0)
+    assert contract.check(ODD[name]().double(), torch.randn(3, 4).double()) == ([], [])

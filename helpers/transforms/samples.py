@@ -16,7 +16,7 @@ from torch.func import debug_unwrap
 from helpers.transforms import fallback, switches
 from helpers.transforms import randomness as streams
 from helpers.transforms.known_wrong import VMAP, Refusal, Watched, reaches_script
-from helpers.transforms.recurrence import RECURRENT, add_zero_state
+from helpers.transforms.recurrence import RECURRENT, add_zero_state, check_forward
 from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences
 
@@ -103,6 +103,7 @@ def running(
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, RECURRENT):
+                check_forward(module)
                 hook = module.register_forward_pre_hook(add_zero_state, with_kwargs=True)
                 stack.enter_context(hook)
                 stack.enter_context(switches.native_kernels)
