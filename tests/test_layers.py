@@ -24,6 +24,7 @@ from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, ora
 from tests.support.ways import WAYS
 from tests.support.wild import Product
 from tests.support.zoo import Apply, Case, squared
+from tests.test_torch_faults import Tripled
 
 close = torch.testing.assert_close
 pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
@@ -394,7 +395,20 @@ def learned_start() -> nn.Module:
     return Apply(lambda m, x: m.layer(x)[0], layer=layer)
 
 
+@torch.library.custom_op("tests::tripled", mutates_args=())
+def tripled(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+tripled.register_autograd(lambda ctx, grads: 3 * grads)
+tripled.register_vmap(lambda info, in_dims, x: (x.clone(), in_dims[0]))
 ODD = {
+    "a custom function with a rule for vmap": lambda: Apply(
+        lambda m, x: Tripled.apply(m.layer(x)), layer=nn.Linear(4, 2)
+    ),
+    "a custom operator with a rule for vmap": lambda: Apply(
+        lambda m, x: tripled(m.layer(x)), layer=nn.Linear(4, 2)
+    ),
     "a subclass with a state of its own": learned_start,
     "a subclass with an argument more": lambda: Apply(
         lambda m, x: m.layer(x, x.sin(), x), layer=Masked(4, 4)

@@ -154,6 +154,26 @@ def while_loop_in_autograd():
     return (grads[0] - grads[1]).abs().max() > 1e-3
 
 
+class Tripled(torch.autograd.Function):
+    """The identity with three times its gradient, and a rule for `vmap` that does not say so."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grads):
+        return 3 * grads
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x.clone(), in_dims[0]
+
+
 torch.manual_seed(0)
 MATRIX, ROW, ROWS = torch.randn(2, 3), torch.randn(3), torch.randn(4, 3)
 SQUARES, COLUMN = torch.randn(4, 4, 4) + 4 * torch.eye(4), torch.randn(4, 1)
@@ -177,6 +197,7 @@ CALLS = {
         *(outside, lambda w, x: (torch.select_scatter(MATRIX * x, w, 0, 1) @ x).sum()),
         *(ROW, ROWS),
     ),
+    "custom_function_call": (outside, lambda w, x: (Tripled.apply(w) * x).sum(), ROW, ROWS),
     "as_strided": (outside, lambda w, x: (x @ w.as_strided((3, 2), (1, 1))).sum(), MATRIX, ROWS),
     "as_strided_copy": (
         *(outside, lambda w, x: (x @ torch.as_strided_copy(w, (3, 2), (1, 1))).sum()),

@@ -46,6 +46,9 @@ class Watched(TorchFunctionMode):
             place, is_wrong = KNOWN_WRONG[func]
             if place in self._places and is_wrong(*args, **kwargs):
                 raise Refusal(f"torch.{func.__name__} has wrong gradients {place}")
+        library = str(getattr(func, "__module__", "")) if OUTSIDE in self._places else ""
+        if library.startswith("torch._ops.") and not library.endswith((".aten", ".prims")):
+            raise Refusal(f"the operator {func} may have a rule for vmap of its own")
         if self._parameters and not self._parameters.isdisjoint(
             map(id, (*args[:1], kwargs.get("out")))
         ):
@@ -127,6 +130,11 @@ def _has_options(*args: Any, padding_idx: int | None = None, **kwargs: Any) -> b
     return padding not in (None, -1) or bool(frequency)
 
 
+def _has_own_rule(kind: type[torch.autograd.Function], *_: Any, **__: Any) -> bool:
+    """Tell whether a custom function may compute in batches what hides its backward."""
+    return not kind.generate_vmap_rule
+
+
 _BY_NAME = {
     "index_fill": VMAP,  # the value of one sample goes to all
     "prelu": JACREV,
@@ -145,6 +153,7 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
     torch.roll: (VMAP, _is_scalar),  # which rolls the samples
     Tensor.roll: (VMAP, _is_scalar),
     torch.ops.higher_order.while_loop: (AUTOGRAD, _always),
+    torch.ops.higher_order.custom_function_call: (OUTSIDE, _has_own_rule),
     **{
         getattr(owner, name): (place, _always)
         for name, place in _BY_NAME.items()
