@@ -423,3 +423,27 @@ ODD = {
 def test_odd_models_have_the_gradients_of_plain_autograd(name):
     torch.manual_seed(0)
     assert contract.check(ODD[name]().double(), torch.randn(3, 4).double()) == ([], [])
+
+
+def waved(x: Tensor) -> Tensor:
+    return x.sin() + x * x.exp()
+
+
+class WithCompiledMethod(Apply):
+    @torch.compile(backend="eager")
+    def waved(self, inputs):
+        return waved(inputs)
+
+
+compiled = torch.compile(waved, backend="eager")
+
+
+@pytest.mark.parametrize("run", [lambda m, x: compiled(x), lambda m, x: m.waved(x)])
+def test_what_is_compiled_is_recorded_as_it_is_written(run):
+    torch.compiler.reset()
+    own = {"w": nn.Parameter(torch.randn(4, 2))}
+    case = case_of(WithCompiledMethod(lambda m, x: run(m, x @ m.w), **own), (4,), 3, torch.float64)
+    plain = case_of(Apply(lambda m, x: waved(x @ m.w), **own), (4,), 3, torch.float64)
+    expected = oracle(plain.model, *case.args[1:])
+    close(norms.gradient_norms(*case.args), expected["w"].flatten(1).norm(dim=1))
+    assert_equal(gradients.loop_gradients(*case.args), expected, TOLERANCE)

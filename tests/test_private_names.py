@@ -29,8 +29,7 @@ LATER = {
 """Where a function uses private names when it runs, and the test, or the reason, that lets it."""
 ON_OBJECTS = {
     "_backward_hooks": "test_without_it_the_loop_is_taken",
-    "_compiled_call_impl": "torch itself does not run without it",
-    "_orig_mod": "without it, what is compiled raises under transforms, and the loop answers",
+    "_torchdynamo_orig_callable": "without it, what is compiled is refused where it is traced",
     "_version": "test_without_it_nothing_is_returned",
     "_post_accumulate_grad_hooks": "test_without_it_nothing_is_returned",
 }

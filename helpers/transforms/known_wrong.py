@@ -1,9 +1,8 @@
 """Functions of torch whose gradients are wrong: a few are mended, the others end a transform."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from inspect import getclosurevars
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -42,6 +41,8 @@ class Watched(TorchFunctionMode):
         return MENDED.get(func, func)(*args, **(kwargs or {}))
 
     def _check(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        if VMAP in self._places and torch.compiler.is_dynamo_compiling():
+            raise Refusal("what is compiled, and runs as written then, would be traced")
         if func in KNOWN_WRONG:
             place, is_wrong = KNOWN_WRONG[func]
             if place in self._places and is_wrong(*args, **kwargs):
@@ -60,22 +61,25 @@ class Watched(TorchFunctionMode):
                 raise Refusal(f"{name} of a parameter, which may write into it")
 
 
-def reaches_script(roots: Iterable[Any]) -> bool:
-    """Return whether modules or functions lead to something scripted, which no mode sees.
+def reached(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield what modules or functions lead to, to find what no mode sees.
 
-    Code that TorchScript has optimised for one kind of run has wrong gradients in another. Followed
-    are attributes of modules, closures and global names of functions, and what containers hold.
+    Followed are attributes of modules, closures and global names of functions, and what containers
+    hold.
     """
     seen: set[int] = set()
     waiting = [*roots]
     while waiting:
         value = waiting.pop()
         if id(value) not in seen and (callable(value) or type(value) in (list, tuple, dict)):
-            if isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule):
-                return True
             seen.add(id(value))
+            yield value
             waiting += _named_by(value)
-    return False
+
+
+def is_scripted(value: Any) -> bool:
+    """Tell whether TorchScript has optimised code for one kind of run: it is wrong in others."""
+    return isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule)
 
 
 def _named_by(value: Any) -> Iterable[Any]:
@@ -89,13 +93,13 @@ def _named_by(value: Any) -> Iterable[Any]:
         return (value.func, *value.args)
     if not isinstance(value, FunctionType):
         return ()
-    found = [*getclosurevars(value).nonlocals.values()] if value.__closure__ else []
+    found = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
     if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
         names = _names(value.__code__)
         for each in map(value.__globals__.get, names):
             found.append(each)
             if isinstance(each, ModuleType) and not each.__name__.startswith("torch"):
-                found += (getattr(each, name, None) for name in names)
+                found += map(vars(each).get, names)  # what a lazy one has not loaded, it has not
     return found
 
 

@@ -7,6 +7,7 @@ cannot be vouched for raises, so that the loop takes it (`helpers.transforms.loo
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.func import debug_unwrap
 
 from helpers.transforms import fallback, switches
 from helpers.transforms import randomness as streams
-from helpers.transforms.known_wrong import VMAP, Refusal, Watched, reaches_script
+from helpers.transforms.known_wrong import VMAP, Refusal, Watched, is_scripted, reached
 from helpers.transforms.recurrence import RECURRENT, add_zero_state, check_forward
 from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences
@@ -35,11 +36,8 @@ def functional(
     parameters = dict(model.named_parameters())
     own = parameters | dict(model.named_buffers())
     wanted = set(map(id, map(own.get, names)))
-    scripted = reaches_script((function, model))
 
     def run(params: dict[str, Tensor], buffers: dict[str, Tensor], *sample: Tensor) -> Any:
-        if scripted:
-            raise Refusal("what is scripted has wrong gradients under transforms")
         others = dict(params)
         for name, buffer in buffers.items():
             others[name] = buffer.clone()
@@ -87,9 +85,9 @@ def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iter
 
 @contextmanager
 def running(
-    model: nn.Module, names: Collection[str]
+    model: nn.Module, names: Collection[str], *functions: Function
 ) -> Iterator[tuple[Snapshot, dict[str, Tensor], dict[str, Tensor]]]:
-    """Let a block run a model under transforms, and put it back as it was.
+    """Let a block run a model under transforms, in these functions, and put it back as it was.
 
     Yields the state of the model; its parameters of these names and its buffers, detached.
     """
@@ -107,7 +105,10 @@ def running(
                 hook = module.register_forward_pre_hook(add_zero_state, with_kwargs=True)
                 stack.enter_context(hook)
                 stack.enter_context(switches.native_kernels)
-            if module._compiled_call_impl or hasattr(module, "_orig_mod"):
+        for each in reached((model, *functions)):
+            if is_scripted(each):
+                raise Refusal("what is scripted has wrong gradients under transforms")
+            if isinstance(each, FunctionType) and hasattr(each, "_torchdynamo_orig_callable"):
                 stack.enter_context(switches.uncompiled)
         snapshot = stack.enter_context(preserved(model, names))
         stack.enter_context(torch.enable_grad())
@@ -149,7 +150,7 @@ def batched(
     step, first = chunk_size or size, streams.random_state(device)
     places, owners = {}, set()
     try:
-        with running(model, names) as (snapshot, params, buffers):
+        with running(model, names, compute) as (snapshot, params, buffers):
             if Sequences in map(type, batch):
                 raise Refusal("samples of unequal length")
             # Each chunk is written where it belongs: to concatenate them takes the memory of all
