@@ -8,7 +8,6 @@ numbers in the forward are refused.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -125,11 +124,11 @@ def _by_loop(
     if not len(batch) or not params:
         empty = no_jacobians(model, batch, size=len(batch))
         return _allocated(model, params or {"": empty}, batch, empty.shape[1], out)
-    own, run, result = dict(model.named_parameters()), _outputs(batch), None
+    own, result = dict(model.named_parameters()), None
     leaves = [own[name] for name in params]
 
-    def differentiate(*args: Any) -> list[list[Tensor]]:
-        return [loop.by_backward(each, leaves, retain_graph=True) for each in run(*args)]
+    def backward(outputs: Tensor) -> list[list[Tensor]]:
+        return [loop.by_backward(each, leaves, retain_graph=True) for each in outputs]
 
     def take(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result
@@ -138,7 +137,7 @@ def _by_loop(
         for place, blocks in zip(result[index], rows, strict=True):
             place.copy_(torch.cat([block.flatten() for block in blocks]))
 
-    loop.for_each(differentiate, model, params, batch.leaves, take)
+    loop.for_each(_outputs(batch), model, params, batch.leaves, take, backward=backward)
     return result
 
 

@@ -61,6 +61,11 @@ class Watched(TorchFunctionMode):
                 raise Refusal(f"{name} of a parameter, which may write into it")
 
 
+def is_wrong_by_hand(node: Any) -> bool:
+    """Tell whether a node of a graph may be of a function that is wrong in plain autograd."""
+    return any(name in node.name() for name in ("BatchNorm", "WhileLoop"))
+
+
 def reached(roots: Iterable[Any]) -> Iterator[Any]:
     """Yield what modules or functions lead to, to find what no mode sees.
 

@@ -105,6 +105,8 @@ def running(
                 hook = module.register_forward_pre_hook(add_zero_state, with_kwargs=True)
                 stack.enter_context(hook)
                 stack.enter_context(switches.native_kernels)
+            if isinstance(module, nn.TransformerEncoder) and not module.mask_check:
+                raise Refusal("a TransformerEncoder may zero what is padded, but not under vmap")
         for each in reached((model, *functions)):
             if is_scripted(each):
                 raise Refusal("what is scripted has wrong gradients under transforms")
