@@ -11,11 +11,21 @@ import pytest
 import torch
 from functorch.experimental import control_flow
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from helpers import gradients, norms
 from helpers.transforms.fallback import FallbackWarning
 from tests.support import wild
-from tests.support.oracle import TOLERANCE, Truth, assert_equal, every_method, oracle, refused
+from tests.support.oracle import (
+    METHODS,
+    TOLERANCE,
+    Truth,
+    assert_equal,
+    every_method,
+    oracle,
+    refused,
+)
 from tests.support.ways import LEGACY, LOOP, WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
@@ -433,3 +443,13 @@ def test_names_in_branches_that_are_not_taken(method):
     case, lazy.__getattr__ = make("linear"), fail
     assert_equal(method(case.model, loss, *case.batch), oracle(*case.args), TOLERANCE)
     later = None
+
+
+@pytest.mark.parametrize("function", [*METHODS.values(), norms.gradient_norms])
+def test_a_cache_around_the_call_is_refused_where_it_matters(function):
+    case = make("linear")
+    expected = function(*case.args)
+    with parametrize.cached():
+        torch.testing.assert_close(function(*case.args), expected)
+        with refused("the model is parametrized", "forward"):
+            function(weight_norm(case.model), *case.args[1:])

@@ -29,6 +29,7 @@ LATER = {
 """Where a function uses private names when it runs, and the test, or the reason, that lets it."""
 ON_OBJECTS = {
     "_backward_hooks": "test_without_it_the_loop_is_taken",
+    "_cache_enabled": "without it, a cache around a call is not refused",
     "_torchdynamo_orig_callable": "without it, what is compiled is refused where it is traced",
     "_version": "test_without_it_nothing_is_returned",
     "_post_accumulate_grad_hooks": "test_without_it_nothing_is_returned",
