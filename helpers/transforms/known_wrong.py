@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 AUTOGRAD = "in plain autograd, and under transforms"
 VMAP, JACREV = "under vmap", "under vmap over jacrev"
 OUTSIDE = "where autograd lies outside of vmap"
+SCRIPTED = torch.jit.ScriptFunction, torch.jit.ScriptModule  # optimised for one kind of run
+BY_HAND = "BatchNorm", "WhileLoop"  # parts of the names of graphs' nodes, as of `AUTOGRAD`
 
 
 class Refusal(Exception):
@@ -61,11 +63,6 @@ class Watched(TorchFunctionMode):
                 raise Refusal(f"{name} of a parameter, which may write into it")
 
 
-def is_wrong_by_hand(node: Any) -> bool:
-    """Tell whether a node of a graph may be of a function that is wrong in plain autograd."""
-    return any(name in node.name() for name in ("BatchNorm", "WhileLoop"))
-
-
 def reached(roots: Iterable[Any]) -> Iterator[Any]:
     """Yield what modules or functions lead to, to find what no mode sees.
 
@@ -80,11 +77,6 @@ def reached(roots: Iterable[Any]) -> Iterator[Any]:
             seen.add(id(value))
             yield value
             waiting += _named_by(value)
-
-
-def is_scripted(value: Any) -> bool:
-    """Tell whether TorchScript has optimised code for one kind of run: it is wrong in others."""
-    return isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule)
 
 
 def _named_by(value: Any) -> Iterable[Any]:
@@ -173,31 +165,15 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
 """Functions of torch, where they are wrong, and for which arguments; see lesson 6."""
 
 
-class _Contiguous(torch.autograd.Function):
-    """The identity, whose gradient lies in memory in the order of its dimensions."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(outputs: Tensor) -> Tensor:
-        return outputs.detach()  # the same memory, into which a layer behind may write
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grads: Tensor) -> Tensor:
-        return grads.contiguous()
-
-
 def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Normalise images.
 
     On a CPU, torch reads the gradient of a single image in the wrong order where it lies in another
-    one than the image, in plain autograd too: as behind `flatten(2).transpose(1, 2)`.
+    one than the image, in plain autograd too: as behind `flatten(2).transpose(1, 2)`. Behind views
+    it comes in theirs.
     """
-    return _Contiguous.apply(func(input.contiguous(), *args, **kwargs))
+    outputs = func(input.contiguous(), *args, **kwargs)
+    return outputs.flatten().view(outputs.shape)
 
 
 MENDED: dict[Callable[..., Any], Callable[..., Any]] = {

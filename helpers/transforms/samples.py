@@ -16,7 +16,7 @@ from torch.func import debug_unwrap
 
 from helpers.transforms import fallback, switches
 from helpers.transforms import randomness as streams
-from helpers.transforms.known_wrong import VMAP, Refusal, Watched, is_scripted, reached
+from helpers.transforms.known_wrong import SCRIPTED, VMAP, Refusal, Watched, reached
 from helpers.transforms.recurrence import RECURRENT, add_zero_state, check_forward
 from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences
@@ -108,7 +108,7 @@ def running(
             if isinstance(module, nn.TransformerEncoder) and not module.mask_check:
                 raise Refusal("a TransformerEncoder may zero what is padded, but not under vmap")
         for each in reached((model, *functions)):
-            if is_scripted(each):
+            if isinstance(each, SCRIPTED):
                 raise Refusal("what is scripted has wrong gradients under transforms")
             if isinstance(each, FunctionType) and hasattr(each, "_torchdynamo_orig_callable"):
                 stack.enter_context(switches.uncompiled)
