@@ -157,21 +157,10 @@ def while_loop_in_autograd():
 class Tripled(torch.autograd.Function):
     """The identity with three times its gradient, and a rule for `vmap` that does not say so."""
 
-    @staticmethod
-    def forward(x):
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, grads):
-        return 3 * grads
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return x.clone(), in_dims[0]
+    forward = staticmethod(lambda x: x.clone())
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = staticmethod(lambda ctx, grads: 3 * grads)
+    vmap = staticmethod(lambda info, in_dims, x: (x.clone(), in_dims[0]))
 
 
 torch.manual_seed(0)
