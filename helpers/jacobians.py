@@ -113,11 +113,11 @@ def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tenso
     """Compute Jacobians `(B, Y, P)`, a row at a time."""
     if not len(batch) or not params:
         return no_jacobians(model, batch, size=len(batch))
-    own, run, result = dict(model.named_parameters()), _outputs(batch), None
+    own, result = dict(model.named_parameters()), None
     leaves = [own[name] for name in params]
 
-    def differentiate(*args: Any) -> list[list[Tensor]]:
-        return [loop.by_backward(each, leaves, retain_graph=True) for each in run(*args)]
+    def backward(outputs: Tensor) -> list[list[Tensor]]:
+        return [loop.by_backward(each, leaves, retain_graph=True) for each in outputs]
 
     def take(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result
@@ -127,7 +127,7 @@ def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tenso
         for place, blocks in zip(result[index], rows, strict=True):
             place.copy_(torch.cat([block.flatten() for block in blocks]))
 
-    loop.for_each(differentiate, model, params, batch.leaves, take)
+    loop.for_each(_outputs(batch), model, params, batch.leaves, take, backward=backward)
     return result
 
 

@@ -18,6 +18,7 @@ from torch.func import debug_unwrap
 from helpers import benchmark, curvature, gradients, jacobians, norms
 from helpers.layers import linear, recorder
 from helpers.transforms import batches
+from helpers.transforms.fallback import FallbackWarning
 from tests.support import zoo
 from tests.support.oracle import TOLERANCE, assert_equal, every_method, oracle, refused
 from tests.support.ways import LOOP, WAYS, into_out

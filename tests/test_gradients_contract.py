@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+import types
 import warnings
 
 import numpy as np
@@ -10,11 +11,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from helpers import gradients, norms
 from helpers.transforms.fallback import FallbackWarning
 from tests.support import wild
-from tests.support.oracle import TOLERANCE, Truth, assert_equal, every_method, oracle, refused
+from tests.support.oracle import (
+    METHODS,
+    TOLERANCE,
+    Truth,
+    assert_equal,
+    every_method,
+    oracle,
+    refused,
+)
 from tests.support.ways import LEGACY, LOOP, WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
@@ -187,8 +198,10 @@ def test_results_are_written_into_any_memory(name):
 
 
 @every_method
-def test_a_loss_with_a_parameter_of_its_own(method):
-    case, temperature = make("linear"), nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+@pytest.mark.parametrize("build", [make, lambda _: wild.make("checkpoint reentrant")])
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_with_a_parameter_of_its_own(build, method):
+    case, temperature = build("linear"), nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
     got = method(case.model, lambda p, t: squared(p * temperature, t), *case.batch)
     assert not any(tensor.requires_grad for tensor in got.values())
     assert temperature.grad is None
@@ -352,3 +365,45 @@ def test_check_where_a_forward_draws():
     for randomness in ("same", "different"):
         with refused("check", "random numbers"):
             gradients.func_gradients(*make("linear").args, randomness=randomness, check=True)
+
+
+@every_method
+@pytest.mark.parametrize("mask_check", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_a_frozen_encoder_leaves_out_what_is_padded(mask_check, method):
+    """By hand it takes a fast path, which puts zeros where the others have numbers."""
+    layer, padded = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.arange(3) > 1
+    frozen = nn.TransformerEncoder(layer, 1, mask_check=mask_check).eval().requires_grad_(False)
+
+    def run(self: Apply, x: Tensor) -> Tensor:
+        return self.fc(self.frozen(x, src_key_padding_mask=padded.expand(len(x), -1)).sum(1))
+
+    model = Apply(run, frozen=frozen, fc=nn.Linear(4, 2)).double()
+    args = model, squared, torch.randn(3, 3, 4).double(), torch.randn(3, 2).double()
+    assert_equal(method(*args), oracle(*args), TOLERANCE)
+
+
+lazy = types.ModuleType("lazy")
+
+
+@every_method
+def test_names_in_branches_that_are_not_taken(method):
+    def fail(name: str) -> None:
+        raise ImportError(name)
+
+    def loss(p: Tensor, t: Tensor) -> Tensor:
+        return squared(p, t) if len(p) else lazy.train(later)
+
+    case, lazy.__getattr__ = make("linear"), fail
+    assert_equal(method(case.model, loss, *case.batch), oracle(*case.args), TOLERANCE)
+    later = None
+
+
+@pytest.mark.parametrize("function", [*METHODS.values(), norms.gradient_norms])
+def test_a_cache_around_the_call_is_refused_where_it_matters(function):
+    case = make("linear")
+    expected = function(*case.args)
+    with parametrize.cached():
+        torch.testing.assert_close(function(*case.args), expected)
+        with refused("the model is parametrized", "forward"):
+            function(weight_norm(case.model), *case.args[1:])

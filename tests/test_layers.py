@@ -20,6 +20,7 @@ from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, ora
 from tests.support.ways import WAYS
 from tests.support.wild import Product
 from tests.support.zoo import Apply, Case, squared
+from tests.test_torch_faults import Tripled
 
 close = torch.testing.assert_close
 pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
@@ -329,3 +330,53 @@ def test_a_table_that_is_renormalised_keeps_the_padding_out():
     ids = torch.tensor([[0, 1], [1, 2], [0, 0]])
     found = norms.gradient_norms(model, lambda words, _: words.square().sum(), ids)
     torch.testing.assert_close(found, torch.tensor([2.0, 8**0.5, 0.0]))
+
+
+class OwnStart(nn.GRU):
+    def forward(self, inputs, hx=None):
+        return super().forward(inputs, self.weight_hh_l0[:1] if hx is None else hx)
+
+
+@torch.library.custom_op("tests::tripled", mutates_args=())
+def tripled(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+tripled.register_autograd(lambda ctx, grads: 3 * grads)
+tripled.register_vmap(lambda info, in_dims, x: (x.clone(), in_dims[0]))
+ODD = {
+    "a rule of a function": (nn.Linear(4, 2), lambda m, x: Tripled.apply(m.layer(x))),
+    "a rule of an operator": (nn.Linear(4, 2), lambda m, x: tripled(m.layer(x))),
+    "a state of its own": (OwnStart(4, 4), lambda m, x: m.layer(x)[0]),
+    "a list of states": (nn.LSTMCell(4, 4), lambda m, x: m.layer(x, [x.sin(), x.cos()])[1]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_models_have_the_gradients_of_plain_autograd(name):
+    layer, run = ODD[name]
+    model = Apply(run, layer=layer).double()
+    assert contract.check(model, torch.randn(3, 4).double()) == ([], [])
+
+
+def waved(x: Tensor) -> Tensor:
+    return x.sin() + x * x.exp()
+
+
+class Compiled(Apply):
+    waved = torch.compile(lambda self, x: waved(x), backend="eager")
+
+
+compiled = torch.compile(waved, backend="eager")
+
+
+@pytest.mark.parametrize("run", [lambda m, x: compiled(x), lambda m, x: m.waved(x)])
+def test_what_is_compiled_is_recorded_as_it_is_written(run):
+    torch.compiler.reset()
+    w, data = nn.Parameter(torch.randn(4, 2).double()), torch.randn(3, 4).double()
+    plain, model = Apply(lambda m, x: waved(x @ m.w), w=w), Compiled(lambda m, x: run(m, x @ m.w))
+    expected = oracle(plain, squared, data, data[:, :2])
+    model.w = w
+    found = norms.gradient_norms(model, squared, data, data[:, :2])
+    close(found, expected["w"].flatten(1).norm(dim=1))
+    assert_equal(gradients.loop_gradients(model, squared, data, data[:, :2]), expected, TOLERANCE)

@@ -27,6 +27,8 @@ LATER = {
     "_functorch": "test_without_them_gradients_are_formed",
     "_add_batch_dim": "test_without_them_gradients_are_formed",
     "_unwrap_batched": "test_without_them_gradients_are_formed",
+    "_cache_enabled": "without it, a cache around a call is not refused",
+    "_torchdynamo_orig_callable": "without it, what is compiled is refused where it is traced",
     "_version": "test_without_it_nothing_is_returned",
     "_post_accumulate_grad_hooks": "test_without_it_nothing_is_returned",
     "_compiled_call_impl": "torch itself does not run without it",

@@ -87,6 +87,15 @@ def while_loop_in_autograd():
     return differ(*(torch.autograd.grad(each.sum(), weight)[0] for each in (found, right)))
 
 
+class Tripled(torch.autograd.Function):
+    """The identity with three times its gradient, and a rule for `vmap` that does not say so."""
+
+    forward = staticmethod(lambda x: x.clone())
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = staticmethod(lambda ctx, grads: 3 * grads)
+    vmap = staticmethod(lambda info, in_dims, x: (x.clone(), in_dims[0]))
+
+
 torch.manual_seed(0)
 IMAGES, TOKENS = torch.randn(1, 3, 2, 2), torch.randn(1, 4, 3).transpose(1, 2).unflatten(2, (2, 2))
 MATRIX, ROW, ROWS = torch.randn(2, 3), torch.randn(3), torch.randn(4, 3)
@@ -110,6 +119,7 @@ KNOWN = {
         *(outside, lambda w, x: torch.select_scatter(MATRIX * x, w, 0, 1) @ x),
         *(ROW, ROWS),
     ),
+    "custom_function_call": (outside, lambda w, x: Tripled.apply(w) * x, ROW, ROWS),
     "as_strided": (outside, lambda w, x: x @ w.as_strided(*SIDES), MATRIX, ROWS),
     "as_strided_copy": (
         *(outside, lambda w, x: x @ torch.as_strided_copy(w, *SIDES)),

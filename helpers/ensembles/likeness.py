@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.transforms import checks
-from helpers.transforms.known_wrong import reaches_script
+from helpers.transforms.known_wrong import SCRIPTED, reached
 
 _CONSTANTS = (str, bytes, Number, Enum, torch.dtype, torch.device, type(None))
 _OF_EVERY_MODULE = {*vars(nn.Module()), "_torchdynamo_wrapper_id"}
@@ -23,7 +23,7 @@ def tensors_of_each(models: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
     for index, model in enumerate(models):
         checks.check_one_process(model)
         checks.check_callable(model)
-        if reaches_script((model,)):
+        if any(isinstance(each, SCRIPTED) for each in reached((model,))):
             raise ValueError("models must hold nothing scripted: torch.vmap gets it wrong")
         ours, theirs = facts_of(models[0]), facts_of(model)
         for place in ours | theirs:

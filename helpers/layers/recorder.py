@@ -100,10 +100,8 @@ def _recorded(
     function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str
 ) -> PerSampleGradients:
     """Run the function forward and backward; raise a refusal where that cannot be followed."""
-    if known_wrong.reaches_script((function, model)):
-        raise Refusal("what is scripted is not recorded")
     draws = {"device": batch[0].device, "randomness": randomness}
-    with samples.running(model, params, **draws) as (snapshot, params, _):
+    with samples.running(model, params, function, **draws) as (snapshot, params, _):
         record = _Record(function, model, params, len(batch[0]))
         losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
         calls = record.backward(losses)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.func import debug_unwrap
+from torch.nn.utils import parametrize
 
 from helpers.transforms.numbers import check_count
 
@@ -14,11 +15,17 @@ BATCH_NORM = nn.BatchNorm1d.__base__  # of all layers that normalise over the ba
 
 
 def check_model(model: nn.Module) -> None:
-    """Check that a model is one, lies in one process, and has no BatchNorm over the batch."""
+    """Check that a model is one, in one process, with no BatchNorm over the batch and no cache."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_one_process(model)
+    cached = getattr(parametrize, "_cache_enabled", 0)
     for name, module in model.named_modules():
+        if cached and parametrize.is_parametrized(module):
+            raise ValueError(
+                f"{name or 'the model'} is parametrized, and parametrize.cached() around this call "
+                "would give all samples the weights of one: open it in the forward"
+            )
         if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
             raise ValueError(
                 f"{name or 'the model'} is BatchNorm in training mode: it mixes the samples of a "

@@ -1,9 +1,8 @@
 """Functions of torch whose gradients are wrong: a few are mended, the others end a transform."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from inspect import getclosurevars
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 AUTOGRAD = "in plain autograd, and under transforms"
 VMAP, JACREV = "under vmap", "under vmap over jacrev"
 OUTSIDE = "where autograd lies outside of vmap"
+SCRIPTED = torch.jit.ScriptFunction, torch.jit.ScriptModule  # optimised for one kind of run
+BY_HAND = "BatchNorm", "WhileLoop"  # parts of the names of graphs' nodes, as of `AUTOGRAD`
 
 
 class Refusal(Exception):
@@ -42,10 +43,15 @@ class Watched(TorchFunctionMode):
         return MENDED.get(func, func)(*args, **(kwargs or {}))
 
     def _check(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        if VMAP in self._places and torch.compiler.is_dynamo_compiling():
+            raise Refusal("what is compiled, and runs as written then, would be traced")
         if func in KNOWN_WRONG:
             place, is_wrong = KNOWN_WRONG[func]
             if place in self._places and is_wrong(*args, **kwargs):
                 raise Refusal(f"torch.{func.__name__} has wrong gradients {place}")
+        library = str(getattr(func, "__module__", "")) if OUTSIDE in self._places else ""
+        if library.startswith("torch._ops.") and not library.endswith((".aten", ".prims")):
+            raise Refusal(f"the operator {func} may have a rule for vmap of its own")
         if self._parameters and not self._parameters.isdisjoint(
             map(id, (*args[:1], kwargs.get("out")))
         ):
@@ -57,22 +63,20 @@ class Watched(TorchFunctionMode):
                 raise Refusal(f"{name} of a parameter, which may write into it")
 
 
-def reaches_script(roots: Iterable[Any]) -> bool:
-    """Return whether modules or functions lead to something scripted, which no mode sees.
+def reached(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield what modules or functions lead to, to find what no mode sees.
 
-    Code that TorchScript has optimised for one kind of run has wrong gradients in another. Followed
-    are attributes of modules, closures and global names of functions, and what containers hold.
+    Followed are attributes of modules, closures and global names of functions, and what containers
+    hold.
     """
     seen: set[int] = set()
     waiting = [*roots]
     while waiting:
         value = waiting.pop()
         if id(value) not in seen and (callable(value) or type(value) in (list, tuple, dict)):
-            if isinstance(value, torch.jit.ScriptFunction | torch.jit.ScriptModule):
-                return True
             seen.add(id(value))
+            yield value
             waiting += _named_by(value)
-    return False
 
 
 def _named_by(value: Any) -> Iterable[Any]:
@@ -86,13 +90,13 @@ def _named_by(value: Any) -> Iterable[Any]:
         return (value.func, *value.args)
     if not isinstance(value, FunctionType):
         return ()
-    found = [*getclosurevars(value).nonlocals.values()] if value.__closure__ else []
+    found = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
     if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
         names = _names(value.__code__)
         for each in map(value.__globals__.get, names):
             found.append(each)
             if isinstance(each, ModuleType) and not each.__name__.startswith("torch"):
-                found += (getattr(each, name, None) for name in names)
+                found += map(vars(each).get, names)  # what a lazy one has not loaded, it has not
     return found
 
 
@@ -127,6 +131,11 @@ def _has_options(*args: Any, padding_idx: int | None = None, **kwargs: Any) -> b
     return padding not in (None, -1) or bool(frequency)
 
 
+def _has_own_rule(kind: type[torch.autograd.Function], *_: Any, **__: Any) -> bool:
+    """Tell whether a custom function may compute in batches what hides its backward."""
+    return not kind.generate_vmap_rule
+
+
 _BY_NAME = {
     "index_fill": VMAP,  # the value of one sample goes to all
     "prelu": JACREV,
@@ -145,6 +154,7 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
     torch.roll: (VMAP, _is_scalar),  # which rolls the samples
     Tensor.roll: (VMAP, _is_scalar),
     torch.ops.higher_order.while_loop: (AUTOGRAD, _always),
+    torch.ops.higher_order.custom_function_call: (OUTSIDE, _has_own_rule),
     **{
         getattr(owner, name): (place, _always)
         for name, place in _BY_NAME.items()
@@ -155,31 +165,15 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
 """Functions of torch, where they are wrong, and for which arguments; see lesson 6."""
 
 
-class _Contiguous(torch.autograd.Function):
-    """The identity, whose gradient lies in memory in the order of its dimensions."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(outputs: Tensor) -> Tensor:
-        return outputs.detach()  # the same memory, into which a later layer may write
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grads: Tensor) -> Tensor:
-        return grads.contiguous()
-
-
 def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Normalise images.
 
     On a CPU, torch reads the gradient of a single image in the wrong order where it lies in another
-    one than the image, in plain autograd too: for example after `flatten(2).transpose(1, 2)`.
+    one than the image, in plain autograd too: for example after `flatten(2).transpose(1, 2)`. After
+    views it comes in theirs.
     """
-    return _Contiguous.apply(func(input.contiguous(), *args, **kwargs))
+    outputs = func(input.contiguous(), *args, **kwargs)
+    return outputs.flatten().view(outputs.shape)
 
 
 MENDED: dict[Callable[..., Any], Callable[..., Any]] = {

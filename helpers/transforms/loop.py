@@ -1,6 +1,7 @@
 """One sample after the other, in plain autograd: slow, and right for every differentiable model."""
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.autograd.function import BackwardCFunction
 
 from helpers.transforms import fallback
 from helpers.transforms import randomness as streams
-from helpers.transforms.known_wrong import Watched
+from helpers.transforms.known_wrong import BY_HAND, Watched
 from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.samples import graph
 
@@ -37,19 +38,17 @@ def gradients(
     own = dict(model.named_parameters())
     leaves = [own[name] for name in grads]
 
-    def differentiate(model: nn.Module, *sample: Tensor) -> list[Tensor]:
-        return by_backward(function(model, *sample), leaves)
-
     def take(index: int, rows: list[Tensor]) -> None:
         for per_sample_grad, row in zip(grads.values(), rows, strict=True):
             per_sample_grad[index] = row
 
-    for_each(differentiate, model, grads, batch, take, randomness=randomness)
+    options = {"backward": partial(by_backward, leaves=leaves), "randomness": randomness}
+    for_each(function, model, grads, batch, take, **options)
     flagged = {name for name, each in own.items() if each.requires_grad}
     unmet = (not rows[:, None].flatten(1).any(1).all() for rows in grads.values())
     if not flagged <= grads.keys() and any(unmet):
         # A checkpoint may need gradients of parameters that are not asked for.
-        for_each(differentiate, model, flagged | {*grads}, batch, take, randomness=randomness)
+        for_each(function, model, flagged | {*grads}, batch, take, **options)
     return grads
 
 
@@ -60,29 +59,40 @@ def for_each(
     batch: tuple[Tensor, ...],
     take: Callable[[int, Any], None],
     *,
+    backward: Callable[[Tensor], Any] = lambda value: value,
     randomness: str = "error",
 ) -> None:
-    """Call `take(index, function(model, *sample))` for each sample, and put the model back.
+    """Call `take(index, backward(function(model, *sample)))` for each, and put the model back.
 
     Exactly the parameters of these names require a gradient. Raises ValueError where random numbers
     are drawn and `randomness` is `"error"`.
     """
+    watched = False
 
     def run(index: int) -> Any:
+        nonlocal watched
+        if randomness == "same":
+            streams.restore_random_state(first)
         # Clones, since autograd does not save tensors that were made in inference mode.
         sample = [tensor[index].detach().clone() for tensor in batch]
         try:
-            return function(model, *sample)
+            # Torch leaves some fast paths where a mode is on: it is, once there is need of it.
+            with Watched() if watched else nullcontext():
+                value = function(model, *sample)
+                nodes = " ".join(node.name() for node in graph(value))
+                if watched or not any(each in nodes for each in BY_HAND):
+                    return backward(value)
         except Exception as error:
             fallback.add_place(error, model)
             raise
+        watched = True
+        snapshot.restore()
+        return run(index)
 
-    with preserved(model, names) as snapshot, torch.enable_grad(), Watched():
+    with preserved(model, names) as snapshot, torch.enable_grad():
         state = partial(streams.random_state, batch[0].device, snapshot.generators)
         first = state()
         for index in range(len(batch[0])):
-            if randomness == "same":
-                streams.restore_random_state(first)
             if randomness == "error" and index == 0:
                 result = _first(partial(run, 0), state, snapshot)
             else:
@@ -108,15 +118,19 @@ def by_backward(
     scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
 ) -> list[Tensor]:
     """Differentiate a scalar with respect to leaves: dense, zeros where it reaches none."""
-    for leaf in leaves:
+    nodes = [*graph(scalar)]
+    # The backward pass of a custom function, such as a reentrant checkpoint, may run another one,
+    # for leaves that this graph does not show. Those that it shows may be the loss's own.
+    custom = any(isinstance(node, BackwardCFunction) for node in nodes)
+    met = {*leaves, *(node.variable for node in nodes if hasattr(node, "variable"))}
+    before = {leaf: leaf.grad for leaf in met}
+    for leaf in met:
         leaf.grad = None
-    if scalar.requires_grad:
-        # The backward pass of a custom function, such as a reentrant checkpoint, may run another
-        # one, for leaves that this graph does not show.
-        custom = any(isinstance(node, BackwardCFunction) for node in graph(scalar))
-        scalar.backward(inputs=None if custom else leaves, retain_graph=retain_graph)
-    grads = []
-    for leaf in leaves:
-        found, leaf.grad = leaf.grad, None
-        grads.append(torch.zeros_like(leaf) if found is None else found.to_dense().detach())
-    return grads
+    try:
+        if scalar.requires_grad:
+            scalar.backward(inputs=None if custom else leaves, retain_graph=retain_graph)
+        found = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    finally:
+        for leaf, gradient in before.items():
+            leaf.grad = gradient
+    return [each.to_dense().detach() for each in found]

@@ -4,7 +4,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from helpers.transforms.known_wrong import Refusal
+
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_CLASSES = (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+_FORWARDS = {kind.forward for kind in _CLASSES}
+
+
+def check_forward(layer: nn.RNNBase | nn.RNNCellBase) -> None:
+    """Refuse a layer whose forward is not torch's: a state that it gets may mean something else."""
+    if getattr(layer.forward, "__func__", None) not in _FORWARDS:
+        raise Refusal(f"{type(layer).__name__} has a forward of its own, not that of torch")
 
 
 def add_zero_state(
@@ -16,15 +26,13 @@ def add_zero_state(
     """
     inputs = args[0] if args else kwargs.get("input")
     given = args[1] if len(args) > 1 else kwargs.get("hx")
-    if not isinstance(inputs, Tensor):
-        return None
-    if isinstance(given, tuple):
-        start = tuple(state + inputs.new_zeros(state.shape) for state in given)
-    elif given is not None:
-        start = given + inputs.new_zeros(given.shape)
-    else:
-        start = _zero_state(layer, inputs)
-    return args[:1], {**kwargs, "hx": start}
+    if given is None and isinstance(inputs, Tensor):
+        given = _zero_state(layer, inputs)
+    states = given if isinstance(given, tuple | list) else [given]
+    if len(args) > 2 or not all(isinstance(each, Tensor) for each in (inputs, *states)):
+        return None  # which the layer takes, or refuses, as it does without `vmap`
+    start = [state + inputs.new_zeros(state.shape) for state in states]
+    return args[:1], {**kwargs, "hx": start[0] if isinstance(given, Tensor) else tuple(start)}
 
 
 def _zero_state(layer: nn.RNNBase | nn.RNNCellBase, inputs: Tensor) -> Any:

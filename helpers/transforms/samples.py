@@ -8,6 +8,7 @@ cannot be guaranteed raises, so that the loop takes over (`helpers.transforms.lo
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch.func import debug_unwrap
 
 from helpers.transforms import fallback, switches
 from helpers.transforms import randomness as streams
-from helpers.transforms.known_wrong import VMAP, Refusal, Watched, reaches_script
-from helpers.transforms.recurrence import RECURRENT, add_zero_state
+from helpers.transforms.known_wrong import SCRIPTED, VMAP, Refusal, Watched, reached
+from helpers.transforms.recurrence import RECURRENT, add_zero_state, check_forward
 from helpers.transforms.restore import Snapshot, preserved
 from helpers.transforms.sequences import Sequences
 
@@ -36,11 +37,8 @@ def functional(
     parameters = dict(model.named_parameters())
     own = parameters | dict(model.named_buffers())
     wanted = set(map(id, map(own.get, names)))
-    scripted = reaches_script((function, model))
 
     def run(params: Tensors, buffers: Tensors, *sample: Tensor) -> Any:
-        if scripted:
-            raise Refusal("what is scripted has wrong gradients under transforms")
         others = dict(params)
         for name, buffer in buffers.items():
             others[name] = buffer.clone()
@@ -88,11 +86,11 @@ def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iter
 def running(
     model: nn.Module,
     names: Collection[str],
-    *,
+    *functions: Function,
     device: torch.device | None = None,
     randomness: str = "same",
 ) -> Iterator[tuple[Snapshot, Tensors, Tensors]]:
-    """Let a block run a model under transforms, and put it back as it was.
+    """Let a block run a model under transforms, in these functions, and put it back as it was.
 
     Yields its state; its parameters of these names and its buffers, detached. With a device, draws
     of NumPy and Python are refused, and streams set back where the block raises, unless nothing may
@@ -108,10 +106,16 @@ def running(
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, RECURRENT):
+                check_forward(module)
                 hook = module.register_forward_pre_hook(add_zero_state, with_kwargs=True)
                 stack.enter_context(hook)
                 stack.enter_context(switches.native_kernels)
-            if module._compiled_call_impl or hasattr(module, "_orig_mod"):
+            if isinstance(module, nn.TransformerEncoder) and not module.mask_check:
+                raise Refusal("a TransformerEncoder may zero what is padded, but not under vmap")
+        for each in reached((model, *functions)):
+            if isinstance(each, SCRIPTED):
+                raise Refusal("what is scripted has wrong gradients under transforms")
+            if isinstance(each, FunctionType) and hasattr(each, "_torchdynamo_orig_callable"):
                 stack.enter_context(switches.uncompiled)
         snapshot = stack.enter_context(preserved(model, names))
         stack.enter_context(torch.enable_grad())
@@ -151,7 +155,7 @@ def batched(
     step, places = chunk_size or size, {}
     try:
         draws = {"device": device, "randomness": randomness}
-        with running(model, names, **draws) as (snapshot, params, buffers):
+        with running(model, names, compute, **draws) as (snapshot, params, buffers):
             if randomness == "same":
                 first = streams.random_state(device, snapshot.generators)
             if Sequences in map(type, batch):
