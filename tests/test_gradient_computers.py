@@ -41,20 +41,15 @@ def computer(
     return kind(model, task, count, dtype, "cpu", grad_wrt, **options)
 
 
-# What the original's computers get wrong, one by one.
-
-
 @both
-@pytest.mark.parametrize("wrt", [["2.bias", "0.weight"], [], ["0.bias"] * 2], ids=str)
-def test_grad_wrt_gives_these_names_in_its_order_from_any_iterable(kind, wrt):
-    case = make("frozen")  # 0.weight and 2.bias
-    by_oracle = oracle(*case.args, wrt=dict.fromkeys(wrt))
-    for names in (wrt, tuple(wrt), iter(wrt), dict.fromkeys(wrt)):
-        count = sum(case.model.get_parameter(name).numel() for name in dict.fromkeys(wrt))
-        taken = kind(case.model, LossOf(case.loss_fn), count, torch.float64, "cpu", names)
-        for _ in range(2):  # an iterator is read once
-            assert_equal(taken.compute_per_sample_grad(case.batch), by_oracle, TOLERANCE)
-        assert taken.compute_loss_grad(case.batch).shape == (3, 1)
+def test_grad_wrt_gives_these_names_in_its_order_from_any_iterable(kind):
+    case, wrt = make("frozen"), ["2.bias", "0.weight"]
+    count = sum(case.model.get_parameter(name).numel() for name in wrt)
+    taken = kind(case.model, LossOf(case.loss_fn), count, torch.float64, "cpu", iter(wrt))
+    for _ in range(2):  # an iterator is read once
+        got = taken.compute_per_sample_grad(case.batch)
+        assert list(got) == wrt
+        assert_equal(got, oracle(*case.args, wrt=wrt), TOLERANCE)
 
 
 @both
@@ -83,9 +78,8 @@ def test_the_iterative_one_costs_o_of_b():
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_results_have_the_dtype_and_the_device_that_were_asked_for(kind, dtype):
-    model, batch = MLP(), (torch.rand(3, 784), torch.arange(3))
+def test_results_have_the_dtype_and_the_device_that_were_asked_for(kind):
+    model, batch, dtype = MLP(), (torch.rand(3, 784), torch.arange(3)), torch.bfloat16
     exact = computer(kind, model, dtype=torch.float64)
     taken = computer(kind, model, dtype=dtype)
     for name, tensor in taken.compute_per_sample_grad(batch).items():
@@ -138,68 +132,48 @@ def test_new_weights_are_seen_at_once_and_another_model_by_loading_it(kind):
     assert_equal(taken.compute_per_sample_grad(case.batch), oracle(*other.args), TOLERANCE)
 
 
-# Refusals, each one sentence.
-
-
 def make_one(kind, **changes: object) -> AbstractGradientComputer:
     arguments = {"model": nn.Linear(3, 2), "task": IMAGES, "grad_dim": 8, "dtype": torch.float32}
     return kind(**({"device": "cpu", **arguments} | changes))
 
 
-DIM = "but the parameters to differentiate have"
-# By what the message names, what differs from right settings.
 SETTINGS: dict[str, dict[str, object]] = {
-    "grad_wrt names 'wieght', which is no parameter of this model": {"grad_wrt": ["wieght"]},
-    f"grad_dim is 9, {DIM} 8 entries: weight, bias": {"grad_dim": 9},
-    f"grad_dim is None, {DIM} 8 entries": {"grad_dim": None},
-    f"grad_dim is 8, {DIM} 2 entries: bias": {"grad_wrt": ["bias"]},
-    f"grad_dim is 8, {DIM} 0 entries": {"grad_wrt": []},
-    "dtype must be floating point": {"dtype": torch.int64},
-    "weight is complex": {"model": nn.Linear(3, 2, dtype=torch.complex64)},
-    "chunk_size must be": {"chunk_size": 0},
-    "device 'cuda:99' is not on this machine": {"device": "cuda:99"},
-    "grad_wrt must be several names": {"grad_wrt": "bias"},
-    "model must be a torch.nn.Module": {"model": len},
-    "dtype must be a torch.dtype, got str": {"dtype": "float32"},
-    "task must have the method get_output, got str": {"task": "images"},
+    "wieght": {"grad_wrt": ["wieght"]},
+    "8 entries": {"grad_dim": 9},
+    "complex": {"model": nn.Linear(3, 2, dtype=torch.complex64)},
+    "cuda:99": {"device": "cuda:99"},
+    "several names": {"grad_wrt": "bias"},
+    "get_output": {"task": "images"},
 }
 
 
-@pytest.mark.parametrize("words", SETTINGS)
-def test_wrong_settings_are_refused(words):
-    with refused(words, error=(TypeError, ValueError)):
-        make_one(FunctionalGradientComputer, **SETTINGS[words])
+@pytest.mark.parametrize("word", SETTINGS)
+def test_wrong_settings_are_refused(word):
+    with refused(word, error=(TypeError, ValueError)):
+        make_one(FunctionalGradientComputer, **SETTINGS[word])
 
 
 @both
 def test_frozen_parameters_do_not_count_in_grad_dim(kind):
     model = nn.Linear(3, 2)
     model.bias.requires_grad_(False)
-    with refused(f"grad_dim is 8, {DIM} 6 entries: weight"):
-        make_one(kind, model=model)
     taken = make_one(kind, model=model, grad_dim=6)
-    with refused(f"grad_dim is 6, {DIM} 8 entries: weight, bias"):
+    with refused("8 entries"):
         taken.load_model_params(nn.Linear(3, 2))
     assert taken.model is model
 
 
 X, Y = torch.ones(3, 3), torch.zeros(3, dtype=torch.long)
-BATCHES: dict[str, object] = {
-    "batch must hold 2 tensors, (image, label), got 1": (X,),
-    "batch must be a tuple or a list of tensors, (image, label), got Tensor": X,
-    "image and label must have one batch size, got 3 and 2": (X, Y[:2]),
-    "label must be a tensor (B, ...), got list": (X, [0, 1, 2]),
-    "label must have a batch dimension": (X, Y[0]),
-}
+BATCHES = {"got 1": (X,), "got Tensor": X, "one batch size": (X, Y[:2])}
 
 
 @both
-@pytest.mark.parametrize("words", BATCHES)
-def test_a_wrong_batch_is_refused(words, kind):
+@pytest.mark.parametrize("word", BATCHES)
+def test_a_wrong_batch_is_refused(word, kind):
     taken = make_one(kind)
     for compute in (taken.compute_per_sample_grad, taken.compute_loss_grad):
-        with refused(words, error=(TypeError, ValueError)):
-            compute(BATCHES[words])
+        with refused(word, error=(TypeError, ValueError)):
+            compute(BATCHES[word])
 
 
 def task(output: object = None, loss_grad: object = None) -> SimpleNamespace:
@@ -214,41 +188,22 @@ def task(output: object = None, loss_grad: object = None) -> SimpleNamespace:
 
 
 @both
-def test_a_task_of_any_number_of_tensors(kind):
+def test_a_task_of_any_number_of_tensors_must_return_one_number(kind):
     taken = make_one(kind, task=task(lambda out: out.sum()))
     for count in (1, 2, 3):
         got = taken.compute_per_sample_grad([X] * count)
         assert torch.equal(got["weight"], torch.ones(3, 2, 3))
-    with refused("tensor_0 and tensor_1 must have one batch size, got 3 and 2"):
-        taken.compute_per_sample_grad((X, X[:2]))
-    with refused("batch must hold 1 tensors, (tensor_0), got 0"):
-        taken.compute_per_sample_grad(())
+    with refused("scalar"):
+        make_one(kind, task=task(lambda out: out)).compute_per_sample_grad((X,))
+    with refused("(B, 1)"):
+        make_one(kind, task=task(None, lambda batch: batch[0])).compute_loss_grad((X,))
 
 
 @both
-def test_what_a_task_returns_is_checked(kind):
-    scalar = "get_output must return a scalar, a tensor of shape (), for one sample, got"
-    for output, got in ((lambda z: z.sum(1), "(1,)"), (lambda z: z, "(1, 2)"), (list, "list")):
-        with refused(f"{scalar} {got}: .squeeze(0) or .sum() gives one"):
-            make_one(kind, task=task(output)).compute_per_sample_grad((X,))
-    rows = "get_out_to_loss_grad must return (B, 1), got"
-    for loss_grad, got in (
-        (lambda b: b[0][:, 0], "(1,)"),
-        (lambda b: b[0], "(1, 3)"),
-        (len, "int"),
-    ):
-        with refused(f"{rows} {got} for B = 1"):
-            make_one(kind, task=task(None, loss_grad)).compute_loss_grad((X,))
-
-
-TRAINING = {nn.BatchNorm1d(2): "1 is BatchNorm in training mode", nn.Dropout(): "model.eval()"}
-
-
-@both
-@pytest.mark.parametrize("layer", TRAINING)
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(2), nn.Dropout()], ids=str)
 def test_a_layer_in_training_mode_is_refused(layer, kind):
     model = nn.Sequential(nn.Linear(3, 2), layer).train()
     taken = computer(kind, model, dtype=torch.float32)
     for compute in (taken.compute_per_sample_grad, taken.compute_loss_grad):
-        with refused(TRAINING[layer]):
+        with refused("eval()"):
             compute((X, Y))
