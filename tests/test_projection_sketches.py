@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from helpers import benchmark
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.projection import factors, project, project_batches, sketches
-from helpers.projection.sketches import Sketch
 from tests.support import wild, zoo
 from tests.support.ways import LossOf, computer
 from tests.support.zoo import Apply, Case, squared
@@ -110,23 +109,6 @@ def test_inner_products_are_right_on_average_and_err_by_the_law(kind, monkeypatc
     assert (error.square().mean(0).sqrt() < TIMES[kind] * law).all()
     # Each mean is of 200 draws: 5 of its standard deviations, in 15 places, one in 10^5 runs.
     assert (error.mean(0).abs() < 5 * error.std(0) / 200**0.5).all()
-
-
-def test_a_sketch_has_one_sign_for_each_coordinate_and_shifts_of_its_own():
-    like = torch.zeros((), dtype=torch.float64)
-    sketch = Sketch(103, 10, (0, 1), like)
-    matrix = sketch(torch.eye(103, dtype=torch.float64))  # (103, 10)
-    assert (matrix.abs().sum(1) == 1).all()
-    places, signs = sketch.places(torch.arange(103))
-    assert torch.equal(matrix.abs().argmax(1), places)
-    assert torch.equal(matrix.sum(1), signs)
-    many = Sketch(100_000, 10, (0, 1), like)
-    counts = torch.bincount(torch.tensor(many.shifts), minlength=10)
-    assert ((counts - 1000).abs() < 5 * 900**0.5).all()  # 10,000 blocks, each shift a tenth
-    assert abs(many.signs.mean()) < 5 / 100_000**0.5
-    sides = factors.Map(torch.Size([500, 500]), (0,), like)  # of a gradient
-    assert sides.left.width == sides.right.width == 256
-    assert abs((sides.left.signs * sides.right.signs).mean()) < 5 / 500**0.5
 
 
 def test_coordinates_k_apart_meet_as_often_as_others(monkeypatch):
