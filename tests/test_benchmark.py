@@ -23,8 +23,6 @@ def test_candidates_take_turns_each_for_the_time_asked_for():
     times = benchmark.measure({"a": Timed(0.01), "b": Timed(0.5)}, rounds=3, min_run_time=0.1)
     assert asked == [(0.01, 1), (0.5, 1), *[(0.01, 10), (0.5, 1)] * 3]
     assert times["a"].times == pytest.approx([0.01] * 3), "rounds are merged"
-    with pytest.raises(ValueError, match="a round at least"):
-        benchmark.measure({"a": int}, rounds=0)
 
 
 def test_a_function_is_timed_with_the_threads_that_torch_uses():
@@ -66,8 +64,6 @@ def test_an_interrupt_keeps_the_rounds_that_are_finished(capsys):
     assert [len(measurement.times) for measurement in times.values()] == [2, 2]
     assert times.cut_short == "2 of 5 rounds: it was interrupted"
     assert times.cut_short in capsys.readouterr().err
-    with pytest.raises(KeyboardInterrupt):
-        benchmark.measure({"a": int, "b": raising_at(5, KeyboardInterrupt)}, min_run_time=0.0)
 
 
 def test_the_table_of_times():
@@ -100,7 +96,6 @@ def test_flops_are_those_of_the_matrix_products():
     assert benchmark.flops(lambda: rows @ weight.T + 1) == 2 * 8 * 5 * 3
     slope = torch.func.grad(lambda x: (weight @ x).sum())
     assert benchmark.flops(lambda: torch.func.vmap(slope)(rows)) == 2 * (2 * 8 * 5 * 3)
-    layer = torch.nn.Linear(5, 3)
-    rows.requires_grad_()  # at this, FlopCounterMode raises
-    run = lambda: torch.autograd.grad(layer(rows).sum(), rows)  # noqa: E731
-    assert benchmark.flops(run) == 2 * (2 * 8 * 5 * 3)
+    leaf, layer = rows.clone().requires_grad_(), torch.nn.Linear(5, 3)
+    # At a leaf that requires a gradient, FlopCounterMode raises.
+    assert benchmark.flops(lambda: layer(leaf).sum().backward(inputs=[leaf])) == 2 * 2 * 8 * 5 * 3

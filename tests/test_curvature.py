@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers import benchmark, jacobians
+from helpers import benchmark
 from helpers.curvature import (
     empirical_fisher_product,
     fisher_product,
@@ -61,11 +61,10 @@ def test_a_matrix_is_that_of_the_products_and_so_is_a_block_of_it(kind):
     assert len(calls) == 27 / 9, "columns are computed at once"
     close(whole, whole.T)
     close(whole @ flat(vector), flat(product(vector)))
-    names = ["2.bias", "0.weight"]  # in another order than the model's
-    like = {name: params_of(case.model)[name] for name in names}
-    numbered = jacobians.unflatten_jacobians(torch.arange(27).double(), case.model)
-    places = flat({name: numbered[name] for name in names}).long()
-    close(matrix(product, like), whole[places][:, places])
+    names = ["2.bias", "0.weight"]  # in another order than the model's: 3 and 12 of 27
+    block = matrix(product, {name: params_of(case.model)[name] for name in names})
+    places = torch.cat([torch.arange(24, 27), torch.arange(12)])
+    close(block, whole[places][:, places])
 
 
 def fourth_power(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -79,7 +78,7 @@ def by_value(predictions: Tensor, targets: Tensor) -> Tensor:
     return size if float(size.detach()) > 0.1 else 0 * size
 
 
-@pytest.mark.parametrize("loss_fn", [F.mse_loss, F.huber_loss, fourth_power, by_value])
+@pytest.mark.parametrize("loss_fn", [fourth_power, by_value])
 @pytest.mark.parametrize("kind", ["empirical Fisher", "Gauss-Newton"])
 def test_other_losses(kind, loss_fn):
     def make() -> Case:
@@ -91,25 +90,15 @@ def test_other_losses(kind, loss_fn):
     close(way.compute(make(), truth), way.expected(truth))
 
 
-class Branching(nn.Linear):
-    """A layer that `vmap` cannot take, so that products go by Jacobians."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs) if float(inputs.sum()) else inputs
-
-
-@pytest.mark.parametrize("layer", [nn.Linear, Branching])
 @pytest.mark.parametrize(("chunk_size", "dtype"), [(1, torch.bfloat16), (None, torch.float16)])
-def test_means_in_half_precision_are_rounded_once(layer, chunk_size, dtype):
+def test_means_in_half_precision_are_rounded_once(chunk_size, dtype):
     """Every sample gives 512: a sum in bfloat16 stops to grow, and one in float16 overflows."""
-    model = layer(1, 1, bias=False).to(dtype)
+    model = nn.Linear(1, 1, bias=False).to(dtype)
     data, targets = torch.full((270, 1), 16, dtype=dtype), torch.zeros(270, 1, dtype=dtype)
     vector = {"weight": torch.ones(1, 1, dtype=dtype)}
-    args, options = (model, F.mse_loss, data, targets), {"chunk_size": chunk_size}
-    product = functools.partial(gauss_newton_product, *args, **options)
-    for got in (product(vector)["weight"], matrix(product, vector)):
-        assert got.dtype == dtype
-        assert got.item() == 512
+    got = gauss_newton_product(model, F.mse_loss, data, targets, vector, chunk_size=chunk_size)
+    assert got["weight"].dtype == dtype
+    assert got["weight"].item() == 512
 
 
 @pytest.mark.parametrize("kind", PRODUCTS)

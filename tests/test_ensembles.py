@@ -69,15 +69,14 @@ def alternating() -> nn.Module:
 
 
 def rebinding() -> nn.Module:
-    """Make a layer that binds a buffer anew, counts, and has a buffer that is not saved."""
+    """Make a layer that binds a buffer anew, and has a buffer that is not saved."""
 
     def run(self: zoo.Apply, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        outputs = self.layer(x) * self.calls + self.shift
+        outputs = self.layer(x) + self.shift
         self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)
         return outputs - self.mean
 
-    model = zoo.Apply(run, layer=nn.Linear(4, 3), calls=0)
+    model = zoo.Apply(run, layer=nn.Linear(4, 3))
     model.register_buffer("mean", torch.zeros(3))
     model.register_buffer("shift", torch.rand(3), persistent=False)
     return model
@@ -130,17 +129,6 @@ def test_each_is_what_it_would_be_alone(name, step, chunk_size):
             torch.testing.assert_close(outputs[index], model(data).detach())
 
 
-def test_a_loss_meets_the_parameters_of_each():
-    start = ensembles.initialise(build, SEEDS)
-
-    def loss_fn(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        decay = sum(p.square().sum() for p in start.model.parameters())
-        return F.cross_entropy(predictions, targets) + decay
-
-    expected = train(start, weight_decay=2.0).params
-    compare.check(train(start, loss_fn=loss_fn).params, expected, tolerance=1e-10)
-
-
 def test_chunks_bound_the_memory():
     ensemble = ensembles.initialise(lambda: build(width=64), range(16))
 
@@ -176,18 +164,13 @@ def changed(change) -> nn.Module:
     return model
 
 
-def encoder(**options: object) -> nn.Module:
-    return nn.TransformerEncoderLayer(4, **{"nhead": 1, "dim_feedforward": 8, **options})
-
-
 SHARED = build()
 DIFFERING = {
     "Tanh() in model 0 and ReLU() in": (build(), build(activation=nn.ReLU)),
     "fixed": (build(), build().requires_grad_(False)),
     "eval mode": (build(), build().eval()),
-    "num_heads": (encoder(), encoder(nhead=2)),
+    "held": (holding(1), holding(2)),
     "numbers": (holding(torch.ones(1)), holding(torch.zeros(1))),
-    "relu": (holding(torch.tanh), holding(torch.relu)),
     "tied": (changed(len), changed(lambda m: setattr(m[1], "weight", m[0].weight))),
     "share": (SHARED, SHARED),
 }
@@ -200,16 +183,7 @@ def test_networks_that_one_structure_cannot_stand_for_are_refused(word):
         ensembles.stack(DIFFERING[word])
 
 
-def test_what_is_the_same_is_stacked():
-    for make in (lambda: holding({"f": lambda x: x + 1}), lambda: encoder(activation=F.silu)):
-        assert len(ensembles.stack([make(), make()])) == 2
-
-
-OF_ITSELF = zoo.ROWS["stash"], wild.LINKED["weak reference to the parent"]
-OF_ITSELF += wild.ROWS["wrapped inside"], wild.ROWS["parameters in a list"]
-
-
-@pytest.mark.parametrize("make", OF_ITSELF)
+@pytest.mark.parametrize("make", [zoo.ROWS["stash"], wild.ROWS["parameters in a list"]])
 def test_what_a_network_holds_of_itself_is_its_own(make):
     models, data = [make().double() for _ in SEEDS], samples((3,))
     expected = torch.stack([model(data).detach() for model in models])

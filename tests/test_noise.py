@@ -29,14 +29,6 @@ def test_it_is_trace_and_squared_norm(name):
         assert found.scale == (found.noise / found.signal if found.signal > 0 else math.inf)
 
 
-def test_a_signal_below_zero_has_no_finite_scale():
-    # Two opposite gradients: their mean is 0, and less than nothing is left of it.
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    found = noise_scale(model, F.mse_loss, torch.ones(2, 1), torch.tensor([[1.0], [-1.0]]))
-    assert (found.noise, found.signal, found.scale) == (8.0, -4.0, math.inf)
-
-
 def test_the_gradients_of_a_batch_are_never_there():
     model = nn.Sequential(nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 10))  # P = 164,410
     data, targets = torch.randn(512, 400), torch.randint(10, (512,))

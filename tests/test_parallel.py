@@ -11,15 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from helpers import ensembles, gradients
-from helpers.features import Job, plan
-from helpers.gradient_computers import FunctionalGradientComputer
 from helpers.limits import diagnose
-from helpers.model_outputs import ImageClassificationModelOutput
 from tests.support import workers
 from tests.support.ways import LEGACY, WAYS
 from tests.support.zoo import Case
@@ -28,7 +25,6 @@ SAID = {
     "parallelize_module": "0.weight is a DTensor",
     "fully_shard, unsharded": "the model is a FSDPSequential",
     "fully_shard, a layer": "0 is a FSDPLinear",
-    "FSDP1": "the model is a FullyShardedDataParallel",
     "DDP": "the model is a DistributedDataParallel",
 }
 """By what was done to a network, what every helper names when it refuses it."""
@@ -54,7 +50,6 @@ def spread(mesh: object) -> dict[str, nn.Module]:
         "parallelize_module": parallelize_module(network(), mesh, by_layers),
         "fully_shard, unsharded": unsharded,
         "fully_shard, a layer": inner,
-        "FSDP1": FullyShardedDataParallel(network(), device_id=torch.device("cpu")),
         "DDP": nn.parallel.DistributedDataParallel(network()),
     }
 
@@ -62,16 +57,11 @@ def spread(mesh: object) -> dict[str, nn.Module]:
 def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
     data, targets = samples()
     case, truth = Case(model, data, targets, F.cross_entropy), SimpleNamespace(limit=1.0)
-    task = ImageClassificationModelOutput()
-    later = FunctionalGradientComputer(network(), task, 92, torch.float32, "cpu")
-    later.model = model  # as if it had been sharded later
     return {
         name: functools.partial(way.compute, case, truth)
         for name, way in (WAYS | LEGACY).items()
         if "out" not in name
     } | {
-        "computer, sharded later": lambda: later.compute_per_sample_grad((data, targets)),
-        "features": lambda: plan.make(Job(later, [(data[0], targets[0])])),
         "stack": lambda: ensembles.stack([model, copy.copy(model)]),
         "diagnose": lambda: diagnose(model, F.cross_entropy, data, targets),
     }
@@ -90,9 +80,8 @@ def refusals(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
 def way_out(model: nn.Module) -> dict[str, Tensor]:
     """Take the way that a refusal names: gradients by name, from a copy."""
     plain = network()
-    with torch.no_grad():
-        for own, parameter in zip(plain.parameters(), model.parameters(), strict=True):
-            own.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
+    whole = {n: p.full_tensor() if n[0] == "0" else p for n, p in model.state_dict().items()}
+    plain.load_state_dict(whole)
     return gradients.func_gradients(plain, F.cross_entropy, *samples())
 
 

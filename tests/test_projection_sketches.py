@@ -56,25 +56,6 @@ def test_features_do_not_depend_on_how_gradients_come(name, short):
     ):
         features = project_batches(made, batches, 10, kind="factored", seed=3, model_id=1)
         torch.testing.assert_close(features, expected, rtol=1e-9, atol=1e-9)
-    for other in ({"seed": 4, "model_id": 1}, {"seed": 3, "model_id": 0}):
-        features = project_batches(fast, [case.batch], 10, kind="factored", **other)
-        assert (features - expected).norm() > 0.1 * expected.norm()
-
-
-def test_factors_are_taken_where_they_are_known(short, monkeypatch):
-    formed, reduced = [], factors.Map.reduced
-
-    def note(self: factors.Map, gradients: Tensor) -> Tensor:
-        formed.append(self.left is not None or self.right is not None)
-        return reduced(self, gradients)
-
-    monkeypatch.setattr(factors.Map, "reduced", note)
-    for name, known in (("cnn", True), ("grouped", False)):  # a group has a part of the rows
-        formed.clear()
-        case = zoo.make(name)
-        fast = computer(FunctionalGradientComputer, case)
-        project_batches(fast, [case.batch], 10, kind="factored")
-        assert any(formed) != known
 
 
 def plain(samples: int, *widths: int) -> Case:
