@@ -25,16 +25,6 @@ def test_candidates_take_turns_each_for_the_time_asked_for():
     assert times["a"].times == pytest.approx([0.01] * 3), "rounds are merged"
 
 
-def test_a_function_is_timed_with_the_threads_that_torch_uses():
-    before, seen = torch.get_num_threads(), set()
-    torch.set_num_threads(2)
-    try:
-        benchmark.timer(lambda: seen.add(torch.get_num_threads())).timeit(1)
-    finally:
-        torch.set_num_threads(before)
-    assert seen == {2}
-
-
 def raising_at(call, error):
     calls = []
 

@@ -124,9 +124,6 @@ REFUSED = {
     "two logits": around(nn.Linear(3, 1).double()),
     "BatchNorm": around(nn.BatchNorm1d(3)),
     "random": around(nn.Dropout()),
-    "one batch size": lambda c, v: gauss_newton_product(
-        c.model, c.loss_fn, c.data, c.targets[:3], v
-    ),
     "5,759 GB": lambda c, v: matrix(dict, {"weight": torch.empty(1_199_882)}),
 }
 

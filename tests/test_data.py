@@ -20,11 +20,6 @@ def test_shapes_types_and_ranges_are_the_same_every_time(dataset):
         assert torch.equal(tensor, again)
 
 
-def test_a_batch_is_the_first_digits():
-    for first, all_of_them in zip(data.load_batch(), data.load_digits(), strict=True):
-        assert torch.equal(first, all_of_them[:64])
-
-
 @pytest.mark.parametrize("given", [("mnist", 1), ("random", 0), ("random", 64.0), ("digits", 1798)])
 def test_what_cannot_be_served_is_refused(given):
     with pytest.raises(ValueError, match=r"mnist|batch_size|1797"):

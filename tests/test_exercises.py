@@ -13,7 +13,6 @@ VERDICTS = {
     "NaN": (RIGHT * torch.nan, RIGHT, "right shape, wrong values: it: holds NaN"),
     "truth values": (RIGHT > 2, RIGHT, "wrong dtype"),
     "no tensor": (None, RIGHT, "wrong type"),
-    "missing": ({}, {"w": RIGHT}, "missing"),
     "shape first": ((RIGHT + 1, RIGHT[0]), (RIGHT, RIGHT), "wrong shape: it[1]"),
 }
 

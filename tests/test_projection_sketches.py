@@ -92,16 +92,6 @@ def test_inner_products_are_right_on_average_and_err_by_the_law(kind, monkeypatc
     assert (error.mean(0).abs() < 5 * error.std(0) / 200**0.5).all()
 
 
-def test_coordinates_k_apart_meet_as_often_as_others(monkeypatch):
-    """What is kept wider than k is folded at random, or they would always meet."""
-    monkeypatch.setattr(sketches, "_NARROWEST", 64)
-    pair = torch.zeros(1, 64)
-    pair[0, [0, 8]] = 1
-    draws = [project({"w": pair}, 8, kind="sparse", seed=seed)[0] for seed in range(800)]
-    met = sum((features != 0).sum().item() < 2 for features in draws)
-    assert abs(met - 100) < 5 * (800 / 8 * 7 / 8) ** 0.5  # one in eight; 5 standard deviations
-
-
 def test_the_gradients_never_exist():
     case = plain(16, 2000, 1000, 3)
     formed = 16 * sum(parameter.nbytes for parameter in case.model.parameters())
