@@ -90,10 +90,18 @@ def test_other_losses(kind, loss_fn):
     close(way.compute(make(), truth), way.expected(truth))
 
 
+class Branching(nn.Linear):
+    """A layer that `vmap` cannot take, so that products go by Jacobians."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) if float(inputs.sum()) else inputs
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, Branching])
 @pytest.mark.parametrize(("chunk_size", "dtype"), [(1, torch.bfloat16), (None, torch.float16)])
-def test_means_in_half_precision_are_rounded_once(chunk_size, dtype):
+def test_means_in_half_precision_are_rounded_once(layer, chunk_size, dtype):
     """Every sample gives 512: a sum in bfloat16 stops to grow, and one in float16 overflows."""
-    model = nn.Linear(1, 1, bias=False).to(dtype)
+    model = layer(1, 1, bias=False).to(dtype)
     data, targets = torch.full((270, 1), 16, dtype=dtype), torch.zeros(270, 1, dtype=dtype)
     vector = {"weight": torch.ones(1, 1, dtype=dtype)}
     got = gauss_newton_product(model, F.mse_loss, data, targets, vector, chunk_size=chunk_size)
