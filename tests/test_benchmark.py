@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.benchmark import Measurement, TaskSpec
 
 from helpers import benchmark
@@ -24,19 +23,6 @@ def test_candidates_take_turns_each_for_the_time_asked_for():
     times = benchmark.measure({"a": Timed(0.01), "b": Timed(0.5)}, rounds=3, min_run_time=0.1)
     assert asked == [(0.01, 1), (0.5, 1), *[(0.01, 10), (0.5, 1)] * 3]
     assert times["a"].times == pytest.approx([0.01] * 3), "rounds are merged"
-    for count, rounds in ((0, 5), (1, 0)):
-        with pytest.raises(ValueError, match="a round at least"):
-            benchmark.measure(dict.fromkeys("a"[:count], int), rounds=rounds)
-
-
-def test_a_function_is_timed_with_the_threads_that_torch_uses():
-    before, seen = torch.get_num_threads(), set()
-    torch.set_num_threads(2)
-    try:
-        benchmark.timer(lambda: seen.add(torch.get_num_threads())).timeit(1)
-    finally:
-        torch.set_num_threads(before)
-    assert seen == {2}
 
 
 def raising_at(call, error):
@@ -68,8 +54,6 @@ def test_an_interrupt_keeps_the_rounds_that_are_finished(capsys):
     assert [len(measurement.times) for measurement in times.values()] == [2, 2]
     assert times.cut_short == "2 of 5 rounds: it was interrupted"
     assert times.cut_short in capsys.readouterr().err
-    with pytest.raises(KeyboardInterrupt):
-        benchmark.measure({"a": int, "b": raising_at(5, KeyboardInterrupt)}, min_run_time=0.0)
 
 
 def test_the_table_of_times():
@@ -78,8 +62,6 @@ def test_the_table_of_times():
     assert table.columns.tolist() == ["median (ms)", "spread (ms)", "times loop"]
     # The quartiles of the first are 40.75 and 51.5.
     assert table.T.to_dict("list") == {"loop": [41.5, 10.75, 1.0], "vmap": [10.0, 0.0, 0.24]}
-    with pytest.raises(ValueError, match="loop, vmap"):
-        benchmark.table(measurements, reference="lop")
 
 
 KILO = torch.ones(1000)  # 4,000 bytes
@@ -91,19 +73,12 @@ KILO = torch.ones(1000)  # 4,000 bytes
         (lambda: KILO.reshape(10, 100).T, 0, 0),
         (lambda: KILO.double() + 1, 16000, 8000),
         (lambda: torch.ones(1).expand(1000), 4, 4),
-        (lambda: {"a": [KILO + 1, KILO + 2]}, 8000, 8000),
         (lambda: [(KILO + 1) is None for _ in range(5)], 4000, 0),
-        (lambda: list((KILO + 1).split(500)), 4000, 4000),
+        (lambda: {"a": list((KILO + 1).split(500))}, 4000, 4000),
     ],
 )
 def test_memory_counts_what_is_made_and_what_stays(run, peak, kept):
     assert benchmark.memory(run) == benchmark.Memory(peak, kept)
-
-
-def test_memory_lets_errors_through_and_stops_counting():
-    with pytest.raises(ZeroDivisionError):
-        benchmark.memory(lambda: 1 / 0)
-    assert _get_current_dispatch_mode() is None
 
 
 def test_flops_are_those_of_the_matrix_products():
@@ -111,7 +86,6 @@ def test_flops_are_those_of_the_matrix_products():
     assert benchmark.flops(lambda: rows @ weight.T + 1) == 2 * 8 * 5 * 3
     slope = torch.func.grad(lambda x: (weight @ x).sum())
     assert benchmark.flops(lambda: torch.func.vmap(slope)(rows)) == 2 * (2 * 8 * 5 * 3)
-    layer = torch.nn.Linear(5, 3)
-    rows.requires_grad_()  # at this, FlopCounterMode raises
-    run = lambda: torch.autograd.grad(layer(rows).sum(), rows)  # noqa: E731
-    assert benchmark.flops(run) == 2 * (2 * 8 * 5 * 3)
+    leaf, layer = rows.clone().requires_grad_(), torch.nn.Linear(5, 3)
+    # At a leaf that requires a gradient, FlopCounterMode raises.
+    assert benchmark.flops(lambda: layer(leaf).sum().backward(inputs=[leaf])) == 2 * 2 * 8 * 5 * 3

@@ -10,7 +10,6 @@ from torch.func import functional_call, grad, vjp, vmap
 
 from helpers import benchmark, ensembles, optimizers
 from helpers.metagradients import metagradient
-from tests.support.oracle import refused
 
 close = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
 
@@ -69,9 +68,3 @@ def test_it_holds_the_graph_of_about_the_root_of_the_steps():
     peak = benchmark.memory(lambda: metagradient(*given)).peak
     whole = benchmark.memory(lambda: vjp(lambda w: through(*given[:2], w, *given[3:]), given[2]))
     assert peak < whole.peak / 3
-
-
-def test_a_training_without_steps_is_refused():
-    step, start, weights, batches, measure = training("sgd_step", 1)
-    with refused("batches must hold a step at least, got none"):
-        metagradient(step, start, weights, batches[:0], measure)

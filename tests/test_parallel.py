@@ -1,48 +1,108 @@
-"""Modules over processes: refused in one sentence, and the ways out that it names hold."""
+"""Modules over processes: refused in one sentence, and the way out that it names holds."""
 
+import copy
+import functools
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
-import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from helpers import gradients
-from tests.support import parallel_cases, workers
+from helpers import ensembles, gradients
+from helpers.limits import diagnose
+from tests.support import workers
+from tests.support.ways import LEGACY, WAYS
+from tests.support.zoo import Case
 
 SAID = {
     "parallelize_module": "0.weight is a DTensor",
-    "a buffer": "running_mean is a DTensor",
     "fully_shard, unsharded": "the model is a FSDPSequential",
     "fully_shard, a layer": "0 is a FSDPLinear",
-    "FSDP1": "the model is a FullyShardedDataParallel",
     "DDP": "the model is a DistributedDataParallel",
 }
 """By what was done to a network, what every helper names when it refuses it."""
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What each of two processes was told, and what the ways out gave it."""
-    return workers.run("tests.support.parallel_cases:both", 2, tmp_path_factory.mktemp("parallel"))
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
 
 
-@pytest.mark.parametrize("what", SAID)
-def test_every_helper_refuses_it_in_one_sentence(what, found):
-    asked = set(parallel_cases.helpers(parallel_cases.network()))
-    for refusals, _ in found:
-        assert refusals[what].keys() == asked
-        assert all(SAID[what] in sentence for sentence in refusals[what].values())
-        assert "to_local()" in refusals["data"]["func_gradients"]
+def samples() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(3, 6), torch.tensor([0, 1, 2])
 
 
-def test_the_ways_out_are_exact(found):
-    model, loss_fn = parallel_cases.network(), F.cross_entropy
-    expected = gradients.loop_gradients(model, loss_fn, *parallel_cases.samples())
-    for _, ways in found:
-        assert set(ways) == set(SAID) - {"a buffer", "DDP"}
-        for copied in ways.values():
-            torch.testing.assert_close(copied, expected, rtol=1e-5, atol=1e-7)
+def spread(mesh: object) -> dict[str, nn.Module]:
+    inner = network()
+    fully_shard(inner[0], mesh=mesh)
+    unsharded = fully_shard(network(), mesh=mesh, reshard_after_forward=False)
+    unsharded(samples()[0])  # its parameters are plain tensors until the next backward
+    by_layers = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return {
+        "parallelize_module": parallelize_module(network(), mesh, by_layers),
+        "fully_shard, unsharded": unsharded,
+        "fully_shard, a layer": inner,
+        "DDP": nn.parallel.DistributedDataParallel(network()),
+    }
+
+
+def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
+    data, targets = samples()
+    case, truth = Case(model, data, targets, F.cross_entropy), SimpleNamespace(limit=1.0)
+    return {
+        name: functools.partial(way.compute, case, truth)
+        for name, way in (WAYS | LEGACY).items()
+        if "out" not in name
+    } | {
+        "stack": lambda: ensembles.stack([model, copy.copy(model)]),
+        "diagnose": lambda: diagnose(model, F.cross_entropy, data, targets),
+    }
+
+
+def refusals(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
+    said = {}
+    for helper, compute in calls.items():
+        try:
+            compute()
+        except ValueError as error:
+            said[helper] = str(error)
+    return said
+
+
+def way_out(model: nn.Module) -> dict[str, Tensor]:
+    """Take the way that a refusal names: gradients by name, from a copy."""
+    plain = network()
+    whole = {n: p.full_tensor() if n[0] == "0" else p for n, p in model.state_dict().items()}
+    plain.load_state_dict(whole)
+    return gradients.func_gradients(plain, F.cross_entropy, *samples())
+
+
+def in_each_process() -> tuple[dict[str, dict[str, str]], dict[str, Tensor]]:
+    """Collect what is raised, by module and helper, and what the way out gives."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    modules, (data, targets) = spread(mesh), samples()
+    said = {what: refusals(helpers(model)) for what, model in modules.items()}
+    call = functools.partial(gradients.func_gradients, network(), F.cross_entropy)
+    said["data"] = refusals({"": lambda: call(distribute_tensor(data, mesh), targets)})
+    return said, way_out(modules["fully_shard, a layer"])
+
+
+def test_every_helper_refuses_it_in_one_sentence_and_the_way_out_is_exact(tmp_path):
+    expected = gradients.loop_gradients(network(), F.cross_entropy, *samples())
+    for refused, copied in workers.run("tests.test_parallel:in_each_process", 2, tmp_path):
+        for what, sentence in SAID.items():
+            assert refused[what].keys() == helpers(network()).keys()
+            assert all(sentence in said for said in refused[what].values())
+        assert "to_local()" in refused["data"][""]
+        torch.testing.assert_close(copied, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_nobody_pays_for_the_check():

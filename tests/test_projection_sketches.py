@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from helpers import benchmark
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.projection import factors, project, project_batches, sketches
-from helpers.projection.sketches import Sketch
 from tests.support import wild, zoo
 from tests.support.ways import LossOf, computer
 from tests.support.zoo import Apply, Case, squared
@@ -57,25 +56,6 @@ def test_features_do_not_depend_on_how_gradients_come(name, short):
     ):
         features = project_batches(made, batches, 10, kind="factored", seed=3, model_id=1)
         torch.testing.assert_close(features, expected, rtol=1e-9, atol=1e-9)
-    for other in ({"seed": 4, "model_id": 1}, {"seed": 3, "model_id": 0}):
-        features = project_batches(fast, [case.batch], 10, kind="factored", **other)
-        assert (features - expected).norm() > 0.1 * expected.norm()
-
-
-def test_factors_are_taken_where_they_are_known(short, monkeypatch):
-    formed, reduced = [], factors.Map.reduced
-
-    def note(self: factors.Map, gradients: Tensor) -> Tensor:
-        formed.append(self.left is not None or self.right is not None)
-        return reduced(self, gradients)
-
-    monkeypatch.setattr(factors.Map, "reduced", note)
-    for name, known in (("cnn", True), ("grouped", False)):  # a group has a part of the rows
-        formed.clear()
-        case = zoo.make(name)
-        fast = computer(FunctionalGradientComputer, case)
-        project_batches(fast, [case.batch], 10, kind="factored")
-        assert any(formed) != known
 
 
 def plain(samples: int, *widths: int) -> Case:
@@ -110,33 +90,6 @@ def test_inner_products_are_right_on_average_and_err_by_the_law(kind, monkeypatc
     assert (error.square().mean(0).sqrt() < TIMES[kind] * law).all()
     # Each mean is of 200 draws: 5 of its standard deviations, in 15 places, one in 10^5 runs.
     assert (error.mean(0).abs() < 5 * error.std(0) / 200**0.5).all()
-
-
-def test_a_sketch_has_one_sign_for_each_coordinate_and_shifts_of_its_own():
-    like = torch.zeros((), dtype=torch.float64)
-    sketch = Sketch(103, 10, (0, 1), like)
-    matrix = sketch(torch.eye(103, dtype=torch.float64))  # (103, 10)
-    assert (matrix.abs().sum(1) == 1).all()
-    places, signs = sketch.places(torch.arange(103))
-    assert torch.equal(matrix.abs().argmax(1), places)
-    assert torch.equal(matrix.sum(1), signs)
-    many = Sketch(100_000, 10, (0, 1), like)
-    counts = torch.bincount(torch.tensor(many.shifts), minlength=10)
-    assert ((counts - 1000).abs() < 5 * 900**0.5).all()  # 10,000 blocks, each shift a tenth
-    assert abs(many.signs.mean()) < 5 / 100_000**0.5
-    sides = factors.Map(torch.Size([500, 500]), (0,), like)  # of a gradient
-    assert sides.left.width == sides.right.width == 256
-    assert abs((sides.left.signs * sides.right.signs).mean()) < 5 / 500**0.5
-
-
-def test_coordinates_k_apart_meet_as_often_as_others(monkeypatch):
-    """What is kept wider than k is folded at random, or they would always meet."""
-    monkeypatch.setattr(sketches, "_NARROWEST", 64)
-    pair = torch.zeros(1, 64)
-    pair[0, [0, 8]] = 1
-    draws = [project({"w": pair}, 8, kind="sparse", seed=seed)[0] for seed in range(800)]
-    met = sum((features != 0).sum().item() < 2 for features in draws)
-    assert abs(met - 100) < 5 * (800 / 8 * 7 / 8) ** 0.5  # one in eight; 5 standard deviations
 
 
 def test_the_gradients_never_exist():

@@ -38,8 +38,6 @@ def test_tables():
     assert table.loc["loop"].tolist() == pytest.approx([50.0, 1.0, 5.0, ""])
     assert table.loc["JAX", "not measured"] == "absent"
     assert tables.memory(STUDY).loc["loop"].tolist() == ["1", "", "7,000"]
-    cut = replace(STUDY, rows=[ROWS[0], replace(ROWS[1], rounds=1)])
-    assert tables.times(cut)["spread (ms)"].isna().tolist() == [False, True, True]
 
 
 def test_a_disturbed_row_is_named_and_no_record_that_is_kept_has_one():
