@@ -79,9 +79,9 @@ def test_calls_in_threads_do_not_notice_each_other():
         return results
 
     compiled = []
+    note = lambda graph, inputs: compiled.append(graph) or graph.forward  # noqa: E731
 
     def compiling(size: int) -> None:
-        note = lambda graph, inputs: compiled.append(graph) or graph.forward  # noqa: E731
         function = torch.compile(lambda x: x.sin() * 2, backend=note, dynamic=False)
         assert torch.equal(function(torch.ones(size)), torch.ones(size).sin() * 2)
 

@@ -31,8 +31,6 @@ LATER = {
     "_torchdynamo_orig_callable": "without it, what is compiled is refused where it is traced",
     "_version": "test_without_it_nothing_is_returned",
     "_post_accumulate_grad_hooks": "test_without_it_nothing_is_returned",
-    "_compiled_call_impl": "torch itself does not run without it",
-    "_orig_mod": "without it, what is compiled raises under transforms, and the loop answers",
     "_python_dispatch": "what torch's notes on extending name; measures alone",
     "_per_sample_grad": "a peer in a comparison: absent",
 }

@@ -89,19 +89,22 @@ def _one_by_one(
     own, products = dict(model.named_parameters()), []
     leaves = [own[name] for name in vector]
 
-    def multiply(model: nn.Module, *sample: Tensor) -> list[Tensor]:
-        outputs = function(model, *sample)
+    def backward(outputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         rows = [loop.by_backward(each, leaves, retain_graph=True) for each in outputs.reshape(-1)]
         blocks = [_wide(torch.stack(each)).flatten(1) for each in zip(*rows, strict=True)]
+        return _wide(outputs.detach()), blocks
+
+    def take(index: int, result: tuple[Tensor, list[Tensor]]) -> None:
+        outputs, blocks = result
         parts = zip(blocks, vector.values(), strict=True)
         pushed = sum(block @ part.reshape(-1) for block, part in parts)
-        outputs = _wide(outputs.detach())
-        weighed = weigh(outputs, pushed.view_as(outputs), *map(_wide, sample)).reshape(-1)
-        return [weighed @ block for block in blocks]
+        sample = (_wide(leaf[index]) for leaf in chunk.leaves)
+        weighed = weigh(outputs, pushed.view_as(outputs), *sample).reshape(-1)
+        products.append([weighed @ block for block in blocks])
 
     # All parameters require a gradient, since a checkpoint may need those of others.
     names = checks.select_parameters(model)
-    loop.for_each(multiply, model, names, chunk.leaves, lambda _, each: products.append(each))
+    loop.for_each(function, model, names, chunk.leaves, take, backward=backward)
     summed = (sum(parts) for parts in zip(*products, strict=True))
     return {n: part.view(t.shape) for (n, t), part in zip(vector.items(), summed, strict=True)}
 
