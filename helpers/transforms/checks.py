@@ -42,22 +42,18 @@ def check_one_process(model: nn.Module) -> None:
             if kind.__module__.startswith(_SPREAD):
                 raise ValueError(
                     f"{name or 'the model'} is a {kind.__name__}, spread over processes: take the "
-                    ".module inside of DistributedDataParallel; of what is sharded, copy the whole "
-                    "weights (full_tensor(), or summon_full_params) into a plain module in each "
-                    "process"
+                    ".module of DistributedDataParallel, or copy the full_tensor() of sharded "
+                    "weights into a plain module"
                 )
 
 
 def check_callable(model: nn.Module) -> None:
-    """Check that `functional_call` calls a model, for tasks that use it."""
-    for kind, what, remedy in (
-        (torch.jit.ScriptModule, "a scripted module", "take the module that it was made of"),
-        (nn.DataParallel, "wrapped in DataParallel", "take its .module"),
-    ):
-        if isinstance(model, kind):
-            raise ValueError(
-                f"the model is {what}, which functional_call cannot give other weights: {remedy}"
-            )
+    """Check that `functional_call` can give a model other weights, for tasks that use it."""
+    if isinstance(model, torch.jit.ScriptModule | nn.DataParallel):
+        raise ValueError(
+            f"functional_call cannot give a {type(model).__name__} other weights: take the module "
+            "that it was made of"
+        )
 
 
 def check_batch(name: str, batch: Tensor) -> None:

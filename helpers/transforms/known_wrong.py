@@ -166,12 +166,7 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
 
 
 def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Normalise images.
-
-    On a CPU, torch reads the gradient of a single image in the wrong order where it lies in another
-    one than the image, in plain autograd too: for example after `flatten(2).transpose(1, 2)`. After
-    views it comes in theirs.
-    """
+    """Normalise images, with gradients in their order: in another, torch misreads those of one."""
     outputs = func(input.contiguous(), *args, **kwargs)
     return outputs.flatten().view(outputs.shape)
 
