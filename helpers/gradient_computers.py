@@ -196,8 +196,8 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         """Differentiate, and keep gradients in the factors that layers have of them.
 
         For what follows from factors, such as a projection, in less time and memory than from the
-        gradients. In inference mode, gradients come dense, with a warning. Batch and refusals are those of
-        `compute_per_sample_grad`.
+        gradients. In inference mode, gradients come dense, with a warning. Batch and refusals are
+        those of `compute_per_sample_grad`.
 
         Returns:
             The parameters that are differentiated, by name, and an iterator over chunks of the
