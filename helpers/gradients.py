@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from helpers import legacy
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.transforms import batches, checks, fallback, samples
@@ -85,16 +84,18 @@ def functorch_gradients(
 ) -> dict[str, Tensor]:
     """Compute per-sample gradients with functorch's `make_functional_with_buffers`, as in 2022.
 
-    Deprecated since torch 2.0, and here to be compared and to port old code from. Where torch no
-    longer has it, `helpers.legacy` stands in. For new code take `func_gradients`. Arguments, result
-    and errors are those of `loop_gradients`.
+    Deprecated since torch 2.0, and here to be compared and to port old code from. For new code take
+    `func_gradients`. Arguments, result and errors are those of `loop_gradients`; raises ImportError
+    where torch no longer ships functorch.
     """
+    import functorch  # costs time, and only this function needs it
+
     params, batch = prepare(model, data, targets, wrt)
     loss = functools.partial(sample_loss, loss_fn, batch)
     loop = functools.partial(loops.gradients, loss, model, params, batch.leaves)
     try:
         # What `make_functional_with_buffers` returns, after a warning that it is deprecated.
-        fmodel, *_ = legacy.functorch().FunctionalModuleWithBuffers._create_from(model, True)
+        fmodel, *_ = functorch.FunctionalModuleWithBuffers._create_from(model, True)
     except Exception as error:  # of copying, which whatever a model holds may refuse
         if not fallback.leads_to_loop(error):
             raise

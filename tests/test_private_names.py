@@ -31,6 +31,7 @@ LATER = {
     "_torchdynamo_orig_callable": "without it, what is compiled is refused where it is traced",
     "_version": "test_without_it_nothing_is_returned",
     "_post_accumulate_grad_hooks": "test_without_it_nothing_is_returned",
+    "_create_from": "what make_functional_with_buffers returns, after a warning",
     "_python_dispatch": "what torch's notes on extending name; measures alone",
     "_per_sample_grad": "a peer in a comparison: absent",
 }
