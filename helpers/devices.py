@@ -32,8 +32,8 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
     name = str(device).strip().lower()
     if name == "auto":
         name = names[0]
-    if name == "cuda":
-        name = "cuda:0"
+    if f"{name}:0" in names:  # an accelerator's first
+        name = f"{name}:0"
     if name not in names:
         raise ValueError(
             f"device {str(device)!r} is not on this machine, which has {', '.join(names)}: "

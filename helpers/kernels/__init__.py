@@ -85,8 +85,12 @@ def ntk(
     _, outputs, count = empty.shape  # Y and P
     shape = (len(x1), len(x2), outputs, outputs)
     way_out = "give fewer samples, or a part of x2 at a time"
-    _check_room(f"the kernel {shape}", empty.new_empty(1).expand(shape), way_out)
-    kernel = empty.new_zeros(shape)
+    like = empty.new_empty(1).expand(shape)
+    _check_room(f"the kernel {shape}", like, way_out)
+    try:
+        kernel = empty.new_zeros(shape)
+    except RuntimeError as error:  # where the system does not tell what is free
+        raise _no_room(f"the kernel {shape}", like, way_out) from error
     if kernel.numel() == 0 or count == 0:
         return kernel
     method, dense = _choose(method, model, x1, outputs, count)
@@ -137,7 +141,7 @@ def _choose(
 
 def _check_room(what: str, like: Tensor, way_out: str) -> None:
     """Raise ValueError if a tensor would not fit into free memory, as far as that is known."""
-    size, free = like.numel() * like.element_size(), None
+    free = None
     if like.device.type == "cuda":
         kept = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
         free = torch.cuda.mem_get_info(like.device)[0] + kept
@@ -148,5 +152,10 @@ def _check_room(what: str, like: Tensor, way_out: str) -> None:
             free = int(fields["MemAvailable"].split()[0]) * 1024
         except (OSError, KeyError):  # of another system than Linux
             pass
-    if free is not None and size > free:
-        raise ValueError(f"{what} would have {size / 1e9:,.1f} GB, which are not free: {way_out}")
+    if free is not None and like.numel() * like.element_size() > free:
+        raise _no_room(what, like, way_out)
+
+
+def _no_room(what: str, like: Tensor, way_out: str) -> ValueError:
+    size = like.numel() * like.element_size()
+    return ValueError(f"{what} would have {size / 1e9:,.1f} GB, which are not free: {way_out}")
