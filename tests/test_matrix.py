@@ -107,7 +107,7 @@ def test_a_way_is_right_and_leaves_the_model_and_the_data_as_they_were(name, way
     if not way.takes(truth_of(name)):
         pytest.skip("of outputs (B, Y), and few of them")
     if name in UNCALLED and "computer" in computed:
-        with pytest.raises(ValueError, match="which functional_call cannot give other weights"):
+        with pytest.raises(ValueError, match="functional_call cannot give"):
             take(way, name)
         return
     got, heard = take(way, name)

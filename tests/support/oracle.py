@@ -5,7 +5,6 @@
 
 import copy
 import functools
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,13 +16,6 @@ from torch import Tensor, nn
 
 from helpers.gradients import func_gradients, functorch_gradients, loop_gradients
 from tests.support.zoo import Case, eagerly
-
-
-def without_functorch(*args: object, **options: object) -> dict[str, Tensor]:
-    """Call `functorch_gradients` as if torch no longer had functorch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "functorch", None)
-        return functorch_gradients(*args, **options)
 
 
 def refused(*words: str, error: type[Exception] = ValueError) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from helpers import curvature, gradients, jacobians, kernels, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import AbstractModelOutput
-from tests.support.oracle import Truth, without_functorch
+from tests.support.oracle import Truth
 from tests.support.zoo import Case, squared
 
 Named = dict[str, Tensor]
@@ -185,5 +185,4 @@ WAYS = {
 }
 LEGACY = {
     "functorch": Way(lambda c, _: gradients.functorch_gradients(*c.args), _as_gradients),
-    "functorch gone": Way(lambda c, _: without_functorch(*c.args), _as_gradients),
 }
