@@ -1,9 +1,8 @@
 """Full per-sample Jacobians `(B, Y, P)`: every output of every sample, by every parameter.
 
 The P columns are the parameters with `requires_grad`, in the order of `model.named_parameters()`,
-each flattened; `unflatten_jacobians` gives them their names and shapes back. As in
-`helpers.gradients`, the model is put back as it was, and BatchNorm in training mode and random
-numbers in the forward are refused.
+each flattened; `unflatten_jacobians` gives them their names and shapes back. Refusals, and how the
+model is left, are as in `helpers.gradients`.
 """
 
 import functools

@@ -5,9 +5,7 @@ gives the activations of linear layers, convolutions and embeddings and the grad
 outputs, from which norms and sums follow, and the gradients themselves of every parameter that is
 used in another way. Refusals, and how the model is left, are as in `helpers.gradients`.
 
-Opacus 1.6.0 has this way too, in `GradSampleModuleFastGradientClipping`, for linear layers and
-embeddings. It does not see a weight that is also used outside of its layer: the norm is then wrong,
-without an error.
+Opacus 1.6.0 does so for linear layers and embeddings, and misses other uses of their weights.
 """
 
 import functools

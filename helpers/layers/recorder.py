@@ -1,12 +1,10 @@
 """Per-sample gradients by what layers meet in one forward and backward pass of a batch.
 
 The samples run under `torch.vmap`, so that none sees another, and plain autograd, outside `vmap`,
-runs the backward pass. Each parameter enters as a leaf `(B, *shape)`, one copy for each sample
-that takes no memory, so whatever a forward pass does with a weight, autograd finds the gradients of
-the samples. Calls that `LAYER_RULES` knows get the parameter itself, without a graph, and their
-activations and the gradients at their outputs are recorded instead. So what is recorded is
-complete, whatever the model does: the gradient of a parameter is the sum over its calls and what
-has arrived at its leaf.
+runs the backward pass. Each parameter enters as a leaf `(B, *shape)` that takes no memory, so
+whatever a forward pass does with it, autograd finds the gradients of the samples. Calls that
+`LAYER_RULES` knows get the parameter itself, without a graph; their activations and the gradients
+at their outputs are recorded. The gradient of a parameter is the sum over its calls and its leaf.
 """
 
 import functools

@@ -104,8 +104,7 @@ def select_parameters(
 ) -> dict[str, Tensor]:
     """Choose the parameters to differentiate: all with `requires_grad`, or those named in `wrt`.
 
-    Returns them detached, by name, in the order of `wrt` or of `model.named_parameters()`. A tied
-    weight has one name, its first. `argument` is what the caller calls `wrt`.
+    Returns them detached, by name, in that order. `argument` is what the caller calls `wrt`.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():

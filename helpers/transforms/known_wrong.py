@@ -25,9 +25,7 @@ class Refusal(Exception):
 class Watched(TorchFunctionMode):
     """Let a forward pass call functions of torch, but for those that are wrong in `places`.
 
-    Args:
-        places: Of `VMAP`, `JACREV` and `OUTSIDE`; `AUTOGRAD` is always one.
-        parameters: Tensors that the forward pass must not write into.
+    `AUTOGRAD` is always one of these. Nor may it write into `parameters`.
     """
 
     def __init__(self, *places: str, parameters: Iterable[Tensor] = ()) -> None:
@@ -64,11 +62,7 @@ class Watched(TorchFunctionMode):
 
 
 def reached(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield what modules or functions lead to, to find what no mode sees.
-
-    Followed are attributes of modules, closures and global names of functions, and what containers
-    hold.
-    """
+    """Yield what modules or functions lead to, by attributes, closures, globals and containers."""
     seen: set[int] = set()
     waiting = [*roots]
     while waiting:

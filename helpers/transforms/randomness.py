@@ -1,7 +1,4 @@
-"""Random streams: where they are, whether a forward pass drew from them, and how to set them back.
-
-The process has streams of Python, NumPy and torch; a model may hold generators of its own.
-"""
+"""Random streams of the process and of a model: where they are, and how to set them back."""
 
 import pickle
 import random

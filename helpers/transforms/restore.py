@@ -1,8 +1,7 @@
 """A model put back as it was: its buffers, flags, gradients, attributes and containers.
 
-Parameters are neither copied nor compared: writes to them stay, as they would without the helpers.
-What a forward pass keeps outside of the model (globals, its class, closures, files) is the
-caller's, and stays.
+Parameters are neither copied nor compared: writes to them stay, as does what a forward pass keeps
+outside of the model.
 """
 
 import copy
