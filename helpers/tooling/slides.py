@@ -21,7 +21,6 @@ from helpers.tooling.lesson import copies, drafts, files, formulas, predictions
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/slides")
-LINES = 24  # of code that stand on a slide
 HIDDEN = {"parameters", "solution", "hide-input"}
 
 
@@ -50,22 +49,13 @@ def _parts(cell: NotebookNode) -> list[NotebookNode]:
     if "exercises.check(" in cell.source:
         return []
     hidden = HIDDEN & {*files.tags(cell)}
-    shown = [] if hidden else [new_code_cell(piece) for piece in _pieces(cell.source)]
+    shown = [] if hidden else [new_code_cell(cell.source)]
     output = new_code_cell("", outputs=cell.outputs, metadata=cell.metadata)
     output.metadata.transient = {"remove_source": True}
     if "answer" not in cell.metadata:
         return [*shown, output]
     output.metadata.slideshow = {"slide_type": "fragment"}
     return [*shown, output, new_markdown_cell(cell.metadata.answer)]
-
-
-def _pieces(source: str) -> list[str]:
-    """Cut code that is longer than a slide, at empty lines between its statements."""
-    pieces = [""]
-    for part in re.split(r"(?<=\n\n)(?=\S)", source):
-        fits = (pieces[-1] + part).count("\n") < LINES
-        pieces[-1:] = [pieces[-1] + part] if fits else [pieces[-1], part]
-    return [piece.strip("\n") for piece in pieces if piece]
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
