@@ -52,7 +52,9 @@ def loop_gradients(
 ) -> dict[str, Tensor]:
     """Compute per-sample gradients one sample at a time, with plain autograd.
 
-    Slow, and right for every model that has a backward at all: the reference for the others.
+    Slow, but correct for any model that autograd differentiates correctly, so it is the reference
+    for the other ways. Where autograd itself is wrong, so is the loop: a forward pass that takes a
+    Laplacian through `nn.LayerNorm` is one case (lesson 14; tests/test_derivatives.py has a list).
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
