@@ -108,11 +108,11 @@ def functorch_gradients(
     fmodel.stateless_model = model
 
     def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
-        one, target = batch.of_one(sample)
+        inputs, target = batch.of_one(sample)
         # The functional model takes all parameters, by position: those that the model has now.
-        own, buffers = dict(model.named_parameters()), [*model.buffers()]
-        every = [own[name] for name in fmodel.param_names]
-        predictions = batches.call(functools.partial(fmodel, every, buffers), one)
+        parameters, buffers = dict(model.named_parameters()), [*model.buffers()]
+        every = [parameters[name] for name in fmodel.param_names]
+        predictions = batches.call(functools.partial(fmodel, every, buffers), inputs)
         return checks.check_scalar(loss_fn(predictions, target))
 
     compute_grads = grad(samples.functional(compute_loss, model, params))
@@ -187,10 +187,10 @@ def func_gradients(
         compute_sample_grads = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
         options["otherwise"] = functools.partial(loop, batch.leaves)
         grads = samples.batched(compute_sample_grads, model, params, batch.leaves, **options)
-    if check and (found := _difference(grads, loop, batch)):
-        fallback.warn(f"torch.vmap and the loop differ, so the loop was taken: {found}")
-        right = loop(batch.leaves)
-        grads = right if out is None else {n: out[n].copy_(each) for n, each in right.items()}
+    if check and (disagreement := _difference(grads, loop, batch)):
+        fallback.warn(f"torch.vmap and the loop differ, so the loop was taken: {disagreement}")
+        expected = loop(batch.leaves)
+        grads = expected if out is None else {n: out[n].copy_(rows) for n, rows in expected.items()}
     return grads
 
 
@@ -208,17 +208,17 @@ def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **rea
         tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
         strided = (tensor for tensor in tensors if tensor.layout is torch.strided)
         owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in strided)
-    for key, wanted in like.items():
+    for key, parameter in like.items():
         name, buffer = f"out[{key!r}]", out[key]
         if not isinstance(buffer, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
-        for what, expected, got in (
-            ("the shape", (size, *wanted.shape), tuple(buffer.shape)),
-            ("dtype", wanted.dtype, buffer.dtype),
-            ("device", wanted.device, buffer.device),
+        for quality, expected, got in (
+            ("the shape", (size, *parameter.shape), tuple(buffer.shape)),
+            ("dtype", parameter.dtype, buffer.dtype),
+            ("device", parameter.device, buffer.device),
         ):
             if got != expected:
-                raise ValueError(f"{name} must have {what} {expected}, got {got}")
+                raise ValueError(f"{name} must have {quality} {expected}, got {got}")
         if buffer.requires_grad or buffer.is_inference():
             raise ValueError(
                 f"{name} must not require a gradient or be made in inference mode: "
@@ -235,9 +235,9 @@ def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **rea
 @fallback.warning_once
 def _write(grads: dict[str, Tensor], chunks: Iterable[tuple[slice, PerSampleGradients]]) -> None:
     """Write gradients, which are computed chunk by chunk here, into tensors `(B, *shape)`."""
-    for part, found in chunks:
-        found.write({name: tensor[part] for name, tensor in grads.items()})
-        del found  # or it would lie beside that of the next chunk
+    for rows, computed in chunks:
+        computed.write({name: tensor[rows] for name, tensor in grads.items()})
+        del computed  # or it would lie beside that of the next chunk
 
 
 def _difference(
@@ -259,24 +259,24 @@ def differences(
     but rounding, a tenth of it is, to that of all. `None` means the square root of the dtype's
     `eps`, and at most `10 * eps` of all. Returns the errors above it, not finite if one side is.
     """
-    sizes, found = {}, {}
-    for name, each in expected.items():
-        sizes[name] = torch.nan_to_num(each.abs(), 0, 0, 0).max().item() if each.numel() else 0.0
+    sizes, errors = {}, {}
+    for name, grad in expected.items():
+        sizes[name] = torch.nan_to_num(grad.abs(), 0, 0, 0).max().item() if grad.numel() else 0.0
     largest = max(sizes.values(), default=0.0)
-    for name, right in expected.items():
-        eps = torch.finfo(right.dtype).eps
+    for name, target in expected.items():
+        eps = torch.finfo(target.dtype).eps
         limit = eps**0.5 if tolerance is None else tolerance
         rounding = limit / 10 if tolerance is not None else min(limit / 10, 10 * eps)
-        error = largest_difference(got[name], right)
+        error = largest_difference(got[name], target)
         if not error <= max(limit * sizes[name], rounding * largest):  # as NaN is not
-            found[name] = error / (sizes[name] or 1.0)
-    return found
+            errors[name] = error / (sizes[name] or 1.0)
+    return errors
 
 
 def largest_difference(got: Tensor, expected: Tensor) -> float:
     """Return the largest difference of two tensors of one shape, in which NaN equals NaN."""
     kind = torch.promote_types(expected.dtype, torch.float64)
-    got, expected = (each.detach().to_dense().cpu().to(kind) for each in (got, expected))
+    got, expected = (tensor.detach().to_dense().cpu().to(kind) for tensor in (got, expected))
     changed = ~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)
     return (got - expected)[changed].abs().max().item() if changed.any() else 0.0
 

@@ -76,14 +76,14 @@ def gradient_norms(
     params, batch = gradients.prepare(model, data, targets, wrt)
     loss = functools.partial(gradients.sample_loss, loss_fn, batch)
     result = torch.zeros(len(batch), dtype=_dtype(params), device=batch.leaves[0].device)
-    for part, found in _chunks(loss, model, params, batch, chunk_size, randomness):
-        norms, _ = _norms_and_calls(params, found, result[part])
+    for rows, grads in _chunks(loss, model, params, batch, chunk_size, randomness):
+        norms, _ = _norms_and_calls(params, grads, result[rows])
         odd = ~((norms >= SMALL**2) & (norms < math.inf))
         if odd.any():
-            largest, unit = _scaled(params, found.rows(odd), norms[odd])
+            largest, unit = _scaled(params, grads.rows(odd), norms[odd])
             norms[odd] = largest * unit
-        result[part] = norms
-        del found  # or it would lie beside that of the next chunk
+        result[rows] = norms
+        del grads  # or it would lie beside that of the next chunk
     return result
 
 
@@ -149,70 +149,70 @@ def clipped_sum(
     result = {n: torch.zeros_like(t, dtype=wide(t.dtype)) for n, t in params.items()}
     eps = max((torch.finfo(total.dtype).eps for total in result.values()), default=0.0)
     limit = float(limit) * (1 - _ROUNDINGS * eps)
-    for part, found in _chunks(loss, model, params, batch, chunk_size, randomness):
-        zeros = batch.leaves[0].new_zeros(len(batch), dtype=_dtype(params))[part]
-        norms, calls = _norms_and_calls(params, found, zeros, keep=True)
+    for rows, grads in _chunks(loss, model, params, batch, chunk_size, randomness):
+        zeros = batch.leaves[0].new_zeros(len(batch), dtype=_dtype(params))[rows]
+        norms, calls = _norms_and_calls(params, grads, zeros, keep=True)
         odd = ~(norms < math.inf) | (limit < SMALL)
         if odd.any():
-            for name, total in _scaled_totals(params, found.rows(odd), zeros[odd], limit):
+            for name, total in _scaled_totals(params, grads.rows(odd), zeros[odd], limit):
                 result[name] += total
-            found, calls = found.rows(~odd), {}
+            grads, calls = grads.rows(~odd), {}
             if not odd.all():
-                norms, calls = _norms_and_calls(params, found, zeros[~odd], keep=True)
+                norms, calls = _norms_and_calls(params, grads, zeros[~odd], keep=True)
         factors = (limit / norms).clamp(max=1)
         for name in calls:
             result[name] += calls[name].total(factors.to(calls[name].output_grads.dtype))
-        del found, calls  # or they would lie beside those of the next chunk
+        del grads, calls  # or they would lie beside those of the next chunk
     return result
 
 
 def _norms_and_calls(
-    params: Tensors, found: PerSampleGradients, like: Tensor, *, keep: bool = False
+    params: Tensors, grads: PerSampleGradients, like: Tensor, *, keep: bool = False
 ) -> tuple[Tensor, dict[str, LayerCall]]:
     """Compute the norms of a chunk; `keep` a call of each parameter, from which sums follow."""
     if any(tensor.dtype != wide(tensor.dtype) for tensor in params.values()):
-        found = found.rows(slice(None))
+        grads = grads.rows(slice(None))
     squares, calls = torch.zeros_like(like), {}
     for name in params:
-        call = found.only_call(name)
-        own = call and call.squares(then_total=keep)
-        if own is None and (gradients := found.gradients(name)) is not None:
-            call, own = dense(gradients), squared_norms(gradients)
-        if own is not None:
-            squares += own
+        call = grads.only_call(name)
+        squared = call and call.squares(then_total=keep)
+        if squared is None and (gradients := grads.gradients(name)) is not None:
+            call, squared = dense(gradients), squared_norms(gradients)
+        if squared is not None:
+            squares += squared
             if keep:
                 calls[name] = call
     return squares.sqrt(), calls
 
 
-def _scaled(params: Tensors, found: PerSampleGradients, like: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled(params: Tensors, grads: PerSampleGradients, like: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the largest number of each gradient, and the norm of the gradient divided by it."""
     # This way no square overflows or vanishes. What is not finite is divided by 1.
     largest, squares = torch.zeros_like(like), torch.zeros_like(like)
-    for _, gradient in _each(params, found):
+    for _, gradient in _flattened(params, grads):
         largest = largest.maximum(gradient.abs().amax(1))
     divisors = largest.where(largest.isfinite() & (largest > 0), 1)[:, None]
-    for _, gradient in _each(params, found):
+    for _, gradient in _flattened(params, grads):
         squares += squared_norms(gradient / divisors)
     return largest, squares.sqrt()
 
 
 def _scaled_totals(
-    params: Tensors, found: PerSampleGradients, like: Tensor, limit: float
+    params: Tensors, grads: PerSampleGradients, like: Tensor, limit: float
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and sums of clipped gradients, of any size; what is not finite is left out."""
-    largest, unit = _scaled(params, found, like)
+    largest, unit = _scaled(params, grads, like)
     counts = largest.isfinite() & (largest > 0)
-    found, largest, unit = found.rows(counts), largest[counts], unit[counts]
-    for name, gradient in _each(params, found):
+    grads, largest, unit = grads.rows(counts), largest[counts], unit[counts]
+    for name, gradient in _flattened(params, grads):
         factors = (limit / unit).minimum(largest).to(gradient.dtype)
         yield name, (factors @ (gradient / largest[:, None])).view(params[name].shape)
 
 
-def _each(params: Tensors, found: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
+def _flattened(params: Tensors, grads: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
     """Yield names and gradients `(B, P)`, one parameter after the other."""
     for name, tensor in params.items():
-        gradient = found.gradients(name) if tensor.numel() else None
+        gradient = grads.gradients(name) if tensor.numel() else None
         if gradient is not None:
             yield name, gradient.reshape(-1, tensor.numel())
 
@@ -223,10 +223,10 @@ def _estimated(batch: Batch, params: Tensors) -> int:
     # inputs and its outputs. The gradients of the largest parameter may come to that.
     pairs = zip(batch.paths, batch.leaves, strict=True)
     first = [leaf[0] for path, leaf in pairs if not path.startswith("targets")]
-    kept = 64 * sum(sample.numel() for sample in first if sample.is_floating_point())
+    numbers = 64 * sum(sample.numel() for sample in first if sample.is_floating_point())
     tokens = max((sample.numel() for sample in first if not sample.is_floating_point()), default=0)
-    kept += tokens * sum(sum(tensor.shape[:2]) for tensor in params.values())
-    return max(1, _CHUNK // (kept + max(tensor.numel() for tensor in params.values()) + 1))
+    numbers += tokens * sum(sum(tensor.shape[:2]) for tensor in params.values())
+    return max(1, _CHUNK // (numbers + max(tensor.numel() for tensor in params.values()) + 1))
 
 
 def _chunks(

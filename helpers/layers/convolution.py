@@ -44,27 +44,27 @@ class Convolution(Linear):
             d = d.flatten(0, 1).flatten(2).unflatten(1, (groups, -1))
             # (b * N, groups, n, L) to (b, groups, N * L, n), without a copy where N is 1
             yield tuple(
-                each.unflatten(0, (len(x), -1)).movedim(1, 2).movedim(3, -1).flatten(2, 3)
-                for each in (d, windows)
+                side.unflatten(0, (len(x), -1)).movedim(1, 2).movedim(3, -1).flatten(2, 3)
+                for side in (d, windows)
             )
 
     def write(self, out: Tensor, *, add: bool = False) -> None:
         """Write the gradients of the samples into `out`, without windows where that is cheaper."""
         groups, (images, maps) = self.options["groups"], self._sides()
         positions, _, outputs = self._sizes()
-        many = self.shape[1] >= _CHANNELS and positions >= _POSITIONS * outputs
-        if images.shape[1] > 1 or not many:
+        by_place = self.shape[1] >= _CHANNELS and positions >= _POSITIONS * outputs
+        if images.shape[1] > 1 or not by_place:
             super().write(out, add=add)
             return
         sides = images.squeeze(1), maps.squeeze(1), out
         step = max(1, _CACHED // (images[0].numel() + maps[0].numel() + 1))
-        for x, d, rows in zip(*(each.split(step) for each in sides), strict=True):
-            windows, parts = self._windows(x, d.shape[2:]), []
+        for x, d, rows in zip(*(side.split(step) for side in sides), strict=True):
+            windows, products = self._windows(x, d.shape[2:]), []
             d = d.flatten(2).unflatten(1, (groups, -1))
-            for place in itertools.product(*map(range, self.shape[2:])):
-                seen = windows[(slice(None), slice(None), *place)].flatten(2)
-                parts.append(d @ seen.unflatten(1, (groups, -1)).mT)
-            values = torch.stack(parts, -1).view(rows.shape)
+            for offset in itertools.product(*map(range, self.shape[2:])):
+                window = windows[(slice(None), slice(None), *offset)].flatten(2)
+                products.append(d @ window.unflatten(1, (groups, -1)).mT)
+            values = torch.stack(products, -1).view(rows.shape)
             rows.add_(values) if add else rows.copy_(values)
 
     def total(self, factors: Tensor) -> Tensor:
@@ -73,8 +73,8 @@ class Convolution(Linear):
         maps = maps * factors.view(-1, *(1,) * (dims + 2))
         sides = maps.flatten(0, 1), images.flatten(0, 1), images.new_empty(self.shape), None
         options = [self.options[name] for name in ("stride", "padding", "dilation")]
-        rest = False, [0] * dims, self.options["groups"], [False, True, False]
-        return torch.ops.aten.convolution_backward(*sides, *options, *rest)[1]
+        options_left = False, [0] * dims, self.options["groups"], [False, True, False]
+        return torch.ops.aten.convolution_backward(*sides, *options, *options_left)[1]
 
     def _sizes(self) -> tuple[int, int, int]:
         _, maps = self._sides()
@@ -84,7 +84,7 @@ class Convolution(Linear):
     def _sides(self) -> list[Tensor]:
         """Return images `(B, N, channels, *size)`, and maps with a number for each window."""
         sides = self.activations, self.output_grads  # a sample may be one image
-        return [each if each.dim() > len(self.shape) else each.unsqueeze(1) for each in sides]
+        return [side if side.dim() > len(self.shape) else side.unsqueeze(1) for side in sides]
 
     def _ordered(self, out: Tensor) -> Tensor:
         return out.unflatten(1, (self.options["groups"], -1))
@@ -116,16 +116,16 @@ def _matcher(rule: type[Convolution], dims: int) -> Matcher:
     def call(
         is_weight: IsWeight, input: Tensor, weight: Tensor, *args: Any, **named: Any
     ) -> MatchedCall | None:
-        given = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-        given |= {**dict(zip(names, args, strict=False)), **named}
-        if isinstance(given["padding"], str):
+        arguments = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+        arguments |= {**dict(zip(names, args, strict=False)), **named}
+        if isinstance(arguments["padding"], str):
             return None
-        options = {"groups": given["groups"]}
+        options = {"groups": arguments["groups"]}
         for name in ("stride", "padding", "dilation"):
-            each = (given[name],) if isinstance(given[name], Integral) else given[name]
-            options[name] = [*each] * (dims // len(each))
+            value = (arguments[name],) if isinstance(arguments[name], Integral) else arguments[name]
+            options[name] = [*value] * (dims // len(value))
         images = "b" if input.dim() == dims + 2 else ""
-        return MatchedCall(rule, input, weight, given["bias"], options, f"n{images}o...->no")
+        return MatchedCall(rule, input, weight, arguments["bias"], options, f"n{images}o...->no")
 
     return call
 

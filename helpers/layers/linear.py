@@ -38,8 +38,8 @@ class Linear(LayerCall):
         """Write the gradients of the samples into `out`; no second copy of them exists."""
         start = 0
         for grads, inputs in self.matrices():
-            part = self._ordered(out[start : start + len(grads)])
-            _add_outer(grads.flatten(0, 1).mT, inputs.flatten(0, 1), part, add)
+            rows = self._ordered(out[start : start + len(grads)])
+            _add_outer(grads.flatten(0, 1).mT, inputs.flatten(0, 1), rows, add)
             start += len(grads)
 
     def squares(self, *, then_total: bool = False) -> Tensor | None:
@@ -49,7 +49,7 @@ class Linear(LayerCall):
         if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
             return None
         pieces = [_squares(*sides) for sides in self.matrices()]
-        if any(each is None for each in pieces):
+        if any(piece is None for piece in pieces):
             return None
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
@@ -99,17 +99,17 @@ def _orders(formula: str, dims: int) -> tuple[list[list[int]], ...]:
     dots = dims - len(formula.partition(",")[0].replace("...", ""))
     formula = formula.replace("...", string.ascii_uppercase[:dots])
     grads, activations, weight = re.split(",|->", formula)
-    groups = [each for each in weight[1:] if each in grads and each in activations]
-    positions = [each for each in grads if each not in weight]
-    outputs = [each for each in weight if each not in activations]
-    inputs = [each for each in weight if each not in grads]
+    groups = [letter for letter in weight[1:] if letter in grads and letter in activations]
+    positions = [letter for letter in grads if letter not in weight]
+    outputs = [letter for letter in weight if letter not in activations]
+    inputs = [letter for letter in weight if letter not in grads]
     of_terms = {
         grads: (groups, positions, outputs),
         activations: (groups, positions, inputs),
         weight: (groups, outputs, inputs),
     }
     return tuple(
-        [[*map(term.index, each)] for each in letters] for term, letters in of_terms.items()
+        [[*map(term.index, letter)] for letter in letters] for term, letters in of_terms.items()
     )
 
 
@@ -173,12 +173,12 @@ def _addmm(
 
 
 def _matmul(
-    is_weight: IsWeight, input: Tensor, other: Tensor | None = None, **others: Any
+    is_weight: IsWeight, input: Tensor, mat2: Tensor | None = None, **others: Any
 ) -> MatchedCall | None:
-    if is_weight(other) and other.dim() == 2 and not others:
-        return MatchedCall(Linear, input, other, options=_TRANSPOSED)
+    if is_weight(mat2) and mat2.dim() == 2 and not others:
+        return MatchedCall(Linear, input, mat2, options=_TRANSPOSED)
     if is_weight(input) and input.dim() == 2 and not others:
-        return MatchedCall(Linear, other, input, options=_FROM_THE_LEFT if other.dim() > 1 else {})
+        return MatchedCall(Linear, mat2, input, options=_FROM_THE_LEFT if mat2.dim() > 1 else {})
     return None
 
 

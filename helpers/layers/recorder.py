@@ -54,27 +54,27 @@ def per_sample_gradients(
     for start in range(0, len(batch[0]), step):
         if start and randomness == "same":
             streams.restore_random_state(first)
-        part = slice(start, start + step)
-        chunk = tuple(tensor[part] for tensor in batch)
+        rows = slice(start, start + step)
+        chunk = tuple(tensor[rows] for tensor in batch)
         if failed is None:
             try:
-                found = _recorded(function, model, params, chunk, randomness)
+                grads = _recorded(function, model, params, chunk, randomness)
             except Exception as error:
                 if not fallback.leads_to_loop(error):
                     raise
                 failed = error
             if failed is not None:
-                place, said = fallback.told(failed, model)
+                module, reason = fallback.describe(failed, model)
         if failed is not None:
-            found, slow = _dense(function, model, params, chunk, randomness, slow)
+            grads, slow = _dense(function, model, params, chunk, randomness, slow)
             if not slow:  # the loop has its own warning, and one is enough
                 fallback.warn(
-                    f"{place} cannot be recorded layer by layer, so its gradients were formed, "
-                    f"which takes more memory ({said})",
+                    f"{module} cannot be recorded layer by layer, so its gradients were formed, "
+                    f"which takes more memory ({reason})",
                     failed,
                 )
-        yield part, found
-        del found  # or it would lie beside that of the next chunk
+        yield rows, grads
+        del grads  # or it would lie beside that of the next chunk
 
 
 def _dense(

@@ -38,8 +38,8 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str = "") -> Tre
         for key, value in tree.items():
             changed[key] = mapped(change, value, f'{path}["{key}"]')
     elif isinstance(tree, list | tuple) and not (tree and _is_constant(tree)):
-        parts = [mapped(change, value, f"{path}[{index}]") for index, value in enumerate(tree)]
-        changed = _of_parts(tree, parts, path)
+        items = [mapped(change, value, f"{path}[{index}]") for index, value in enumerate(tree)]
+        changed = _of_parts(tree, items, path)
     elif is_dataclass(tree) and not isinstance(tree, type):
         changed, names = copy.copy(tree), [field.name for field in fields(tree)]
         for name in names:
@@ -62,8 +62,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(part)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
 
 
 def _copied(value: Any) -> Any:
@@ -73,14 +73,14 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
-def _of_parts(tree: list | tuple, parts: list[Tree], path: str) -> list | tuple:
+def _of_parts(tree: list | tuple, items: list[Tree], path: str) -> list | tuple:
     """Make a list or a tuple of the same class, with other parts, if the class is made of parts."""
     if isinstance(tree, list):
         changed = copy.copy(tree)
-        changed[:] = parts
+        changed[:] = items
         return changed
     try:
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     except TypeError:
         raise TypeError(
             f"{path} must be no {type(tree).__name__}, which cannot be made of its parts: hand "
@@ -126,7 +126,7 @@ class Batch:
     """
 
     def __init__(self, **trees: Tree) -> None:
-        found: list[tuple[bool, str, Leaf, _Place]] = []
+        leaves: list[tuple[bool, str, Leaf, _Place]] = []
         lists: list[tuple[str, Sequence[Any]]] = []
 
         def remember(path: str, value: Any) -> Any:
@@ -140,8 +140,8 @@ class Batch:
             elif not isinstance(value, Sequences | _SHARED | Tensor):
                 checks.check_batch(path, value)
             if isinstance(value, Sequences) or (isinstance(value, Tensor) and value.dim()):
-                found.append((value.device.type == "cpu", path, value, place := _Place()))
-                return place
+                leaves.append((value.device.type == "cpu", path, value, slot := _Place()))
+                return slot
             return value
 
         self._trees = []
@@ -152,10 +152,10 @@ class Batch:
                 raise TypeError(
                     f"{name} must be a tree of tensors, got one that holds itself"
                 ) from None
-            if not found:
+            if not leaves:
                 raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
-        _, first, like, _ = found[0]
-        for _, path, leaf, _ in found:
+        _, first, like, _ = leaves[0]
+        for _, path, leaf, _ in leaves:
             if len(leaf) != len(like):
                 sizes = f"{len(like)} and {len(leaf)}"
                 raise ValueError(f"{first} and {path} must have one batch size, got {sizes}")
@@ -166,11 +166,11 @@ class Batch:
                     f"{len(values)} constants, which could be one a sample or shared by all"
                 )
         # The device of the first is where samples are taken to lie; lengths may be on the CPU.
-        found.sort(key=itemgetter(0))
-        _, self.paths, self.leaves, places = zip(*found, strict=True)
-        for index, place in enumerate(places):
-            place.index = index
-        self.in_dims = (0,) * len(found)  # for `vmap`
+        leaves.sort(key=itemgetter(0))
+        _, self.paths, self.leaves, slots = zip(*leaves, strict=True)
+        for index, slot in enumerate(slots):
+            slot.index = index
+        self.in_dims = (0,) * len(leaves)  # for `vmap`
 
     def __len__(self) -> int:
         return len(self.leaves[0])
@@ -178,7 +178,7 @@ class Batch:
     def __getitem__(self, rows: slice | Tensor) -> "Batch":
         chosen = copy.copy(self)
         index = [rows.to(leaf.device) if isinstance(rows, Tensor) else rows for leaf in self.leaves]
-        chosen.leaves = tuple(leaf[own] for leaf, own in zip(self.leaves, index, strict=True))
+        chosen.leaves = tuple(leaf[picked] for leaf, picked in zip(self.leaves, index, strict=True))
         return chosen
 
     def sample(self) -> list[Tensor]:
@@ -202,9 +202,9 @@ class Batch:
         def put(_: str, value: Any) -> Any:
             if not isinstance(value, _Place):
                 return _copied(value)
-            own, leaf = self.leaves[value.index], leaves[value.index]
-            if isinstance(own, Sequences):
-                return own.of_one(leaf)
+            template, leaf = self.leaves[value.index], leaves[value.index]
+            if isinstance(template, Sequences):
+                return template.of_one(leaf)
             return leaf.unsqueeze(0) if of_one else leaf
 
         return [*map(partial(mapped, put), self._trees)]

@@ -36,9 +36,9 @@ def check_model(model: nn.Module) -> None:
 
 def check_one_process(model: nn.Module) -> None:
     """Check that a model lies in one process, and that its backward reduces over no others."""
-    parts = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
-    for name, part in parts:
-        for kind in type(part).__mro__:
+    members = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+    for name, member in members:
+        for kind in type(member).__mro__:
             if kind.__module__.startswith(_SPREAD):
                 raise ValueError(
                     f"{name or 'the model'} is a {kind.__name__}, spread over processes: take the "

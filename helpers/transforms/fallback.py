@@ -62,21 +62,23 @@ def leads_to_loop(error: Exception) -> bool:
 
 def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module, cause: str = "") -> Any:
     """Compute in a loop what a transform raised an error for, and warn of the cause."""
-    place, said = told(error, model)
+    module, reason = describe(error, model)
     result = compute()  # what this raises has nothing to do with the transform
     by = "the helpers" if isinstance(error, Refusal) else "torch.vmap"
-    cause = cause or f"{place} cannot be batched by {by}"
-    warn(f"{cause}, so the samples were taken one after the other, which is slower ({said})", error)
+    cause = cause or f"{module} cannot be batched by {by}"
+    warn(
+        f"{cause}, so the samples were taken one after the other, which is slower ({reason})", error
+    )
     return result
 
 
-def told(error: Exception, model: nn.Module) -> tuple[str, str]:
+def describe(error: Exception, model: nn.Module) -> tuple[str, str]:
     """Return where an error was raised and its first line; clear the tracebacks of the attempt."""
     # They hold its tensors. What the caller is handling comes last; so this is no part of `except`.
-    place, seen, handled = find_place(error, model), error, sys.exception()
-    while seen is not None and seen is not handled:
-        seen.__traceback__, seen = None, seen.__context__
-    return place, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    location, current, handled = find_place(error, model), error, sys.exception()
+    while current is not None and current is not handled:
+        current.__traceback__, current = None, current.__context__
+    return location, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def add_place(error: Exception, model: nn.Module) -> None:
@@ -84,7 +86,7 @@ def add_place(error: Exception, model: nn.Module) -> None:
     causes = [error]
     while causes[-1] is not None:  # Dynamo wraps refusals
         causes.append(causes[-1].__cause__ or causes[-1].__context__)
-    if leads_to_loop(error) and not any("Refusal" in type(each).__name__ for each in causes):
+    if leads_to_loop(error) and not any("Refusal" in type(cause).__name__ for cause in causes):
         error.add_note(
             f"{find_place(error, model)} raised this for a batch of one, without any transform: "
             "fix the model or the loss"
@@ -94,12 +96,12 @@ def add_place(error: Exception, model: nn.Module) -> None:
 def find_place(error: Exception, model: nn.Module) -> str:
     """Name the innermost module in whose code an error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
-    place = "the model" if isinstance(error, Refusal) else "the loss or the backward pass"
+    location = "the model" if isinstance(error, Refusal) else "the loss or the backward pass"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and id(module) in names:
-            place = names[id(module)] or "the model"
-    return place
+            location = names[id(module)] or "the model"
+    return location
 
 
 def warn(

@@ -44,9 +44,9 @@ class Watched(TorchFunctionMode):
         if VMAP in self._places and torch.compiler.is_dynamo_compiling():
             raise Refusal("what is compiled, and runs as written then, would be traced")
         if func in KNOWN_WRONG:
-            place, is_wrong = KNOWN_WRONG[func]
-            if place in self._places and is_wrong(*args, **kwargs):
-                raise Refusal(f"torch.{func.__name__} has wrong gradients {place}")
+            context, is_wrong = KNOWN_WRONG[func]
+            if context in self._places and is_wrong(*args, **kwargs):
+                raise Refusal(f"torch.{func.__name__} has wrong gradients {context}")
         library = str(getattr(func, "__module__", "")) if OUTSIDE in self._places else ""
         if library.startswith("torch._ops.") and not library.endswith((".aten", ".prims")):
             raise Refusal(f"the operator {func} may have a rule for vmap of its own")
@@ -63,12 +63,12 @@ class Watched(TorchFunctionMode):
 
 def reached(roots: Iterable[Any]) -> Iterator[Any]:
     """Yield what modules or functions lead to, by attributes, closures, globals and containers."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting = [*roots]
     while waiting:
         value = waiting.pop()
-        if id(value) not in seen and (callable(value) or type(value) in (list, tuple, dict)):
-            seen.add(id(value))
+        if id(value) not in visited and (callable(value) or type(value) in (list, tuple, dict)):
+            visited.add(id(value))
             yield value
             waiting += _named_by(value)
 
@@ -84,19 +84,19 @@ def _named_by(value: Any) -> Iterable[Any]:
         return (value.func, *value.args)
     if not isinstance(value, FunctionType):
         return ()
-    found = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    values = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
     if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
         names = _names(value.__code__)
-        for each in map(value.__globals__.get, names):
-            found.append(each)
-            if isinstance(each, ModuleType) and not each.__name__.startswith("torch"):
-                found += map(vars(each).get, names)  # what a lazy one has not loaded, it has not
-    return found
+        for member in map(value.__globals__.get, names):
+            values.append(member)
+            if isinstance(member, ModuleType) and not member.__name__.startswith("torch"):
+                values += map(vars(member).get, names)  # what a lazy one has not loaded, it has not
+    return values
 
 
 def _names(code: CodeType) -> set[str]:
     """Return the names that code and the functions in it read."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return {*code.co_names}.union(*map(_names, inner))
 
 

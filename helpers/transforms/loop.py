@@ -35,20 +35,20 @@ def gradients(
     }
     if not grads or not len(batch[0]):
         return grads
-    own = dict(model.named_parameters())
-    leaves = [own[name] for name in grads]
+    parameters = dict(model.named_parameters())
+    leaves = [parameters[name] for name in grads]
 
-    def take(index: int, rows: list[Tensor]) -> None:
+    def store(index: int, rows: list[Tensor]) -> None:
         for per_sample_grad, row in zip(grads.values(), rows, strict=True):
             per_sample_grad[index] = row
 
     options = {"backward": partial(by_backward, leaves=leaves), "randomness": randomness}
-    for_each(function, model, grads, batch, take, **options)
-    flagged = {name for name, each in own.items() if each.requires_grad}
+    for_each(function, model, grads, batch, store, **options)
+    flagged = {name for name, parameter in parameters.items() if parameter.requires_grad}
     unmet = (not rows[:, None].flatten(1).any(1).all() for rows in grads.values())
     if not flagged <= grads.keys() and any(unmet):
         # A checkpoint may need gradients of parameters that are not asked for.
-        for_each(function, model, flagged | {*grads}, batch, take, **options)
+        for_each(function, model, flagged | {*grads}, batch, store, **options)
     return grads
 
 
@@ -57,7 +57,7 @@ def for_each(
     model: nn.Module,
     names: Collection[str],
     batch: tuple[Tensor, ...],
-    take: Callable[[int, Any], None],
+    store: Callable[[int, Any], None],
     *,
     backward: Callable[[Tensor], Any] = lambda value: value,
     randomness: str = "error",
@@ -80,7 +80,7 @@ def for_each(
             with Watched() if watched else nullcontext():
                 value = function(model, *sample)
                 nodes = " ".join(node.name() for node in graph(value))
-                if watched or not any(each in nodes for each in BY_HAND):
+                if watched or not any(kind in nodes for kind in BY_HAND):
                     return backward(value)
         except Exception as error:
             fallback.add_place(error, model)
@@ -97,7 +97,7 @@ def for_each(
                 result = _first(partial(run, 0), state, snapshot)
             else:
                 result = run(index)
-            take(index, result)
+            store(index, result)
             snapshot.restore()
 
 
@@ -107,7 +107,7 @@ def _first(run: Callable[[], Any], state: Callable[[], streams.State], snapshot:
     for _ in range(3):  # another thread may have drawn, but hardly each time
         result, end = run(), state()
         # A model with a seed of its own ends in one state, wherever it begins.
-        if any(streams.alike(end, each) for each in states):
+        if any(streams.alike(end, state_before) for state_before in states):
             return result
         states.append(end)
         snapshot.restore()
@@ -122,15 +122,15 @@ def by_backward(
     # The backward pass of a custom function, such as a reentrant checkpoint, may run another one,
     # for leaves that this graph does not show. Those that it shows may be the loss's own.
     custom = any(isinstance(node, BackwardCFunction) for node in nodes)
-    met = {*leaves, *(node.variable for node in nodes if hasattr(node, "variable"))}
-    before = {leaf: leaf.grad for leaf in met}
-    for leaf in met:
+    reachable = {*leaves, *(node.variable for node in nodes if hasattr(node, "variable"))}
+    before = {leaf: leaf.grad for leaf in reachable}
+    for leaf in reachable:
         leaf.grad = None
     try:
         if scalar.requires_grad:
             scalar.backward(inputs=None if custom else leaves, retain_graph=retain_graph)
-        found = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     finally:
         for leaf, gradient in before.items():
             leaf.grad = gradient
-    return [each.to_dense().detach() for each in found]
+    return [gradient_found.to_dense().detach() for gradient_found in grads]

@@ -38,13 +38,13 @@ def random_state(device: torch.device, generators: Iterable[Any] = ()) -> State:
         (torch.set_rng_state, torch.get_rng_state()),
     ]
     if device.type != "cpu":
-        own = torch.get_device_module(device)
+        module = torch.get_device_module(device)
         # The device is named where there are several, since it need not be the current one.
         named = {} if device.type == "mps" else {"device": device}
-        state.append((partial(own.set_rng_state, **named), own.get_rng_state(**named)))
-    for each in generators:
-        read, put_back = GENERATORS[type(each)]
-        state.append((partial(put_back, each), read(each)))
+        state.append((partial(module.set_rng_state, **named), module.get_rng_state(**named)))
+    for generator in generators:
+        read, put_back = GENERATORS[type(generator)]
+        state.append((partial(put_back, generator), read(generator)))
     return state
 
 
@@ -54,9 +54,9 @@ def restore_random_state(state: State) -> None:
         put_back(value)
 
 
-def alike(one: State, other: State, *, outside_torch: bool = False) -> bool:
+def alike(first: State, mat2: State, *, outside_torch: bool = False) -> bool:
     """Return whether streams are where they were: all, or those that no transform knows of."""
-    for (_, before), (_, after) in zip(one, other, strict=True):
+    for (_, before), (_, after) in zip(first, mat2, strict=True):
         if isinstance(before, Tensor):
             same = outside_torch or torch.equal(before, after)
         else:

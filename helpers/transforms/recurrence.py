@@ -25,14 +25,14 @@ def add_zero_state(
     A state that the layer makes itself lacks that dimension, and the layer writes into it.
     """
     inputs = args[0] if args else kwargs.get("input")
-    given = args[1] if len(args) > 1 else kwargs.get("hx")
-    if given is None and isinstance(inputs, Tensor):
-        given = _zero_state(layer, inputs)
-    states = given if isinstance(given, tuple | list) else [given]
-    if len(args) > 2 or not all(isinstance(each, Tensor) for each in (inputs, *states)):
+    initial = args[1] if len(args) > 1 else kwargs.get("hx")
+    if initial is None and isinstance(inputs, Tensor):
+        initial = _zero_state(layer, inputs)
+    states = initial if isinstance(initial, tuple | list) else [initial]
+    if len(args) > 2 or not all(isinstance(tensor, Tensor) for tensor in (inputs, *states)):
         return None  # which the layer takes, or refuses, as it does without `vmap`
     start = [state + inputs.new_zeros(state.shape) for state in states]
-    return args[:1], {**kwargs, "hx": start[0] if isinstance(given, Tensor) else tuple(start)}
+    return args[:1], {**kwargs, "hx": start[0] if isinstance(initial, Tensor) else tuple(start)}
 
 
 def _zero_state(layer: nn.RNNBase | nn.RNNCellBase, inputs: Tensor) -> Any:

@@ -41,7 +41,7 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
     state, to be restored within the block as well. Warns of parameters that were written into.
     """
-    own, before = {}, []
+    parameters, before = {}, []
     for name, parameter in model.named_parameters():
         if parameter.is_inference():
             raise ValueError(
@@ -49,21 +49,21 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
                 "model outside of torch.inference_mode()"
             )
         if parameter.is_leaf:  # what was computed has neither a flag nor a `.grad`
-            own[name] = parameter
-    snapshot = Snapshot([model, *model.buffers()], own.values())
-    for each in own.values():
-        before.append((each.requires_grad, each.grad, each._version, each.data))
+            parameters[name] = parameter
+    snapshot = Snapshot([model, *model.buffers()], parameters.values())
+    for p in parameters.values():
+        before.append((p.requires_grad, p.grad, p._version, p.data))
     try:
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.requires_grad = name in names  # as a method, torch forbids it under vmap
             parameter.grad = None
         yield snapshot
     finally:
         snapshot.restore()
-        for parameter, (flag, gradient, *_) in zip(own.values(), before, strict=True):
+        for parameter, (flag, gradient, *_) in zip(parameters.values(), before, strict=True):
             parameter.requires_grad = flag
             parameter.grad = gradient
-    for (name, parameter), (*_, version, data) in zip(own.items(), before, strict=True):
+    for (name, parameter), (*_, version, data) in zip(parameters.items(), before, strict=True):
         moved = parameter.layout is torch.strided and not parameter.is_set_to(data)
         if moved or parameter._version != version:
             fallback.warn(
@@ -84,20 +84,20 @@ class Snapshot:
         self._slots: list[tuple[Any, Any, Any]] = []  # object, slot, value
         self._others: list[tuple[Any, ...]] = []  # functions and their arguments
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
-        kept = set(map(id, parameters))
+        excluded = set(map(id, parameters))
         for value in walk(roots):
             if type(value) in _PLAIN and not value:
                 self._empty.append(value)
             elif isinstance(value, dict | list | set | deque):
                 contents = _contents(value)
                 self._collections.append((value, contents))
-                for key, each in contents.items() if isinstance(value, dict) else ():
-                    if isinstance(each, Iterator) and type(each).__module__ in _OF_ITERATORS:
-                        self._iterators.append((value, key, itertools.tee(each, 1)[0]))
+                for key, item in contents.items() if isinstance(value, dict) else ():
+                    if isinstance(item, Iterator) and type(item).__module__ in _OF_ITERATORS:
+                        self._iterators.append((value, key, itertools.tee(item, 1)[0]))
             elif isinstance(value, Tensor):
                 # A tensor with a graph is what an earlier forward left, or a view of a parameter.
-                own = id(value) not in kept and value.grad_fn is None
-                if own and not value.is_inference() and not value.is_meta:
+                is_state = id(value) not in excluded and value.grad_fn is None
+                if is_state and not value.is_inference() and not value.is_meta:
                     self._tensors.append((value, value.detach().clone(), value._version))
             elif isinstance(value, np.ndarray) and value.flags.writeable:
                 self._others.append((np.copyto, value, value.copy()))
@@ -146,14 +146,14 @@ class Snapshot:
 
 def walk(roots: Iterable[Any]) -> Iterator[Any]:
     """Yield each object once that modules lead to by attributes, containers and bound methods."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting = [*roots]
     while waiting:
         value = waiting.pop()
         kind = type(value)
-        if kind in _ENDS or id(value) in seen:
+        if kind in _ENDS or id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         yield value
         if kind in _PLAIN:
             waiting.extend(value.values())
@@ -180,10 +180,10 @@ def _slots(kind: type) -> tuple[types.MemberDescriptorType, ...]:
     if kind.__module__.startswith(_FOREIGN):
         return ()
     return tuple(
-        each
-        for own in map(vars, kind.__mro__)
-        for each in own.values()
-        if "__slots__" in own and isinstance(each, types.MemberDescriptorType)
+        member
+        for namespace in map(vars, kind.__mro__)
+        for member in namespace.values()
+        if "__slots__" in namespace and isinstance(member, types.MemberDescriptorType)
     )
 
 
@@ -203,7 +203,7 @@ def _contents(collection: Collection[Any]) -> dict[Any, Any] | list[Any]:
 @functools.lru_cache
 def _base(kind: type) -> type:
     """Return which class of Python a class of collections is built on."""
-    return next(each for each in (*_PLAIN[::-1], *_SEQUENCES) if issubclass(kind, each))
+    return next(base for base in (*_PLAIN[::-1], *_SEQUENCES) if issubclass(kind, base))
 
 
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:

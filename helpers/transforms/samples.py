@@ -35,15 +35,15 @@ def functional(
     `places`, raises, and so does a parameter out of reach.
     """
     parameters = dict(model.named_parameters())
-    own = parameters | dict(model.named_buffers())
-    wanted = set(map(id, map(own.get, names)))
+    tensors = parameters | dict(model.named_buffers())
+    differentiated = set(map(id, map(tensors.get, names)))
 
     def run(params: Tensors, buffers: Tensors, *sample: Tensor) -> Any:
         others = dict(params)
         for name, buffer in buffers.items():
             others[name] = buffer.clone()
         watched = Watched(VMAP, *places, parameters=parameters.values())
-        with watched, standing_in(own, others):
+        with watched, standing_in(tensors, others):
             value = function(model, *map(torch.clone, sample))
             if not isinstance(value, Tensor):
                 return value
@@ -51,7 +51,7 @@ def functional(
         # The parameters themselves require a gradient: one met as it is, by a view, left a graph.
         outside = debug_unwrap(value)
         for node in graph(outside) if outside.requires_grad else ():
-            if id(getattr(node, "variable", None)) in wanted:
+            if id(getattr(node, "variable", None)) in differentiated:
                 raise Refusal("a parameter is used by a view that was taken of it before")
         return value
 
@@ -59,23 +59,23 @@ def functional(
 
 
 @contextmanager
-def standing_in(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[None]:
+def standing_in(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[None]:
     """Let tensors of a model be others, by name; their identity, class and attributes stay."""
     try:
         from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
     except ImportError as error:
         raise Refusal("this torch cannot exchange tensors") from error
 
-    def exchange(one: Tensor, other: Tensor) -> None:
-        swap(one, other)
-        for name in vars(one).keys() & vars(other).keys():  # what a wrapper wraps
-            vars(one)[name], vars(other)[name] = vars(other)[name], vars(one)[name]
+    def exchange(tensor: Tensor, substitute: Tensor) -> None:
+        swap(tensor, substitute)
+        for name in vars(tensor).keys() & vars(substitute).keys():  # what a wrapper wraps
+            vars(tensor)[name], vars(substitute)[name] = vars(substitute)[name], vars(tensor)[name]
 
     swapped = []
     try:
         for name, other in others.items():
-            exchange(own[name], other)
-            swapped.append((own[name], other))
+            exchange(tensors[name], other)
+            swapped.append((tensors[name], other))
         yield
     finally:
         for pair in swapped[::-1]:
@@ -96,11 +96,11 @@ def running(
     of NumPy and Python are refused, and streams set back where the block raises, unless nothing may
     be drawn: then another thread may have moved them.
     """
-    own, params, buffers = dict(model.named_parameters()), {}, {}
+    parameters, params, buffers = dict(model.named_parameters()), {}, {}
     for name in names:
-        if own[name]._backward_hooks:
+        if parameters[name]._backward_hooks:
             raise Refusal(f"the parameter {name} has hooks on its gradient")
-        params[name] = own[name].detach()
+        params[name] = parameters[name].detach()
     for name, buffer in model.named_buffers():
         buffers[name] = buffer.detach()
     with ExitStack() as stack:
@@ -112,10 +112,10 @@ def running(
                 stack.enter_context(switches.native_kernels)
             if isinstance(module, nn.TransformerEncoder) and not module.mask_check:
                 raise Refusal("a TransformerEncoder may zero what is padded, but not under vmap")
-        for each in reached((model, *functions)):
-            if isinstance(each, SCRIPTED):
+        for value in reached((model, *functions)):
+            if isinstance(value, SCRIPTED):
                 raise Refusal("what is scripted has wrong gradients under transforms")
-            if isinstance(each, FunctionType) and hasattr(each, "_torchdynamo_orig_callable"):
+            if isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
                 stack.enter_context(switches.uncompiled)
         snapshot = stack.enter_context(preserved(model, names))
         stack.enter_context(torch.enable_grad())
@@ -152,7 +152,7 @@ def batched(
     size, device = len(batch[0]), batch[0].device
     if not size or not names:
         return otherwise()
-    step, places = chunk_size or size, {}
+    step, outputs = chunk_size or size, {}
     try:
         draws = {"device": device, "randomness": randomness}
         with running(model, names, compute, **draws) as (snapshot, params, buffers):
@@ -170,11 +170,11 @@ def batched(
                     chunk.append(leaf[start : start + step])
                 results = compute(params, buffers, *chunk)
                 snapshot.restore()
-                one = isinstance(results, Tensor)
-                results = {"": results} if one else results
-                _place(results, places, slice(start, start + step), size, dtype)
+                is_tensor = isinstance(results, Tensor)
+                results = {"": results} if is_tensor else results
+                _write_chunk(results, outputs, slice(start, start + step), size, dtype)
                 del results  # or they would lie beside those of the next chunk
-        return places[""] if one else places
+        return outputs[""] if is_tensor else outputs
     except Exception as error:
         if not fallback.leads_to_loop(error):
             raise
@@ -182,28 +182,28 @@ def batched(
     return fallback.to_loop(otherwise, failed, model)
 
 
-def _place(chunk: Tensors, places: Tensors, part: slice, size: int, dtype: Any) -> None:
+def _write_chunk(chunk: Tensors, outputs: Tensors, rows: slice, size: int, dtype: Any) -> None:
     """Write the results of a chunk into places for all samples, which the first one makes."""
     owners = set()
-    for name, each in chunk.items():
-        if name not in places:
-            address = each.untyped_storage().data_ptr()
+    for name, result in chunk.items():
+        if name not in outputs:
+            address = result.untyped_storage().data_ptr()
             # Views of one tensor, as of the gradient of a sum, are copied.
-            is_own = address not in owners and 0 not in each.stride()
+            is_own = address not in owners and 0 not in result.stride()
             owners.add(address)
-            if len(each) == size and is_own and dtype in (None, each.dtype):
-                places[name] = each.detach()
+            if len(result) == size and is_own and dtype in (None, result.dtype):
+                outputs[name] = result.detach()
                 continue
-            places[name] = each.new_empty((size, *each.shape[1:]), dtype=dtype)
-        places[name][part] = each.detach()
+            outputs[name] = result.new_empty((size, *result.shape[1:]), dtype=dtype)
+        outputs[name][rows] = result.detach()
 
 
 def graph(value: Tensor) -> Iterator[Any]:
     """Yield the nodes of the graph behind a tensor."""
-    seen, waiting = set(), [value.grad_fn]
+    visited, waiting = set(), [value.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+        if node is not None and node not in visited:
+            visited.add(node)
             waiting += [following for following, _ in node.next_functions]
             yield node

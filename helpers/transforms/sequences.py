@@ -52,9 +52,9 @@ def with_bags(model: nn.Module, data: Any) -> Any:
         return data
     names = [*inspect.signature(model.forward).parameters]
     before = names[names.index("offsets") - 1] if "offsets" in names[1:] else ""
-    given = data if by_name else dict(zip(names, data, strict=False))
-    entries, offsets = given.get(before), given.get("offsets")
-    if not all(isinstance(each, Tensor) and each.dim() == 1 for each in (entries, offsets)):
+    arguments = data if by_name else dict(zip(names, data, strict=False))
+    entries, offsets = arguments.get(before), arguments.get("offsets")
+    if not all(isinstance(rows, Tensor) and rows.dim() == 1 for rows in (entries, offsets)):
         return data
     closed, count = layers[0].include_last_offset, len(entries)
     starts = offsets.tolist() if closed else [*offsets.tolist(), count]
@@ -64,12 +64,12 @@ def with_bags(model: nn.Module, data: Any) -> Any:
             f"divide, got {offsets.tolist()}"
         )
     bags = [slice(*ends) for ends in pairwise(starts)]
-    parts = {
-        name: Sequences([each.detach()[bag] for bag in bags], lambda bag: bag, each[:0].detach())
+    divided = {
+        name: Sequences([rows.detach()[bag] for bag in bags], lambda bag: bag, rows[:0].detach())
         for name in (before, "per_sample_weights")
-        if (each := given.get(name)) is not None
+        if (rows := arguments.get(name)) is not None
     }
-    own = [offsets.new_tensor([0, bag.stop - bag.start][: 1 + closed]) for bag in bags]
-    parts["offsets"] = Sequences(own, lambda start: start, offsets.new_zeros(1 + closed))
-    changed = {**given, **parts}
-    return changed if by_name else (*changed.values(), *data[len(given) :])
+    bag_offsets = [offsets.new_tensor([0, bag.stop - bag.start][: 1 + closed]) for bag in bags]
+    divided["offsets"] = Sequences(bag_offsets, lambda start: start, offsets.new_zeros(1 + closed))
+    changed = {**arguments, **divided}
+    return changed if by_name else (*changed.values(), *data[len(arguments) :])
