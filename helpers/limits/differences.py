@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from helpers.limits.bare import Case
 from helpers.limits.findings import Finding
@@ -56,7 +55,7 @@ def compare(case: Case) -> list[Finding]:
 def _error(case: Case, data: Any, targets: Any, loss: Tensor) -> float:
     """Return the relative error of autograd along random directions; 0 where there is no slope."""
     model = copy.deepcopy(case.model).double()
-    data, targets = tree_map(_double, (data, targets))
+    data, targets = (batches.mapped(_double, tree) for tree in (data, targets))
     generator = torch.Generator().manual_seed(0)
 
     def compute() -> Tensor:
@@ -81,6 +80,6 @@ def _error(case: Case, data: Any, targets: Any, loss: Tensor) -> float:
     return ((slopes - quotients).norm() / quotients.norm().clamp(min=1e-8)).item()
 
 
-def _double(tensor: Any) -> Any:
-    floating = isinstance(tensor, Tensor) and tensor.is_floating_point()
-    return tensor.detach().double() if floating else tensor
+def _double(_: str, value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().double() if floating else value

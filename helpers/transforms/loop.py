@@ -133,4 +133,4 @@ def by_backward(
     finally:
         for leaf, gradient in before.items():
             leaf.grad = gradient
-    return [gradient_found.to_dense().detach() for gradient_found in grads]
+    return [grad.to_dense().detach() for grad in grads]

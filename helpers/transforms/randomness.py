@@ -54,9 +54,9 @@ def restore_random_state(state: State) -> None:
         put_back(value)
 
 
-def alike(first: State, mat2: State, *, outside_torch: bool = False) -> bool:
+def alike(first: State, second: State, *, outside_torch: bool = False) -> bool:
     """Return whether streams are where they were: all, or those that no transform knows of."""
-    for (_, before), (_, after) in zip(first, mat2, strict=True):
+    for (_, before), (_, after) in zip(first, second, strict=True):
         if isinstance(before, Tensor):
             same = outside_torch or torch.equal(before, after)
         else:
