@@ -76,17 +76,17 @@ def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None
         Refused: They differ, with a sentence that says in which of these ways.
     """
     pairs = _pairs_of_one_shape(what, got, expected)
-    for name, mine, right in pairs:
-        if not isinstance(expected, Number) and not _serves(mine.dtype, right.dtype):
-            raise Refused(f"wrong dtype: {name}: expected {right.dtype}, got {mine.dtype}")
-    for name, mine, right in pairs:
-        limit = TOLERANCES.get(right.dtype, 0.0) if tolerance is None else tolerance
-        error = largest_error(mine, right)
+    for name, mine, target in pairs:
+        if not isinstance(expected, Number) and not _serves(mine.dtype, target.dtype):
+            raise Refused(f"wrong dtype: {name}: expected {target.dtype}, got {mine.dtype}")
+    for name, mine, target in pairs:
+        limit = TOLERANCES.get(target.dtype, 0.0) if tolerance is None else tolerance
+        error = largest_error(mine, target)
         if error > limit:
             off = f"off by {error:.1e} of the largest entry"
             problem = off if isfinite(error) else "holds NaN or infinity"
             raise Refused(f"right shape, wrong values: {name}: {problem}")
-    shapes = list(dict.fromkeys(str(tuple(right.shape)) for _, _, right in pairs))
+    shapes = list(dict.fromkeys(str(tuple(target.shape)) for _, _, target in pairs))
     print(f"{what}: right shape and values, {_some(shapes)}")
 
 
@@ -125,8 +125,8 @@ def require(what: str, holds: bool, *, measured: str = "") -> None:
 def _pairs_of_one_shape(what: str, got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:
     """List the tensors of two results in pairs, with their names, and demand that shapes agree."""
     pairs = list(_pairs(what, got, expected))
-    for name, mine, right in pairs:
-        shape, due = tuple(mine.shape), tuple(right.shape)
+    for name, mine, target in pairs:
+        shape, due = tuple(mine.shape), tuple(target.shape)
         if shape != due:
             raise Refused(f"wrong shape: {name}: expected {due}, got {shape}")
     return pairs
@@ -137,12 +137,12 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
         kind = dict if isinstance(expected, dict) else tuple | list
         if not isinstance(got, kind):
             raise _wrong_type(what, got, type(expected).__name__)
-        mine, right = (dict(x if kind is dict else enumerate(x)) for x in (got, expected))
-        for problem, first, second in (("missing", right, mine), ("not expected", mine, right)):
+        mine, target = (dict(x if kind is dict else enumerate(x)) for x in (got, expected))
+        for problem, first, second in (("missing", target, mine), ("not expected", mine, target)):
             if names := [str(name) for name in first if name not in second]:
                 raise Refused(f"{problem}: {what}: {', '.join(names)}")
-        for name in right:
-            yield from _pairs(f"{what}[{name!r}]", mine[name], right[name])
+        for name in target:
+            yield from _pairs(f"{what}[{name!r}]", mine[name], target[name])
     elif isinstance(expected, Tensor) and not isinstance(got, Tensor):
         raise _wrong_type(what, got, "tensor")
     elif not isinstance(got, Tensor | Number):  # NumPy's numbers are Numbers, too
@@ -151,10 +151,12 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
         yield what, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected)
 
 
-def _serves(mine: torch.dtype, right: torch.dtype) -> bool:
+def _serves(mine: torch.dtype, wanted_dtype: torch.dtype) -> bool:
     """Say whether a dtype can stand for another: of one kind, and not narrower if floating."""
-    kinds = {(d.is_floating_point, d.is_complex, d == torch.bool) for d in (mine, right)}
-    return len(kinds) == 1 and (mine.itemsize >= right.itemsize or not right.is_floating_point)
+    kinds = {(d.is_floating_point, d.is_complex, d == torch.bool) for d in (mine, wanted_dtype)}
+    return len(kinds) == 1 and (
+        mine.itemsize >= wanted_dtype.itemsize or not wanted_dtype.is_floating_point
+    )
 
 
 def _wrong_type(what: str, got: Any, expected: str) -> Refused:
@@ -170,9 +172,9 @@ def _raised(error: BaseException) -> str:
     steps = list(traceback.walk_tb(error.__traceback__))[1:]  # the first is `check` itself
     lesson = steps[0][0].f_globals
     # Between them lie up to a hundred lines of torch, which say little.
-    own = traceback.StackSummary.extract(step for step in steps if step[0].f_globals is lesson)
-    own[0].name = "the check"
-    for step in own[-4:]:
+    summary = traceback.StackSummary.extract(step for step in steps if step[0].f_globals is lesson)
+    summary[0].name = "the check"
+    for step in summary[-4:]:
         print(f"  line {step.lineno} of a cell, in {step.name}: {step.line}")
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return f"your answer raised {type(error).__name__}: {first_line}"
@@ -192,7 +194,7 @@ class _Snapshot:
         for name, value in values.items():
             self._take(name, value)
 
-    def _take(self, name: str, value: Any) -> None:
+    def _remember(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and _can_be_written(value):
             # `.data` leads back to the same storage after `model.double()` has given it another.
             self._tensors[name] = (value, value.data, value.data.clone(), value.requires_grad)
@@ -203,8 +205,8 @@ class _Snapshot:
             value = value.state_dict(keep_vars=True)
         elif isinstance(value, list | tuple):
             value = dict(enumerate(value))
-        for key, each in value.items() if isinstance(value, dict) else ():
-            self._take(f"{name}[{key!r}]", each)
+        for key, item in value.items() if isinstance(value, dict) else ():
+            self._take(f"{name}[{key!r}]", item)
 
     def restore(self) -> list[str]:
         """Make everything what it was; name what was not but modes: `grads['fc1.weight']`."""

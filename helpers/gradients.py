@@ -260,8 +260,9 @@ def differences(
     `eps`, and at most `10 * eps` of all. Returns the errors above it, not finite if one side is.
     """
     sizes, errors = {}, {}
-    for name, grad in expected.items():
-        sizes[name] = torch.nan_to_num(grad.abs(), 0, 0, 0).max().item() if grad.numel() else 0.0
+    for name, tensor in expected.items():
+        finite = torch.nan_to_num(tensor.abs(), 0, 0, 0)
+        sizes[name] = finite.max().item() if finite.numel() else 0.0
     largest = max(sizes.values(), default=0.0)
     for name, target in expected.items():
         eps = torch.finfo(target.dtype).eps

@@ -112,8 +112,8 @@ def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tenso
     """Compute Jacobians `(B, Y, P)`, a row at a time."""
     if not len(batch) or not params:
         return no_jacobians(model, batch, size=len(batch))
-    own, result = dict(model.named_parameters()), None
-    leaves = [own[name] for name in params]
+    parameters, result = dict(model.named_parameters()), None
+    leaves = [parameters[name] for name in params]
 
     def backward(outputs: Tensor) -> list[list[Tensor]]:
         return [loop.by_backward(each, leaves, retain_graph=True) for each in outputs]

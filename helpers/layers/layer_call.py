@@ -48,7 +48,9 @@ class LayerCall:
 
     def operands(self) -> Iterator[tuple[Tensor, ...]]:
         """Yield what the formula takes, a few samples `(b, ...)` at a time."""
-        yield tuple(each for each in (self.output_grads, self.activations) if each is not None)
+        yield tuple(
+            tensor for tensor in (self.output_grads, self.activations) if tensor is not None
+        )
 
     def gradients(self) -> Tensor:
         """Return the gradients of the samples, `(B, *shape)`."""
@@ -60,10 +62,10 @@ class LayerCall:
         """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
         start = 0
         for operands in self.operands():
-            part = out[start : start + len(operands[0])]
-            values = torch.einsum(self.formula, *operands).reshape(part.shape)
-            part.add_(values) if add else part.copy_(values)
-            start += len(part)
+            rows = out[start : start + len(operands[0])]
+            values = torch.einsum(self.formula, *operands).reshape(rows.shape)
+            rows.add_(values) if add else rows.copy_(values)
+            start += len(rows)
 
     def squares(self, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`.

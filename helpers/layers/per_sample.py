@@ -17,7 +17,7 @@ class PerSampleGradients:
     def rows(self, index: slice | Tensor) -> "PerSampleGradients":
         """Return those of some samples, in float32 or wider, as they are to be added up."""
 
-        def part(call: LayerCall) -> LayerCall:
+        def chosen(call: LayerCall) -> LayerCall:
             grads, inputs = call.output_grads[index], call.activations
             if inputs is not None:
                 inputs = inputs[index]
@@ -26,7 +26,7 @@ class PerSampleGradients:
             grads = grads.to(wide(grads.dtype))
             return replace(call, activations=inputs, output_grads=grads)
 
-        return PerSampleGradients({n: [*map(part, own)] for n, own in self.calls.items()})
+        return PerSampleGradients({n: [*map(chosen, calls)] for n, calls in self.calls.items()})
 
     def only_call(self, name: str) -> LayerCall | None:
         """Return the one call that describes the whole gradient of a parameter, if one does."""

@@ -104,8 +104,10 @@ def _recorded(
         losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
-        kept = streams.streams_kept(batch[0].device, snapshot.generators)
-        with nullcontext() if randomness == "error" else kept:  # then only others may have drawn
+        restored = streams.streams_kept(batch[0].device, snapshot.generators)
+        with (
+            nullcontext() if randomness == "error" else restored
+        ):  # then only others may have drawn
             _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 
@@ -115,7 +117,7 @@ def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Ba
     # A function that reads `requires_grad` may hide them from the record.
     first = [tensor[:1] for tensor in batch]
     grads = loop.gradients(function, model, unmet, first, randomness="different")
-    if any(each.any() for each in grads.values()):
+    if any(grad_of_unmet.any() for grad_of_unmet in grads.values()):
         raise Refusal("a parameter is used out of reach of the record")
 
 
@@ -123,8 +125,8 @@ class _Record(Watched):
     """One forward pass of all samples, which records calls of layers, and the backward pass."""
 
     def __init__(self, function: Function, model: nn.Module, params: Tensors, size: int) -> None:
-        own = dict(model.named_parameters())
-        super().__init__(known_wrong.VMAP, known_wrong.OUTSIDE, parameters=own.values())
+        parameters = dict(model.named_parameters())
+        super().__init__(known_wrong.VMAP, known_wrong.OUTSIDE, parameters=parameters.values())
         self.leaves = {
             name: tensor.expand(size, *tensor.shape).requires_grad_()
             for name, tensor in params.items()
@@ -132,10 +134,10 @@ class _Record(Watched):
         self._function, self._model, self._params = function, model, params
         self._versions = [tensor._version for tensor in params.values()]
         self._buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
-        self._own = own | dict(model.named_buffers())
+        self._own = parameters | dict(model.named_buffers())
         # A complex gradient is the conjugate of what the rules compute: it comes by the leaf.
         real = (name for name, tensor in params.items() if not tensor.is_complex())
-        self._names = {id(own[name]): name for name in real}
+        self._names = {id(parameters[name]): name for name in real}
         # A number that requires a gradient, so that each layer has a backward pass.
         self._probe = next(iter(params.values())).new_zeros(()).requires_grad_()
         self._calls: Named = []
@@ -156,18 +158,18 @@ class _Record(Watched):
         if not losses.requires_grad:
             return {}
         self._in_backward = True
-        own = [self._own[name] for name in self.leaves]
-        inputs = [*self.leaves.values(), *own, self._probe]
+        parameters = [self._own[name] for name in self.leaves]
+        inputs = [*self.leaves.values(), *parameters, self._probe]
         grads = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)
-        if any(each is not None for each in grads[len(own) : -1]):
+        if any(tensor is not None for tensor in grads[len(parameters) : -1]):
             raise Refusal("a parameter is used as it is, out of reach of the record")
         calls: dict[str, list[LayerCall]] = {}
         for name, call in self._calls:
             if call.output_grads is not None:
                 calls.setdefault(name, []).append(call)
-        for name, each in zip(self.leaves, grads, strict=False):
-            if each is not None:
-                calls.setdefault(name, []).append(dense(each))
+        for name, tensor in zip(self.leaves, grads, strict=False):
+            if tensor is not None:
+                calls.setdefault(name, []).append(dense(tensor))
         return calls
 
     def __torch_function__(
@@ -224,11 +226,13 @@ def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Call
     if around.level() > 1 or around.key() != TransformType.Vmap:
         raise Refusal("the model calls a layer within a transform of its own")
     with around.lower():
-        whole = (
-            each.expand(around.batch_size(), *each.shape) if dim is None else each.movedim(dim, 0)
-            for each, dim in (_unwrap_batched(each, 1) for each in (outputs, activations))
+        tensors = (
+            tensor.expand(around.batch_size(), *tensor.shape)
+            if dim is None
+            else tensor.movedim(dim, 0)
+            for tensor, dim in (_unwrap_batched(tensor, 1) for tensor in (outputs, activations))
         )
-        return _add_batch_dim(_Recorded.apply(*whole, probe, arrive), 0, 1)
+        return _add_batch_dim(_Recorded.apply(*tensors, probe, arrive), 0, 1)
 
 
 class _Recorded(torch.autograd.Function):

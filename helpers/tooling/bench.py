@@ -23,10 +23,10 @@ PLAN = (
 """Group, model, batch size: what lesson 7 reads of a record."""
 
 
-def on(device: torch.device, known: Iterable[Candidate]) -> list[Candidate]:
+def on(device: torch.device, candidates: Iterable[Candidate]) -> list[Candidate]:
     """Leave out what says nothing of a GPU: the allocators of a CPU, and JAX, which runs on one."""
     cpu, jax = device.type == "cpu", peers.JAX
-    return [c for c in known if cpu or (c.allocator == DEFAULT and c.method not in jax)]
+    return [c for c in candidates if cpu or (c.allocator == DEFAULT and c.method not in jax)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records.write(records.make(device, done), path)
         table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
         print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")
-        for each in done[-1].missing:
-            print(f"  {each.candidate}: {each.why}")
+        for absence in done[-1].missing:
+            print(f"  {absence.candidate}: {absence.why}")
         if "interrupted" in (done[-1].cut_short or ""):
             return 130
     print(f"\nThe record is {path}: to keep it, copy it to notebooks/measurements/")

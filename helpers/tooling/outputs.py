@@ -50,16 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.outputs", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--timings", action="store_true", help="renew outputs not compared, too")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        chosen = files.choose(asked.lessons)
+        chosen = files.choose(options.lessons)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     # Progress bars are for somebody who watches; what they leave behind would be saved. And what a
     # lesson says of its timings, it says of a CPU.
     os.environ.update(TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="")
-    failures = [refresh(lesson, timings=asked.timings) for lesson in chosen]
+    failures = [refresh(lesson, timings=options.timings) for lesson in chosen]
     if chosen[0].stem.startswith("00_"):
         PICTURE.write_bytes(picture(chosen[0]))
     for failure in filter(None, failures):

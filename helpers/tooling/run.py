@@ -18,16 +18,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
     parser.add_argument("--params", nargs="*", default=[], metavar="NAME=VALUE")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        chosen = files.choose(asked.lessons)
-        plan = {lesson: parameters.check(lesson, asked.params) for lesson in chosen}
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", asked.device.strip().lower()):
-            raise ValueError(f"device is auto, cpu, cuda, cuda:1 or mps, got {asked.device!r}")
+        chosen = files.choose(options.lessons)
+        plan = {lesson: parameters.check(lesson, options.params) for lesson in chosen}
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", options.device.strip().lower()):
+            raise ValueError(f"device is auto, cpu, cuda, cuda:1 or mps, got {options.device!r}")
         from helpers import devices  # torch and papermill take seconds
         from helpers.tooling.lesson import execution
 
-        device = str(devices.resolve(asked.device))
+        device = str(devices.resolve(options.device))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -38,21 +38,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = []
     try:
         for lesson, values in plan.items():
-            whole, draft = folder / lesson.name, folder / f"{lesson.stem}.failed.ipynb"
+            result, draft = folder / lesson.name, folder / f"{lesson.stem}.failed.ipynb"
             done.append(execution.execute(lesson, draft, values | {"device": device}))
             if done[-1].failure:
-                whole.unlink(missing_ok=True)
+                result.unlink(missing_ok=True)
             else:
-                draft.replace(whole)
+                draft.replace(result)
     finally:  # after Ctrl-C, too
         ended = f"{len(done)} of {len(plan)} lessons came to their end"
         table = f"{execution.table(done)}\n\n{ended}; executed, they are in {folder}/."
         (folder / "table.txt").write_text(f"{table}\n")
         print(f"\n{table}", flush=True)
-    failed = [each for each in done if each.failure]
-    for each in failed:
-        trace = folder / f"{each.lesson.stem}.failed.ipynb"
-        print(f"failed: {each.failure}; see {trace}", file=sys.stderr)
+    failed = [ended_run for ended_run in done if ended_run.failure]
+    for ended_run in failed:
+        trace = folder / f"{ended_run.lesson.stem}.failed.ipynb"
+        print(f"failed: {ended_run.failure}; see {trace}", file=sys.stderr)
     return int(bool(failed))
 
 

@@ -29,23 +29,23 @@ def deck(lesson: Path) -> NotebookNode:
     notebook = files.read(lesson)
     copies.relink(notebook, None)
     predictions.fold(notebook)
-    notebook.cells = [part for cell in notebook.cells for part in _parts(cell)]
+    notebook.cells = [slide for cell in notebook.cells for slide in _slides(cell)]
     return notebook
 
 
-def _parts(cell: NotebookNode) -> list[NotebookNode]:
+def _slides(cell: NotebookNode) -> list[NotebookNode]:
     """Return the cells that show one cell, with the type of slide that each begins."""
     if cell.cell_type == "markdown":
         text = re.sub(r"(?s)<details><summary>Hint.*?</details>", "", cell.source)
         text = re.sub(r"</?(details|summary)>", "", text)  # another fold is open on a slide
         sections = re.split(r"(?m)^(?=## )", text.replace(copies.EXERCISES, ""))
-        parts = [new_markdown_cell(each.strip()) for each in sections if each.strip()]
-        for part in parts:
-            below = part.source.startswith("**Exercise") or predictions.PREDICT in part.source
+        slides = [new_markdown_cell(section.strip()) for section in sections if section.strip()]
+        for slide in slides:
+            below = slide.source.startswith("**Exercise") or predictions.PREDICT in slide.source
             kind = "subslide" if below else "-"
-            kind = "slide" if part.source.startswith(("# ", "## ")) else kind
-            part.metadata.slideshow = {"slide_type": kind}
-        return parts
+            kind = "slide" if slide.source.startswith(("# ", "## ")) else kind
+            slide.metadata.slideshow = {"slide_type": kind}
+        return slides
     if "exercises.check(" in cell.source:
         return []
     hidden = HIDDEN & {*files.tags(cell)}
@@ -62,7 +62,7 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     """Make a folder anew with the slides of some lessons."""
     reveal = resources.files("sphinx_revealjs") / "_static" / "revealjs"
     names = {"css": "dist/reveal.css", "js": "dist/reveal.js", "license": "LICENSE"}
-    parts = {part: (reveal / name).read_text("utf-8") for part, name in names.items()}
+    sources = {resource: (reveal / name).read_text("utf-8") for resource, name in names.items()}
     renderer = IPythonRenderer(escape=False, anchor_link_text="")
     renderer.inline_math = partial(formulas.mathml, block=False)
     renderer.block_math = partial(formulas.mathml, block=True)
@@ -72,7 +72,7 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     with drafts.replaced(folder) as draft:
         draft.mkdir()
         for lesson in chosen:
-            page, _ = exporter.from_notebook_node(deck(lesson), {"reveal_js": parts})
+            page, _ = exporter.from_notebook_node(deck(lesson), {"reveal_js": sources})
             (draft / f"{lesson.stem}.slides.html").write_text(page, encoding="utf-8")
 
 

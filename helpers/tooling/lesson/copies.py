@@ -38,7 +38,7 @@ def derive(lesson: Path, beside: str) -> NotebookNode:
 def exercises(notebook: NotebookNode) -> list[tuple[NotebookNode, NotebookNode]]:
     """List the solutions of a lesson, each with the cell that checks it."""
     pairs = zip(notebook.cells, notebook.cells[1:], strict=False)
-    return [(each, check) for each, check in pairs if "solution" in files.tags(each)]
+    return [(solution, check) for solution, check in pairs if "solution" in files.tags(solution)]
 
 
 def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
@@ -83,8 +83,8 @@ def relink_headings(notebook: NotebookNode, prefix: str) -> None:
 
 def stub(solution: str) -> str:
     """Empty a function or a class, down to signatures, docstrings, and what is still to do."""
-    said = f'raise NotImplementedError("{STILL_TO_DO}{{}}")'
-    return _with_bodies(solution, lambda name, _: [said.format(name)])
+    raising = f'raise NotImplementedError("{STILL_TO_DO}{{}}")'
+    return _with_bodies(solution, lambda name, _: [raising.format(name)])
 
 
 def marked(solution: str) -> str:
@@ -92,18 +92,20 @@ def marked(solution: str) -> str:
     return _with_bodies(solution, lambda _, body: ["### BEGIN SOLUTION", *body, "### END SOLUTION"])
 
 
-def _with_bodies(solution: str, given: Callable[[str, list[str]], list[str]]) -> str:
+def _with_bodies(solution: str, new_body: Callable[[str, list[str]], list[str]]) -> str:
     """Write another body, `given(name, lines)`, into a function or each method of a class."""
-    whole, *more = ast.parse(solution).body
-    if more or not isinstance(whole, ast.FunctionDef | ast.ClassDef):
+    definition, *more = ast.parse(solution).body
+    if more or not isinstance(definition, ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")
-    lines, functions = solution.splitlines(), {whole.name: whole}
-    if isinstance(whole, ast.ClassDef):
-        functions = {f"{whole.name}.{each.name}": each for each in whole.body[1:]}
+    lines, functions = solution.splitlines(), {definition.name: definition}
+    if isinstance(definition, ast.ClassDef):
+        functions = {f"{definition.name}.{node.name}": node for node in definition.body[1:]}
     for name, node in reversed(functions.items()):
-        if not isinstance(node, ast.FunctionDef) or not all(map(ast.get_docstring, (whole, node))):
+        if not isinstance(node, ast.FunctionDef) or not all(
+            map(ast.get_docstring, (definition, node))
+        ):
             raise ValueError(f"`{name}` is no function with a docstring that says what to write")
         body, indent = slice(node.body[0].end_lineno, node.end_lineno), " " * (node.col_offset + 4)
-        inner = given(name, [line.removeprefix(indent) for line in lines[body]])
+        inner = new_body(name, [line.removeprefix(indent) for line in lines[body]])
         lines[body] = [f"{indent}{line}".rstrip() for line in inner]
     return "\n".join(lines)

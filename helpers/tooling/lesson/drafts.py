@@ -13,11 +13,11 @@ def replaced(path: Path) -> Iterator[Path]:
 
     If that is left by an error, or a signal that ends the process, what was there stays.
     """
-    place = path.resolve()  # a link stays one
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{path.name}-") as aside:
+    target = path.resolve()  # a link stays one
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{path.name}-") as aside:
         draft = Path(aside, path.name)
         yield draft
         if draft.is_dir():
-            shutil.rmtree(place, ignore_errors=True)
-        draft.replace(place)
+            shutil.rmtree(target, ignore_errors=True)
+        draft.replace(target)

@@ -14,10 +14,10 @@ FOLDER = Path("notebooks")
 
 def find(folder: Path = FOLDER) -> list[Path]:
     """List the lessons of a folder in reading order; raise ValueError if there are none."""
-    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-    if not found:
+    lessons = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    if not lessons:
         raise ValueError(f"no lesson {folder}/NN_name.ipynb from {Path.cwd()}")
-    return found
+    return lessons
 
 
 def choose(names: Sequence[str]) -> list[Path]:
@@ -26,14 +26,14 @@ def choose(names: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: A name fits no lesson.
     """
-    known = {name: lesson for lesson in find() for name in (lesson.stem, lesson.stem[:2])}
+    by_name = {name: lesson for lesson in find() for name in (lesson.stem, lesson.stem[:2])}
     chosen = set()
     for name in names:
         stem = name.zfill(2) if name.isdigit() else Path(name).stem
-        if stem not in known:
-            there = ", ".join(each.stem for each in find())
+        if stem not in by_name:
+            there = ", ".join(lesson.stem for lesson in find())
             raise ValueError(f"there is no lesson {name!r}, there are {there}")
-        chosen.add(known[stem])
+        chosen.add(by_name[stem])
     return sorted(chosen) or find()
 
 

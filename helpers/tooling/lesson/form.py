@@ -35,10 +35,10 @@ def normalise(notebook: NotebookNode) -> None:
     """Leave in an executed notebook only what is the same whenever and wherever it ran."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
-        kept = {name: cell.metadata[name] for name in CELL_METADATA if name in cell.metadata}
+        metadata = {name: cell.metadata[name] for name in CELL_METADATA if name in cell.metadata}
         if "solution" in files.tags(cell):
-            kept["jupyter"] = {"source_hidden": True}
-        cell.metadata = nbformat.from_dict(kept)
+            metadata["jupyter"] = {"source_hidden": True}
+        cell.metadata = nbformat.from_dict(metadata)
     for count, cell in enumerate(files.code_cells(notebook), 1):
         cell.execution_count = count
         if not files.is_compared(cell):

@@ -24,8 +24,8 @@ def reached(notebook: NotebookNode) -> list[Path]:
         script = Path(desk, "lesson.py")
         script.write_text("\n".join(cell.source for cell in files.code_cells(notebook)), "utf-8")
         finder.run_script(str(script))
-    found = (module.__file__ for name, module in finder.modules.items() if name != "__main__")
-    paths = (Path(each).relative_to(ROOT) for each in found if each)
+    sources = (module.__file__ for name, module in finder.modules.items() if name != "__main__")
+    paths = (Path(file).relative_to(ROOT) for file in sources if file)
     modules = {path for path in paths if path.parts[0] == "helpers"}
-    data = {each for path in modules for each in (ROOT / path).parent.glob("*.toml")}
-    return sorted(modules | {each.relative_to(ROOT) for each in data})
+    data = {file for path in modules for file in (ROOT / path).parent.glob("*.toml")}
+    return sorted(modules | {file.relative_to(ROOT) for file in data})

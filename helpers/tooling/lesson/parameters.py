@@ -26,23 +26,23 @@ def check(lesson: Path, assignments: Sequence[str]) -> dict[str, int | str]:
     """
     defaults = {name: default for name, (default, _) in declared(lesson).items()}
     values: dict[str, int | str] = {}
-    for name, equals, text in (each.partition("=") for each in assignments):
+    for name, equals, text in (assignment.partition("=") for assignment in assignments):
         if not equals:
             raise ValueError(f"a parameter is given as name=value, got {name!r}")
         if name not in defaults or name == "device":
-            there = ", ".join(each for each in defaults if each != "device")
+            there = ", ".join(other_name for other_name in defaults if other_name != "device")
             raise ValueError(f"PARAMS of {lesson.name}, beside DEVICE: {there}, and not {name!r}")
         values[name] = text
         if isinstance(defaults[name], int):
             least, most = (0, 2**32 - 1) if name == "seed" else (1, 10**9)
             if not text.isdecimal() or not least <= int(text) <= most:
-                whole = f"a whole number from {least} to {most}"
-                raise ValueError(f"{name} must be {whole}, got {text!r}")
+                bounds = f"a whole number from {least} to {most}"
+                raise ValueError(f"{name} must be {bounds}, got {text!r}")
             values[name] = int(text)
-    own, asked = defaults["dataset"], defaults | values
-    if asked["dataset"] not in (own, "random"):
-        raise ValueError(f"dataset must be {own!r} or 'random', got {asked['dataset']!r}")
-    for name in {"batch_size", "training_size"} & asked.keys():
-        if asked["dataset"] == "digits" and asked[name] > 1797:
-            raise ValueError(f"the digits are 1797 samples, and {name} is {asked[name]}")
+    default, settings = defaults["dataset"], defaults | values
+    if settings["dataset"] not in (default, "random"):
+        raise ValueError(f"dataset must be {default!r} or 'random', got {settings['dataset']!r}")
+    for name in {"batch_size", "training_size"} & settings.keys():
+        if settings["dataset"] == "digits" and settings[name] > 1797:
+            raise ValueError(f"the digits are 1797 samples, and {name} is {settings[name]}")
     return values

@@ -36,12 +36,12 @@ def fold(notebook: NotebookNode) -> None:
 def _end(text: str) -> int:
     """Return where a text that begins with an answer goes on to something else."""
     bare = re.sub(r"```.*?```", lambda code: "x" * len(code[0]), text, flags=re.DOTALL)
-    place = 0
+    position = 0
     for paragraph in bare.split("\n\n"):
         if paragraph.startswith(("#", "**")):
-            return place
+            return position
         if PREDICT in paragraph:
             # An answer that shares its paragraph with the next prediction ends at that word.
-            return place or paragraph.index(PREDICT)
-        place += len(paragraph) + 2
+            return position or paragraph.index(PREDICT)
+        position += len(paragraph) + 2
     return len(text)

@@ -23,8 +23,8 @@ def read(text: str) -> NotebookNode:
         if "answer" in cell.metadata:
             name = "Show what happens"
             tags.add("hide-output")
-            if said := cell.metadata.answer:
-                cell.outputs.append(new_output("display_data", {"text/markdown": said}))
+            if answer := cell.metadata.answer:
+                cell.outputs.append(new_output("display_data", {"text/markdown": answer}))
         shown = {"code_prompt_show": name, "code_prompt_hide": name}
         shown["image"] = {"alt": cell.metadata.get("alt", "A figure.")}
         cell.metadata |= {"mystnb": shown, "tags": sorted(tags)}
