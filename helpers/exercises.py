@@ -192,7 +192,7 @@ class _Snapshot:
         self._dicts: dict[str, tuple[dict, dict]] = {}
         self._modes: dict[Module, bool] = {}
         for name, value in values.items():
-            self._take(name, value)
+            self._remember(name, value)
 
     def _remember(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and _can_be_written(value):
@@ -206,7 +206,7 @@ class _Snapshot:
         elif isinstance(value, list | tuple):
             value = dict(enumerate(value))
         for key, item in value.items() if isinstance(value, dict) else ():
-            self._take(f"{name}[{key!r}]", item)
+            self._remember(f"{name}[{key!r}]", item)
 
     def restore(self) -> list[str]:
         """Make everything what it was; name what was not but modes: `grads['fc1.weight']`."""
