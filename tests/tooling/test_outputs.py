@@ -4,7 +4,7 @@ import pytest
 
 from helpers.tooling import outputs
 from helpers.tooling.lesson import files
-from tests.tooling.samples import DOOR, ROOT, cell, code, lesson, save
+from tests.tooling.samples import LESSONS, ROOT, cell, code, lesson, save
 
 CLOCK = "from tqdm import tqdm\nlist(tqdm('ab'))\nimport time\nprint(time.perf_counter())"
 
@@ -60,6 +60,6 @@ def test_failed_lesson_stays_as_it_was(capsys):
     assert "02_dies.ipynb, cell 3 (die): Kernel died" in errors
 
 
-def test_picture_of_readme_is_what_lesson_0_has_saved():
+def test_picture_of_readme_is_what_lesson_1_has_saved():
     shown = (ROOT / outputs.PICTURE).read_bytes()
-    assert shown == outputs.picture(DOOR), "`make outputs` renews the picture"
+    assert shown == outputs.picture(LESSONS[0]), "`make outputs` renews the picture"
