@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from helpers import benchmark
 from helpers.curvature import fisher_product, gauss_newton_product, matrix
 from tests.support.oracle import Truth, refused
 from tests.support.ways import WAYS
@@ -56,26 +57,29 @@ def test_a_matrix_is_that_of_the_products_and_so_is_a_block_of_it(kind):
     close(block, whole[places][:, places])
 
 
-def fourth_power(predictions: Tensor, targets: Tensor) -> Tensor:
-    """A loss whose second derivative depends on the target."""
-    return ((predictions - targets) ** 4).sum()
+LOSSES = {
+    "its curvature depends on the target": lambda z, t: ((z - t) ** 4).sum(),
+    "it branches, which vmap cannot do": lambda z, t: (z**2).sum() * float((z**2).sum() > 0.1),
+}
 
 
-def by_value(predictions: Tensor, targets: Tensor) -> Tensor:
-    """A loss that branches on a number, which `vmap` cannot do: the square, from a point on."""
-    size = predictions.square().sum()
-    return size if float(size.detach()) > 0.1 else 0 * size
-
-
-@pytest.mark.parametrize("loss_fn", [fourth_power, by_value])
-def test_other_losses(loss_fn):
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_losses(name):
     def make() -> Case:
         case = classifier()
-        case.targets, case.loss_fn = torch.rand(5, 3, dtype=torch.float64), loss_fn
+        case.targets, case.loss_fn = torch.rand(5, 3, dtype=torch.float64), LOSSES[name]
         return case
 
     truth, way = Truth(make), WAYS["Gauss-Newton"]
     close(way.compute(make(), truth), way.expected(truth))
+
+
+def test_neither_the_matrix_nor_the_gradients_are_made():
+    model = nn.Sequential(nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 10))  # P = 164,410
+    case = Case(model, torch.randn(64, 400), torch.randint(10, (64,)), F.cross_entropy)
+    vector = random_vector(model)
+    peak = benchmark.memory(lambda: gauss_newton_product(*case.args, vector)).peak
+    assert peak < 10 * flat(vector).nbytes  # the gradients would be 64
 
 
 class Branching(nn.Linear):
@@ -97,20 +101,16 @@ def test_means_in_half_precision_are_rounded_once(layer, chunk_size, dtype):
     assert got["weight"].item() == 512
 
 
-def around(layer: nn.Module):
-    """Call with a model that has a layer behind it."""
-    return lambda c, v: fisher_product(
-        nn.Sequential(c.model, layer), c.data, {f"0.{name}": tensor for name, tensor in v.items()}
-    )
+def of_layer(layer, case):
+    model = nn.Sequential(case.model, layer)
+    return fisher_product(model, case.data, random_vector(model))
 
 
-# By a word of the message, the call, by case and vector.
-REFUSED = {
+REFUSED = {  # by a word of the message
     "'9.bias'": lambda c, v: fisher_product(c.model, c.data, {"9.bias": v["0.bias"]}),
     "shape (3,)": lambda c, v: fisher_product(c.model, c.data, v | {"0.bias": torch.ones(4)}),
-    "two logits": around(nn.Linear(3, 1).double()),
-    "BatchNorm": around(nn.BatchNorm1d(3)),
-    "random": around(nn.Dropout()),
+    "two logits": lambda c, _: of_layer(nn.Linear(3, 1).double(), c),
+    "BatchNorm": lambda c, _: of_layer(nn.BatchNorm1d(3).double(), c),
     "5,759 GB": lambda c, v: matrix(dict, {"weight": torch.empty(1_199_882)}),
 }
 

@@ -47,14 +47,10 @@ def test_small_differences_and_small_gradients_are_seen(size, apart, dtype):
     assert found.signal == pytest.approx(slopes.double().mean().item() ** 2 - noise / 256, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("word", "change"),
-    [
-        ("got 1", lambda x, y: (x[:1], y[:1])),
-        ("finite", lambda x, y: (torch.cat([x[:3] * torch.inf, x[3:]]), y)),
-    ],
-)
-def test_refused_in_one_sentence(word, change):
+def test_refused_in_one_sentence():
     case = make("linear", 5)
-    with refused(word):
-        noise_scale(case.model, case.loss_fn, *change(*case.batch))
+    x, y = case.batch
+    with refused("got 1"):
+        noise_scale(case.model, case.loss_fn, x[:1], y[:1])
+    with refused("finite"):
+        noise_scale(case.model, case.loss_fn, torch.cat([x[:3] * torch.inf, x[3:]]), y)
