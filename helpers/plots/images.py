@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
-import torch
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from torch import Tensor
