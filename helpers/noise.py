@@ -1,10 +1,9 @@
 """The gradient noise scale: how large a batch still pays, from the gradients of single samples.
 
-The gradients of samples have a mean, the true gradient G, and a covariance matrix Sigma. The mean
-of B of them has the noise tr(Sigma) / B around G. Where B is far below tr(Sigma) / |G|^2, noise is
-most of what a batch gradient holds, and twice the batch is worth it; far above, it is not
-(McCandlish, Kaplan, Amodei and the OpenAI Dota Team 2018, "An Empirical Model of Large-Batch
-Training", arXiv:1812.06162, where the ratio is called B_simple).
+With G the mean and Sigma the covariance matrix of the samples' gradients, the mean gradient of a
+batch of B has the noise tr(Sigma) / B around G. The scale is the B at which this equals |G|^2:
+B_simple of McCandlish et al. (2018), "An Empirical Model of Large-Batch Training",
+arXiv:1812.06162.
 """
 
 import math
@@ -13,16 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from helpers import gradients, norms
 from helpers.transforms import batches
-from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.batches import Tree
 
-_NEAR = 1e-2
-"""Gradients are nearly equal where this share of their squares is not in their mean: rounding of
-norms would show in the difference, and the distances themselves are taken."""
+_CHUNK = 64  # samples at a time
+_NEAR = 1e-2  # below this share of noise in the squares, rounding of the norms would show
 
 
 @dataclass(frozen=True)
@@ -31,9 +28,8 @@ class NoiseScale:
 
     Attributes:
         noise: The trace of the covariance of the samples' gradients, with the divisor B - 1.
-        signal: The squared norm of the true gradient: that of the batch gradient, less noise / B,
-            which is what the noise adds to it on average. Where the batch is too small to show
-            the signal, it may come out below 0.
+        signal: The squared norm of the batch gradient minus noise / B, an unbiased estimate of
+            |G|^2. In a small batch it may be negative.
     """
 
     noise: float
@@ -43,33 +39,24 @@ class NoiseScale:
     def scale(self) -> float:
         """Their ratio, in samples; infinite where the signal is not above 0.
 
-        Noise and signal are right on average, their ratio is not: take the means of both over
-        several batches first.
+        Noise and signal are unbiased, their ratio is not: over several batches, average both first.
         """
         return math.inf if self.signal <= 0 else self.noise / self.signal
 
 
 def noise_scale(
-    model: nn.Module,
-    loss_fn: Callable[[Any, Any], Tensor],
-    data: Tree,
-    targets: Tree = None,
-    *,
-    chunk_size: int = 64,
+    model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], data: Tree, targets: Tree = None
 ) -> NoiseScale:
     """Estimate the gradient noise scale from the norms of the samples' gradients.
 
-    The B x P numbers of the gradients are never there at once: the norms come from
-    `helpers.norms`, and the sum of the gradients has P numbers. Only where the gradients are nearly
-    equal are they made, a chunk at a time.
+    The B gradients are never in memory at once: it uses their norms (`helpers.norms`) and their
+    sum. Only if they are nearly equal does it compute them, 64 at a time.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors, B at least 2, drawn from all that the estimate
-            is about.
+        data: `(B, ...)`, or a tree of such tensors, B at least 2, a random sample.
         targets: Likewise; `None` where the loss needs none.
-        chunk_size: How many samples to take at a time. It bounds the memory.
 
     Returns:
         Noise, signal and their ratio, for the parameters with `requires_grad` together.
@@ -87,50 +74,27 @@ def noise_scale(
         >>> found = noise_scale(model, nn.functional.mse_loss, data, targets)  # gradients 2 and 4
         >>> found  # their variance is 2, their mean 3, and 3^2 - 2 / 2 = 8
         NoiseScale(noise=2.0, signal=8.0)
-        >>> found.scale
-        0.25
     """
-    options = {"chunk_size": chunk_size}
-    own = norms.gradient_norms(model, loss_fn, data, targets, **options).double()
+    own = norms.gradient_norms(model, loss_fn, data, targets, chunk_size=_CHUNK).double()
     size = len(own)
     if size < 2:
         raise ValueError(f"data must hold 2 samples at least, to differ, got {size}")
-    # A limit that clips none of them.
-    total = norms.clipped_sum(model, loss_fn, data, targets, sys.float_info.max, **options)
+    limit = sys.float_info.max  # which clips none of them
+    total = norms.clipped_sum(model, loss_fn, data, targets, limit, chunk_size=_CHUNK)
     measured = sum((t / size).abs().double().square().sum().item() for t in total.values())
     if not (own.isfinite().all() and math.isfinite(measured)):
-        bad = size - int(own.isfinite().sum())
-        got = f"those of {bad} of the {size} samples are not" if bad else "their sum is not"
-        raise ValueError(
-            f"the gradients, and their squared norms in float32, must be finite: {got}"
-        )
+        raise ValueError("the gradients, and their squares in float32, must be finite")
     squares = own.square().sum().item()
     spread = squares - size * measured
-    if spread < _NEAR * squares:
-        means = {name: tensor.double() / size for name, tensor in total.items()}
-        batch = batches.take(model, data=data, targets=targets)
-        spread = _spread(model, loss_fn, batch, means, chunk_size)
+    if spread < _NEAR * squares:  # the corrected two-pass algorithm of Chan et al. (1983)
+        batch, spread, rest = batches.take(model, data=data, targets=targets), 0.0, {}
+        for start in range(0, size, _CHUNK):
+            chunk = batch[start : start + _CHUNK]
+            for name, rows in gradients.func_gradients(model, loss_fn, chunk).items():
+                away = rows.double() - total[name].double() / size
+                spread += away.abs().square().sum().item()
+                rest[name] = rest.get(name, 0) + away.sum(0)
+        spread -= sum(each.abs().square().sum().item() for each in rest.values()) / size
+        spread = max(0.0, spread)  # rounding may make it negative for equal gradients
     noise = spread / (size - 1)
     return NoiseScale(noise, measured - noise / size)
-
-
-def _spread(
-    model: nn.Module,
-    loss_fn: Callable[[Any, Any], Tensor],
-    batch: Batch,
-    means: dict[str, Tensor],
-    chunk_size: int,
-) -> float:
-    """Add up the squared distances of the gradients from their mean, which is known roughly.
-
-    The corrected two-pass algorithm (Chan, Golub and LeVeque 1983).
-    """
-    squares, rest = 0.0, {name: torch.zeros_like(mean) for name, mean in means.items()}
-    for start in range(0, len(batch), chunk_size):
-        chunk = batch[start : start + chunk_size]
-        for name, rows in gradients.func_gradients(model, loss_fn, chunk).items():
-            away = rows.double() - means[name]
-            squares += away.abs().square().sum().item()
-            rest[name] += away.sum(0)
-    correction = sum(each.abs().square().sum().item() for each in rest.values()) / len(batch)
-    return max(0.0, squares - correction)  # rounding may bring that of equal gradients below 0

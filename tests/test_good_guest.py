@@ -110,7 +110,6 @@ CALLERS = {
     "func, out": lambda *args: into_out(zoo.Case(args[0], *args[2:], args[1]), None),
     "Jacobians": lambda model, _, data, __: jacobians.func_jacobians(model, data),
     "Fisher": lambda *args: curvature.fisher_product(args[0], args[2], VECTOR),
-    "empirical Fisher": lambda *args: curvature.empirical_fisher_product(*args, VECTOR),
 }
 
 

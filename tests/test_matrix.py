@@ -34,7 +34,7 @@ OLD = """linear|tied weight|frozen|buffer in place|weight norm hook|embedding|LS
 encoder eval|batch norm eval|wild: kept deep inside|wild: wrapped inside|wild: item
 wild: what cannot be copied|wild: norm, then writes""".replace("\n", "|").split("|")
 # Each pass may say what it meets.
-SEVERAL_PASSES = "kernel", "empirical Fisher", "Fisher", "Gauss-Newton"
+SEVERAL_PASSES = "kernel", "Fisher", "Gauss-Newton"
 # A gradient that a hook changes is no derivative any more, so there is no matrix of it.
 NO_DERIVATIVE = "wild: gradient clamped"
 # No case keeps state outside of its model, or writes into its parameters, where it would stay: see

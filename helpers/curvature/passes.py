@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from helpers.curvature import push
-from helpers.curvature.parameter_vectors import Vector, check_vector
 from helpers.transforms import batches, checks, fallback, loop, samples
 from helpers.transforms.batches import Batch
 from helpers.transforms.known_wrong import JACREV, OUTSIDE, Refusal
@@ -17,35 +16,61 @@ from helpers.transforms.sequences import Sequences
 from helpers.transforms.switches import plain_attention
 
 Function = Callable[..., Tensor]
+Vector = dict[str, Tensor]
+
+
+def check_dictionary(name: str, vector: Vector) -> None:
+    """Check that a vector is a dictionary of tensors."""
+    values = vector.values() if isinstance(vector, dict) else [vector]
+    if not (isinstance(vector, dict) and all(isinstance(t, Tensor) for t in values)):
+        got = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise TypeError(f"{name} must be a dictionary {{name: tensor}}, got {got}")
+
+
+def _check_vector(vector: Vector, params: Vector) -> None:
+    """Check that the parts of a vector fit the parameters of their names."""
+    check_dictionary("vector", vector)
+    if not vector:
+        raise ValueError("vector must hold a parameter at least, got none")
+    for name, tensor in vector.items():
+        if name not in params:
+            raise ValueError(
+                f"vector names {name!r}, which is no parameter of this model that requires a "
+                f"gradient: these are {', '.join(params)}"
+            )
+        wanted, got = (
+            f"shape {(*t.shape,)}, {t.dtype}, {t.device}" for t in (params[name], tensor)
+        )
+        if got != wanted or tensor.is_complex():
+            raise ValueError(f"vector[{name!r}] must be real, of {wanted}, got {got}")
 
 
 @fallback.warning_once
 def mean(
-    model: nn.Module,
-    batch: Batch,
-    vector: Vector,
-    chunk_size: int | None,
-    weigh: Function,
-    loss: Function | None = None,
+    model: nn.Module, batch: Batch, vector: Vector, chunk_size: int | None, weigh: Function
 ) -> Vector:
     """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, *sample_i)`.
 
-    With a loss, a function of a sample, J_i is its gradient in place of the model's Jacobian, and
-    what was pushed forward goes back as it is.
-
     In half precision, model and samples are taken in float32, and the mean alone is rounded.
     """
+
+    def function(model: nn.Module, *sample: Tensor) -> Tensor:
+        outputs = batches.call(model, batch.of_one(sample)[0])
+        if not isinstance(outputs, Tensor) or outputs.shape[:1] != (1,) or outputs.is_complex():
+            got = getattr(outputs, "shape", type(outputs).__name__), getattr(outputs, "dtype", "")
+            raise ValueError("the model must return real outputs (B, Y), got {} {}".format(*got))
+        return outputs.squeeze(0)
+
     checks.check_options(chunk_size)
-    check_vector(vector, checks.select_parameters(model))
+    _check_vector(vector, checks.select_parameters(model))
     if not len(batch):
         raise ValueError("data must hold a sample at least, got none")
     dtypes = {name: tensor.dtype for name, tensor in vector.items()}
     vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
-    function = loss or (lambda model, *sample: _outputs(model, batch.of_one(sample)[0]))
     step, failed = chunk_size or len(batch), None
     for chunk in (batch[start : start + step] for start in range(0, len(batch), step)):
-        given = model, function, chunk, vector, (lambda _, pushed, *__: pushed) if loss else weigh
+        given = model, function, chunk, vector, weigh
         if failed is None:
             try:
                 product = _transformed(*given)
@@ -113,14 +138,3 @@ def _wide(tensor: Tensor | Sequences) -> Tensor | Sequences:
     """Return a tensor in the dtype in which numbers are added up, indices as they are."""
     numbers = isinstance(tensor, Tensor) and tensor.is_floating_point()
     return tensor.to(wide(tensor.dtype)) if numbers else tensor
-
-
-def _outputs(model: nn.Module, data: object) -> Tensor:
-    """Run a model on a batch of one, and return what it gave without the dimension B."""
-    outputs = batches.call(model, data)
-    if not isinstance(outputs, Tensor) or outputs.shape[:1] != (1,):
-        what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
-    if outputs.is_complex():
-        raise ValueError(f"the model must return real outputs, got {outputs.dtype}")
-    return outputs.squeeze(0)

@@ -1,4 +1,4 @@
-"""What stands out: a sample in a release or in a training, and scores that find it."""
+"""What stands out: a sample in a release or in a training."""
 
 from collections.abc import Mapping
 
@@ -7,29 +7,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from helpers.plots.figures import axes, finish
-
-
-def rankings(panels: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]], *, title: str) -> Figure:
-    """Draw how well scores find samples: the share found against the share of false alarms.
-
-    Panels are `{title: (which to find, {name: scores})}`, boolean and floating point, `(N,)`; a
-    high score means that a sample is to be found.
-    """
-    figure, panes = axes(2 * len(panels) + 1.2, len(panels), grid="both", sharex=True)
-    names = list(dict.fromkeys(name for _, scores in panels.values() for name in scores))
-    for axis, (task, (wanted, scores)) in zip(panes, panels.items(), strict=True):
-        for name, own in scores.items():
-            hits = wanted.cpu()[own.cpu().argsort(descending=True)].double()
-            found, false = ((0, *(h.cumsum(0) / h.sum()).tolist()) for h in (hits, 1 - hits))
-            # One meaning in all panels; where lines lie on each other, the dashes show both.
-            index = names.index(name)
-            look = {"color": f"C{index}", "linestyle": ("-", "--", "-.", ":")[index % 4]}
-            axis.step(false, found, **look, linewidth=2, label=name)
-        axis.axline((0, 0), slope=1, color="gray", linewidth=0.8)
-        axis.set(xlim=(-0.02, 1.02), ylim=(-0.06, 1.06))
-        axis.set_title(task, fontsize=10)
-    labels = {"xlabel": "share of the others ranked above", "ylabel": "share found"}
-    return finish(figure, title, legend=3, **labels)
 
 
 def releases(

@@ -167,7 +167,7 @@ def prices(
         reached |= np.isfinite(own).any()
         axis.plot(own, own * sizes, "oD^v"[index % 4], color=color, markersize=5, label=name)
         if index == len(steps) - 1:  # the uppermost, beside which there is room
-            for place, shift, side in ((0, (0, -14), "center"), (-1, (8, 0), "left")):
+            for place, shift, side in ((0, (0, 8), "center"), (-1, (8, 0), "left")):
                 text, at = f"B = {sizes[place]}", (own[place], own[place] * sizes[place])
                 if np.isfinite(at[0]):
                     axis.annotate(text, at, shift, textcoords="offset points", ha=side, fontsize=9)

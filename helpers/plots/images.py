@@ -1,9 +1,8 @@
 """Pictures of samples, of gradients that have the shape of images, and of matrices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
-import torch
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from torch import Tensor
@@ -67,7 +66,7 @@ def similarities(matrix: Tensor, labels: Tensor, *, title: str) -> Figure:
     classes, counts = labels.cpu().unique(return_counts=True)
     figure, (axis,) = axes(4, width=5)
     mappable = _draw(axis, matrix.cpu()[order][:, order], 1)
-    middles = _blocks(axis, counts, linewidth=0.4)
+    middles = _blocks(axis, counts)
     axis.set_xticks(middles, classes.tolist())
     axis.set_yticks(middles, classes.tolist())
     axis.set(xlabel="class of one sample", ylabel="class of the other")
@@ -75,45 +74,17 @@ def similarities(matrix: Tensor, labels: Tensor, *, title: str) -> Figure:
     return finish(figure, title)
 
 
-def matrices(
-    columns: Mapping[str, Mapping[str, Tensor]], blocks: Mapping[str, int], *, title: str
-) -> Figure:
-    """Draw matrices over parameters, each column of pictures with colours of its own.
-
-    Columns are `{column: {row: (P, P)}}`, the same rows in each, and blocks `{name: how many of the
-    P belong to it}`, in order.
-    """
-    rows = list(next(iter(columns.values())))
-    figure, places = axes(2.2 * len(rows) + 1.2, len(rows), len(columns))
-    for place, (name, own) in enumerate(columns.items()):
-        column = places[place :: len(columns)]
-        column[0].set_title(name, fontsize=10)
-        # A few entries are far larger than all others: what is above the limit has its colour.
-        limit = torch.quantile(torch.cat([m.abs().flatten() for m in own.values()]), 0.99).item()
-        for axis, row in zip(column, rows, strict=True):
-            mappable = _draw(axis, own[row], limit, interpolation="auto")
-            middles = _blocks(axis, torch.tensor(list(blocks.values())), linewidth=0.3)
-            if place == 0:
-                axis.set_ylabel(row, fontsize=10)
-                axis.set_yticks(middles, list(blocks), fontsize=9)
-        options = {"location": "bottom", "shrink": 0.9, "aspect": 30, "label": "entry"}
-        figure.colorbar(mappable, ax=column, **options)
-    return finish(figure, title)
-
-
-def _draw(
-    axis: plt.Axes, image: Tensor, limit: float | None = None, interpolation: str = "nearest"
-) -> AxesImage:
+def _draw(axis: plt.Axes, image: Tensor, limit: float | None = None) -> AxesImage:
     """Draw one image without ticks: dark ink on light paper, or what has signs up to a limit."""
     low, high, colours = (0, 1, "gray_r") if limit is None else (-limit, limit, _SIGNED)
     axis.set(xticks=[], yticks=[])
-    return axis.imshow(image.cpu(), interpolation=interpolation, cmap=colours, vmin=low, vmax=high)
+    return axis.imshow(image.cpu(), interpolation="nearest", cmap=colours, vmin=low, vmax=high)
 
 
-def _blocks(axis: plt.Axes, sizes: Tensor, linewidth: float) -> list[float]:
+def _blocks(axis: plt.Axes, sizes: Tensor) -> list[float]:
     """Rule the rows and columns of a matrix into blocks; return where their middles are."""
     ends = sizes.cumsum(0)
     for end in ends[:-1].tolist():
         for line in (axis.axhline, axis.axvline):
-            line(end - 0.5, color="black", linewidth=linewidth)
+            line(end - 0.5, color="black", linewidth=0.4)
     return (ends - sizes / 2 - 0.5).tolist()

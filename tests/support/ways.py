@@ -68,12 +68,8 @@ def _has_jacobians(truth: Truth) -> bool:
     return truth.outputs.dim() == 2 and truth.outputs.shape[1] <= 24
 
 
-def _has_parameters(truth: Truth) -> bool:
-    return bool(_learned(truth.case))
-
-
 def _has_curvature(truth: Truth) -> bool:
-    return _has_parameters(truth) and _has_jacobians(truth)
+    return bool(_learned(truth.case)) and _has_jacobians(truth)
 
 
 def _learned(case: Case) -> Named:
@@ -84,13 +80,6 @@ def _vector(case: Case) -> Named:
     generator = torch.Generator().manual_seed(0)
     draw = functools.partial(torch.randn, generator=generator)
     return {n: draw(p.shape, dtype=p.dtype).to(p.device) for n, p in _learned(case).items()}
-
-
-def _empirical(truth: Truth) -> Named:
-    """`g_i g_i^T v`, the mean over samples."""
-    vector, rows = _vector(truth.case), truth.gradients
-    slopes = sum((rows[name] * vector[name]).reshape(len(rows[name]), -1).sum(1) for name in rows)
-    return {n: torch.einsum("b,b...->...", slopes, g) / len(slopes) for n, g in rows.items()}
 
 
 def _sandwich(truth: Truth, inner: Callable[[Tensor, Tensor], Tensor]) -> Named:
@@ -166,11 +155,6 @@ WAYS = {
         lambda c, _: {"": kernels.ntk(c.model, c.data)},
         lambda truth: {"": torch.einsum("iap,jbp->ijab", truth.jacobians, truth.jacobians)},
         _has_jacobians,
-    ),
-    "empirical Fisher": Way(
-        lambda c, _: curvature.empirical_fisher_product(*c.args, _vector(c), chunk_size=2),
-        _empirical,
-        _has_parameters,
     ),
     "Fisher": Way(
         lambda c, _: curvature.fisher_product(c.model, c.data, _vector(c), chunk_size=2),

@@ -30,7 +30,7 @@ CANNOT = {
 SMALLER = {
     "06_limits": {},  # entries draw from the device's own stream
     "08_private_training": {"steps": 3, "repeats": 1},
-    "09_gradient_noise": {"starts": 1, "transformer_steps": 4},
+    "09_gradient_noise": {"starts": 1},
     "11_tasks_and_ensembles": {"meta_steps": 4, "digit_steps": 4},
     "12_attribution_at_scale": {"halves": 3, "steps": 3, "repeats": 1},
     "13_language_model": {"pretraining": 4, "fine_tuning": 1, "group": 25, "repeats": 1},
