@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pydoc_data.topics import topics
 from string import ascii_lowercase
 
 import torch
@@ -13,15 +14,14 @@ from torch import Tensor
 DATASETS = ("topics", "random")
 
 
-def load_documents(dataset: str = "topics", shortest: int = 400) -> list[str]:
+def load_documents(dataset: str = "topics") -> list[str]:
     """Load the sections of Python's own reference manual, from `pydoc_data.topics`.
 
-    The topics repeat each other, so that a paragraph is kept where it comes first. What is there
-    differs by the version of Python: about 150 documents, 365,000 characters and more.
+    The topics repeat each other: a paragraph is kept only where it comes first. Sections of fewer
+    than 400 characters are left out; about 150 remain, with 365,000 characters or more.
 
     Args:
         dataset: `"topics"`, or `"random"` for 150 documents of words that mean nothing.
-        shortest: How many characters a document has at least.
 
     Returns:
         Documents, in the order of their topics' names; no paragraph is in two of them.
@@ -35,8 +35,6 @@ def load_documents(dataset: str = "topics", shortest: int = 400) -> list[str]:
         stream = random.Random(0)
         words = ["".join(stream.choices(ascii_lowercase, k=5)) for _ in range(2000)]
         return [" ".join(stream.choices(words, k=400)) for _ in range(150)]
-    from pydoc_data.topics import topics
-
     seen: set[str] = set()
     documents = []
     underlined = r"(?m)^(?=\S.*\n([^\w\s])\1{2,}$)"
@@ -49,14 +47,14 @@ def load_documents(dataset: str = "topics", shortest: int = 400) -> list[str]:
                     seen.add(words)
                     kept.append(paragraph.strip("\n"))
             documents.append("\n\n".join(kept))
-    return [document for document in documents if len(document) >= shortest]
+    return [document for document in documents if len(document) >= 400]
 
 
 class BytePairs:
-    """A tokeniser by byte-pair encoding: the pair that is met most often becomes a token.
+    """A tokenizer by byte-pair encoding: the most frequent pair of tokens becomes a new token.
 
     Sennrich et al. (2016), arXiv:1508.07909. A text is first cut into words with the space before
-    them, runs of signs, and runs of white space; no token goes beyond one of these.
+    them, runs of signs and runs of white space; no token crosses these borders.
 
     Attributes:
         tokens: The bytes of each token; the first 256 are the single bytes.
@@ -67,64 +65,49 @@ class BytePairs:
     def __init__(self, texts: Iterable[str], size: int = 1024) -> None:
         """Learn at most `size` tokens from texts; ties go to the pair with the lowest tokens."""
         self.tokens = [bytes([byte]) for byte in range(256)]
-        self._ranks: dict[tuple[int, int], int] = {}
-        self._known: dict[str, list[int]] = {}
-        counts = Counter(piece for text in texts for piece in self._PIECES.findall(text))
-        words = [[*piece.encode()] for piece in counts]
-        weights = list(counts.values())
+        self._pairs: list[tuple[int, int]] = []  # what each token after these was made of
+        frequency = Counter(piece for text in texts for piece in self._PIECES.findall(text))
+        self._words = {piece: [*piece.encode()] for piece in frequency}
         pairs: Counter[tuple[int, int]] = Counter()
         places = defaultdict(set)  # the words in which a pair may be
-        for index, word in enumerate(words):
-            for pair in pairwise(word):
-                pairs[pair] += weights[index]
-                places[pair].add(index)
-        while len(self.tokens) < size:
-            pair = min(pairs, key=lambda each: (-pairs[each], each), default=None)
-            if pair is None or pairs[pair] < 2:
-                break
-            token = self._ranks[pair] = len(self.tokens)
+
+        def count(piece: str, sign: int) -> None:
+            for pair in pairwise(self._words[piece]):
+                pairs[pair] += sign * frequency[piece]
+                places[pair].add(piece)
+
+        for piece in frequency:
+            count(piece, 1)
+        while len(self.tokens) < size and max(pairs.values(), default=0) > 1:
+            pair = min(pairs, key=lambda each: (-pairs[each], each))
+            self._pairs.append(pair)
             self.tokens.append(self.tokens[pair[0]] + self.tokens[pair[1]])
-            for index in places.pop(pair):
-                for old in pairwise(words[index]):
-                    pairs[old] -= weights[index]
-                words[index] = _merged(words[index], pair, token)
-                for new in pairwise(words[index]):
-                    pairs[new] += weights[index]
-                    places[new].add(index)
+            for piece in places.pop(pair):
+                count(piece, -1)
+                self._words[piece] = _merged(self._words[piece], pair, len(self.tokens) - 1)
+                count(piece, 1)
             del pairs[pair]
 
     def encode(self, text: str) -> list[int]:
         """Cut a text into tokens, by their numbers."""
-        return [token for piece in self._PIECES.findall(text) for token in self._encoded(piece)]
+        tokens = []
+        for piece in self._PIECES.findall(text):
+            if piece not in self._words:
+                self._words[piece] = [*piece.encode()]
+                for token, pair in enumerate(self._pairs, start=256):
+                    self._words[piece] = _merged(self._words[piece], pair, token)
+            tokens += self._words[piece]
+        return tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Put tokens together to text; a part of a character becomes a replacement sign."""
+        """Join tokens to text; bytes that are no character become a replacement sign."""
         return b"".join(self.tokens[token] for token in tokens).decode(errors="replace")
-
-    def _encoded(self, piece: str) -> list[int]:
-        if piece not in self._known:
-            word = [*piece.encode()]
-            while len(word) > 1:
-                pair = min(pairwise(word), key=self._rank)
-                if pair not in self._ranks:
-                    break
-                word = _merged(word, pair, self._ranks[pair])
-            self._known[piece] = word
-        return self._known[piece]
-
-    def _rank(self, pair: tuple[int, int]) -> float:
-        return self._ranks.get(pair, float("inf"))
 
 
 def windows(documents: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
-    """Cut documents into windows of `length + 1` tokens: inputs, and what comes next.
+    """Cut documents, as lists of tokens, into windows of `length + 1` tokens: `length` to predict.
 
-    Two windows of a document share one token, the last target of the first; the end of a document
-    that fills no window is left out.
-
-    Args:
-        documents: The tokens of each.
-        length: How many tokens a window predicts.
+    Neighbors share a token; the end of a document that fills no window is left out.
 
     Returns:
         Windows `(N, length + 1)`, int64, and the number of each one's document, `(N,)`.
@@ -140,9 +123,8 @@ def windows(documents: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Te
 def _merged(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
     """Replace each occurrence of a pair by its token."""
     result: list[int] = []
-    place = 0
-    while place < len(word):
-        found = tuple(word[place : place + 2]) == pair
-        result.append(token if found else word[place])
-        place += 1 + found
+    for each in word:
+        result.append(each)
+        if tuple(result[-2:]) == pair:
+            result[-2:] = [token]
     return result
