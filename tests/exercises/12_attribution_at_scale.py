@@ -34,7 +34,7 @@ def step_effects(computer, batch, test, rate):
         slopes = torch.autograd.grad(value, params, retain_graph=True)
         return torch.cat([slope.flatten() for slope in slopes])
 
-    moves = torch.stack([-rate * flat(l) for l in F.cross_entropy(model(x), y, reduction="none")])
+    moves = torch.stack([-rate * flat(v) for v in F.cross_entropy(model(x), y, reduction="none")])
     own = margins(model, dict(model.named_parameters()), x_test, y_test)
     return moves @ torch.stack([flat(m) for m in own]).T
 
