@@ -138,23 +138,23 @@ def test_bad_arguments_and_samples_are_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(job, "load", lambda name: loose)
 
 
-def test_what_is_not_finite_is_not_written(tmp_path, monkeypatch):
+def test_a_run_that_fails_leaves_complete_files_only(tmp_path, monkeypatch):
     values = (1.0, 2.0, 3.0, 4.0, math.nan, math.inf)
     rows = [(torch.full((3,), value), torch.zeros(2)) for value in values]
     monkeypatch.setattr(job, "load", lambda name: small_job(rows))
     with pytest.raises(SystemExit, match="the features of sample 4 are not finite"):
         run(tmp_path, "--job", "a:b", "--k", "4", "--shard", "2")
-    assert [*contents(tmp_path)] == ["features-000000.npy", "features-000001.npy", "plan.json"]
-
-
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
-    def full(_: int) -> None:
-        raise OSError("No space left on device")
-
+    before = contents(tmp_path)
+    assert [*before] == ["features-000000.npy", "features-000001.npy", "plan.json"]
+    monkeypatch.setattr(job, "load", lambda name: small_job(rows[:4]))
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SystemExit, match="No space"):
-        run(tmp_path)
-    assert contents(tmp_path) == {}
+        run(tmp_path / "full", "--job", "a:b", "--k", "4", "--shard", "2")
+    assert contents(tmp_path / "full") == {}
+
+
+def full(_: int) -> None:
+    raise OSError("No space left on device")
 
 
 def start(folder: Path, *launch: str) -> Popen:
