@@ -1,13 +1,12 @@
-"""Gradients through a whole training, by the weights that its samples have in the loss.
+"""Gradients through a whole training, with respect to the weights of its samples in the loss.
 
-A training is a function: of the weights of the samples, by way of its steps, to numbers that are
-measured on the trained network. Its derivative says what a sample did in *this* run, with this
-start and this order (Maclaurin, Duvenaud and Adams 2015, arXiv:1502.03492; Engstrom et al. 2025,
-arXiv:2503.13751).
+A training is a function of these weights. Its derivative says what a sample did in *this* run, with
+this initialization and this order (Maclaurin, Duvenaud and Adams 2015, arXiv:1502.03492; Engstrom
+et al. 2025, arXiv:2503.13751).
 
 Plain `vjp` would keep the graph of all steps. Here the states at about the square root of the steps
-are kept; from each, its part of the steps is run again, and its graph alone is held. That costs one
-forward more.
+are kept. From each of them its part of the steps is run again, and only the graph of that part is
+held, at the cost of one more forward pass.
 """
 
 import functools
@@ -35,20 +34,21 @@ def metagradient(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run a training, and differentiate what is measured at its end by the weights of its samples.
+    """Run a training, and differentiate what is measured at its end.
 
     Args:
-        step: `step(state, weights, batch)` returns the next state: one step of the training, made
-            of `torch.func.grad` and of `helpers.optimizers`. It writes nothing in place.
+        step: `step(state, weights, batch)` returns the next state: one step of the training, for
+            example with `torch.func.grad`. It writes nothing in place.
         start: The first state, a tree of tensors. It is not changed.
         weights: `(N,)`, floating point: what each sample counts.
         batches: What each step is given, in order: often indices `(steps, B)`.
         measure: Maps the last state to numbers `(T,)`, or to one, `()`.
-        chunk_size: Of how many of the T numbers to go back at a time; `None` means all. It bounds
-            the memory.
+        chunk_size: For how many of the T numbers to go back at a time, which bounds the memory;
+            `None` means all.
 
     Returns:
-        The numbers `(T,)` and their gradients `(T, N)`, or `()` and `(N,)`; detached.
+        The numbers `(T,)` and their gradients with respect to the weights, `(T, N)`, or `()` and
+        `(N,)`; detached.
 
     Raises:
         ValueError: There is no step.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def dot(train: Tensor, queries: Tensor) -> Tensor:
-    """Compute inner products: by how much a small step of SGD on the one lowers the other's loss.
+    """Compute inner products: how far a small step of SGD on one sample lowers the other's loss.
 
     TracIn (Pruthi et al. 2020, arXiv:2002.08484) with one checkpoint.
     """
@@ -39,7 +39,7 @@ def trak(train: Tensor, queries: Tensor, ridge: float = 1.0) -> Tensor:
 
     Args:
         train: Features of the training samples, `(N, k)`: their gradients, projected.
-        queries: Those of the queries, `(Q, k)`.
+        queries: Features of the queries, `(Q, k)`.
         ridge: What is added to the diagonal of the kernel, relative to its mean.
     """
     kernel = train.T @ train

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from helpers import ensembles, gradients, jacobians, kernels, limits, norms
-from helpers.features import Job, jobs, plan
+from helpers.features import Job, job
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.noise import noise_scale
 from helpers.optimizers import sgd_step
@@ -189,17 +189,16 @@ def test_computers_projections_and_jobs_take_a_mapping():
     torch.manual_seed(1)
     model = Labelled(lambda x, ids: (x, ids, SCALE)).double()
     samples = [{"x": X[i], "ids": IDS[i], "labels": LABELS[i].item()} for i in range(SIZE)]
-    batch, features = jobs.collate(samples), {}
+    batch, features = job.collate(samples), {}
     for kind in (FunctionalGradientComputer, IterativeGradientComputer):
         computer = kind(model, LossOfTree(None), 23, torch.float64, "cpu")
         assert_equal(computer.compute_per_sample_grad(batch), TRUTH.gradients, TOLERANCE)
         torch.testing.assert_close(computer.compute_loss_grad(batch), TRUTH.outputs[:, :1])
         features[kind] = project_batches(computer, [batch, batch], 4, kind="factored")
     torch.testing.assert_close(*features.values())
-    options = {"k": 4, "kind": "sparse", "seed": 0, "shard": 8, "batch": 4, "threads": 1}
     renamed = [{"y" if key == "x" else key: v for key, v in each.items()} for each in samples]
-    made = [plan.make(Job(computer, d), device="cpu", **options) for d in (samples, renamed)]
-    assert made[0].data != made[1].data, "the places in the tree count"
+    made = [job.make_plan(Job(computer, each)) for each in (samples, renamed)]
+    assert made[0]["data"] != made[1]["data"], "the places in the tree count"
 
 
 def test_two_batches_of_a_kernel_have_their_own_constants():

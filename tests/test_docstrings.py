@@ -4,7 +4,7 @@ import doctest
 
 import pytest
 
-from helpers import curvature, gradients, jacobians, noise, norms, privacy, projection
+from helpers import curvature, gradients, jacobians, noise, norms, privacy
 from helpers.limits import diagnosis
 from helpers.privacy import accounting
 
@@ -17,7 +17,6 @@ MODULES = (
     noise,
     norms,
     privacy,
-    projection,
 )
 
 

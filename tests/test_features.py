@@ -1,8 +1,9 @@
-"""The job of features: its files, its plan, its counters; what happens when processes die."""
+"""Features as a job: its files, its plan, its counter; what happens when processes die."""
 
 import inspect
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -13,14 +14,28 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.features import Job, __main__, jobs, open_features, plan, work
+from helpers.data import load_digits
+from helpers.features import Job, __main__, job, open_features
 from helpers.gradient_computers import FunctionalGradientComputer
+from helpers.model_outputs import ImageClassificationModelOutput
+from helpers.models import MLP
 from helpers.projection import project_batches
 from tests.support.ways import LossOf
 from tests.support.zoo import Apply, squared
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["--model", "mlp", "--samples", "77", "--k", "16", "--shard", "20", "--batch", "8"]
+SMALL = ["--job", f"{__name__}:few", "--k", "16", "--shard", "20", "--batch", "8"]
+
+
+def digits(count: int = 1000) -> Job:
+    torch.manual_seed(0)
+    given = MLP(), ImageClassificationModelOutput(), 15_910, torch.float32, "cpu"
+    samples = (tensor[:count] for tensor in load_digits())
+    return Job(FunctionalGradientComputer(*given), torch.utils.data.TensorDataset(*samples))
+
+
+def few() -> Job:
+    return digits(77)
 
 
 def run(folder: Path, *arguments: str) -> None:
@@ -36,13 +51,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """Be no process of torchrun's."""
-    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """Return a folder of 77 rows in shards of 20."""
@@ -52,46 +60,25 @@ def made(tmp_path_factory) -> Path:
 
 
 def test_rows_are_the_projected_gradients_of_the_samples(made):
-    features = open_features(made)
-    job = jobs.on_digits("MLP", 77, 0, torch.device("cpu"))
-    expected = project_batches(job.computer, [jobs.collate(job.dataset)], 16, kind="sparse")
-    torch.testing.assert_close(torch.from_numpy(np.asarray(features)), expected)
-    kernel = np.load(made / work.KERNEL)
-    assert np.abs(kernel - np.asarray(features, float).T @ np.asarray(features, float)).max() < 1e-9
-    shards_of_it = [f"features-{index:06d}.npy" for index in range(4)]
-    assert sorted(contents(made)) == [*shards_of_it, "kernel.npy", "plan.json"]
+    shards = open_features(made)
+    expected = project_batches(few().computer, [few().dataset[:]], 16, kind="sparse")
+    torch.testing.assert_close(torch.from_numpy(np.concatenate(shards)), expected)
+    assert all(isinstance(shard, np.memmap) for shard in shards), "nothing is read before"
+    assert sorted(contents(made)) == [*(f"features-{i:06d}.npy" for i in range(4)), "plan.json"]
 
 
-def test_features_are_read_as_one_array(made):
-    features = open_features(made)
-    whole = np.concatenate([np.load(made / f"features-{i:06d}.npy") for i in range(4)])
-    picks = 0, 76, -1, slice(15, 45), slice(None, None, -7), [70, 3, 3, -77], [], np.arange(5)
-    for rows in picks:
-        assert np.array_equal(features[rows], whole[rows])
-    assert len(features) == 77
-    assert all(isinstance(shard, np.memmap) for shard in features.shards), "nothing is read before"
-
-
-def test_the_same_command_does_what_is_missing_and_nothing_else(
-    made, tmp_path, capsys, monkeypatch
-):
-    run(tmp_path)
-    assert contents(tmp_path) == contents(made)
-    (tmp_path / "features-000002.npy").unlink()
-    kept = (tmp_path / "features-000001.npy").stat().st_mtime_ns
-    run(tmp_path)
-    assert contents(tmp_path) == contents(made)
-    assert (tmp_path / "features-000001.npy").stat().st_mtime_ns == kept
-    assert "20 of them computed now" in capsys.readouterr().out
-    monkeypatch.setattr(Path, "replace", None)  # a finished folder may be read-only
-    run(tmp_path)
-
-
-def test_another_plan_is_refused_by_naming_what_differs(made, capsys):
-    before = contents(made)
+def test_a_folder_is_resumed_and_another_plan_refused(made, tmp_path, capsys):
+    shutil.copytree(made, tmp_path / "copy")
+    made, folder = contents(made), tmp_path / "copy"
+    (folder / "features-000002.npy").unlink()
+    (folder / ".features-000002.npy.draft").write_bytes(b"half")
+    kept = (folder / "features-000001.npy").stat().st_mtime_ns
+    run(folder)
+    assert "20 of them new" in capsys.readouterr().out
+    assert (folder / "features-000001.npy").stat().st_mtime_ns == kept
     with pytest.raises(SystemExit, match="k is 16 there and 8 here"):
-        run(made, *SMALL, "--k", "8")
-    assert contents(made) == before
+        run(folder, *SMALL, "--k", "8")
+    assert contents(folder) == made
 
 
 def small_job(dataset=None, scale=1.0, shift=0.0, bias=0.0, task=None) -> Job:
@@ -109,90 +96,77 @@ def small_job(dataset=None, scale=1.0, shift=0.0, bias=0.0, task=None) -> Job:
 def test_a_plan_depends_on_all_that_features_are_computed_of(monkeypatch):
     """Else the features of two models would lie in one folder."""
 
-    def made_of(*dataset: object, **changes: object) -> plan.Plan:
-        sizes = {"k": 4, "kind": "sparse", "seed": 0, "shard": 8, "batch": 4, "threads": 1}
-        return plan.make(small_job(*dataset, **changes), device="cpu", **sizes)
+    def made_of(*dataset: object, **changes: object) -> job.Plan:
+        return job.make_plan(small_job(*dataset, **changes), k=4)
 
     first = made_of()
     assert made_of() == first
     changes = {"scale": 2.0, "shift": 1.0, "bias": 1e-3, "task": 2.0}
     for option, value in changes.items():
-        assert made_of(**{option: value}).weights != first.weights, option
-    assert made_of([(row,) for row in 2 * torch.eye(3)]).data != first.data
+        assert made_of(**{option: value})["weights"] != first["weights"], option
+    assert made_of([(row,) for row in 2 * torch.eye(3)])["data"] != first["data"]
     source = inspect.getsource  # the forward of the same weights
     monkeypatch.setattr(inspect, "getsource", lambda of: source(of).replace("return", "return 2 *"))
-    assert made_of().weights != first.weights
+    assert made_of()["weights"] != first["weights"]
 
 
-def test_what_is_missing_or_wrong_in_a_folder_is_said(made, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"plan.json"):
-        open_features(tmp_path)
-    before, last = contents(made), tmp_path / "features-000003.npy"
-    for name in before.keys() - {last.name}:
-        (tmp_path / name).write_bytes(before[name])
-    with pytest.raises(FileNotFoundError, match="missing"):
-        open_features(tmp_path)
-    np.save(last, np.zeros((3, 16)))
-    with pytest.raises(ValueError, match="damaged"):
-        open_features(tmp_path)
-    last.write_bytes(before[last.name])
-    content, first = before["features-000000.npy"], tmp_path / "features-000000.npy"
+def test_what_is_missing_or_damaged_is_refused(made, tmp_path):
+    first, second, *_ = sorted(shutil.copytree(made, tmp_path, dirs_exist_ok=True).glob("*.npy"))
+    content = first.read_bytes()
     flipped = content[:200] + bytes([content[200] ^ 1]) + content[201:]
-    for damage in (b"", flipped, before["features-000001.npy"]):
+    for damage in (b"", flipped, second.read_bytes()):
         first.write_bytes(damage)
         with pytest.raises(SystemExit, match="damaged"):
             run(tmp_path)
+    np.save(first, np.zeros((3, 16)))
+    with pytest.raises(ValueError, match="damaged"):
+        open_features(tmp_path)
+    first.unlink()
+    with pytest.raises(FileNotFoundError, match=first.name):
+        open_features(tmp_path)
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(SystemExit, match="without"):
+        run(tmp_path)
 
 
-REFUSED = {  # by a word of what is said, the arguments, and the samples of the job
-    "batch": ([*SMALL, "--batch", "1"], None),
-    "--samples": (["--model", "mlp"], None),
-    "'vgg'": (["--model", "vgg", "--samples", "3"], None),
-    "Tensor": (["--job", "a:b"], [torch.ones(3)] * 3),  # else its numbers would be parts
-}
+def test_bad_arguments_and_samples_are_refused(tmp_path, monkeypatch):
+    loose = small_job([torch.ones(3)] * 3)  # else its numbers would be parts
+    for word, arguments in {"batch": [*SMALL, "--batch", "1"], "Tensor": SMALL}.items():
+        with pytest.raises(SystemExit, match=word):
+            run(tmp_path / "none", *arguments)
+        assert not (tmp_path / "none").exists()
+        monkeypatch.setattr(job, "load", lambda name: loose)
 
 
-@pytest.mark.parametrize("word", REFUSED)
-def test_bad_arguments_and_samples_are_refused(word, tmp_path, capsys, monkeypatch):
-    arguments, dataset = REFUSED[word]
-    if dataset is not None:
-        monkeypatch.setattr(jobs, "load", lambda name: small_job(dataset))
-    with pytest.raises(SystemExit) as error:
-        run(tmp_path / "none", *arguments)
-    assert word in capsys.readouterr().err + str(error.value)
-    assert not (tmp_path / "none").exists()
-
-
-def test_what_is_not_finite_is_not_written(tmp_path, monkeypatch):
+def test_a_run_that_fails_leaves_complete_files_only(tmp_path, monkeypatch):
     values = (1.0, 2.0, 3.0, 4.0, math.nan, math.inf)
     rows = [(torch.full((3,), value), torch.zeros(2)) for value in values]
-    monkeypatch.setattr(jobs, "load", lambda name: small_job(rows))
+    monkeypatch.setattr(job, "load", lambda name: small_job(rows))
     with pytest.raises(SystemExit, match="the features of sample 4 are not finite"):
         run(tmp_path, "--job", "a:b", "--k", "4", "--shard", "2")
-    assert [*contents(tmp_path)] == ["features-000000.npy", "features-000001.npy", "plan.json"]
-
-
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
-    def full(_: int) -> None:
-        raise OSError("No space left on device")
-
+    before = contents(tmp_path)
+    assert [*before] == ["features-000000.npy", "features-000001.npy", "plan.json"]
+    monkeypatch.setattr(job, "load", lambda name: small_job(rows[:4]))
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SystemExit, match="No space"):
-        run(tmp_path)
-    assert contents(tmp_path) == {}
+        run(tmp_path / "full", "--job", "a:b", "--k", "4", "--shard", "2")
+    assert contents(tmp_path / "full") == {}
+
+
+def full(_: int) -> None:
+    raise OSError("No space left on device")
 
 
 def start(folder: Path, *launch: str) -> Popen:
     """Start a job of 1,000 rows, which takes a few seconds."""
-    job = "--device cpu --kind factored --model mlp --samples 1000 --k 64 --shard 50 --batch 16"
+    options = "--device cpu --kind factored --job tests.test_features:digits --k 64 --shard 50"
     command = [sys.executable, *launch, "-m", "helpers.features", "--out", str(folder)]
-    return Popen([*command, *job.split()], cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True)
+    return Popen([*command, *options.split()], cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True)
 
 
-def finished(run: Popen) -> str:
+def finished(run: Popen) -> None:
     said, _ = run.communicate(timeout=200)
     assert run.returncode == 0, said
-    return said
 
 
 @pytest.mark.whole
@@ -205,7 +179,6 @@ def test_two_processes_of_which_one_is_killed_give_the_bits_of_one(tmp_path):
         time.sleep(0.02)
     pids = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     os.kill(int(pids[0]), signal.SIGKILL)
-    said = finished(run)
+    finished(run)
     finished(start(tmp_path / "alone"))
     assert contents(folder) == contents(tmp_path / "alone")
-    assert "restarts: 1" in said

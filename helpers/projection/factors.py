@@ -1,13 +1,11 @@
-"""Projection in factors: a gradient that is a sum of products is not formed to be projected.
+"""Projection in factors: a gradient that is a sum of products need not be formed.
 
-The gradient of a layer's weight is `sum over t of d_t x_t^T`, with inputs x and gradients d at the
-outputs. Sketches S of the outputs and R of the inputs turn that into `sum of (S d_t) (R x_t)^T`,
-which takes the small factors alone (Choe et al., arXiv:2405.13954). The inner products of such
-products err like one over the square root of the *sides*, so the sides stay long, and a second
-sketch takes the product to the places of the features (Hu et al., arXiv:2505.18976).
-
-The map of a parameter depends on its shape and its random stream alone. So a gradient that was
-formed gets the same features.
+The gradient of a layer's weight is `sum over t of d_t x_t^T`, with inputs x and gradients d with
+respect to the outputs. Sketches S of the outputs and R of the inputs turn that into `sum of (S d_t)
+(R x_t)^T`, which needs only the small factors (Choe et al., arXiv:2405.13954). The inner products
+of such products err like one over the square root of the *sides*, so the sides stay long, and a
+second sketch takes the product to the features (Hu et al., arXiv:2505.18976). The map of a
+parameter depends on its shape and its random stream alone.
 """
 
 import math
@@ -19,25 +17,19 @@ from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection.sketches import Sketch, Total
 
 LARGEST = 2**16
-"""Entries that the matrix of a gradient keeps at most before the sketch that ends in features; it
-is a part of what a seed means."""
+"""Entries of a reduced gradient at most; a part of what a seed means."""
 
 
 class Map:
-    """The map of one parameter's gradients, with a row for each index of the first dimension.
-
-    `stream` begins its random streams; the features have the dtype and device of `like`.
-    """
+    """The map of one parameter's gradients, with a row for each index of the first dimension."""
 
     def __init__(self, shape: torch.Size, stream: tuple[int, ...], like: Tensor) -> None:
         self.stream = stream
         self.rows, self.columns = shape[0] if shape else 1, math.prod(shape[1:])
         rows, columns = _sides(self.rows, self.columns)
-        self.left = self.right = None
-        if rows < self.rows:
-            self.left = Sketch(self.rows, rows, (*stream, 1), like)
-        if columns < self.columns:
-            self.right = Sketch(self.columns, columns, (*stream, 2), like)
+        short, narrow = rows < self.rows, columns < self.columns
+        self.left = Sketch(self.rows, rows, (*stream, 1), like) if short else None
+        self.right = Sketch(self.columns, columns, (*stream, 2), like) if narrow else None
 
     def reduced(self, gradients: Tensor) -> Tensor:
         """Make gradients `(B, *shape)` smaller: `(B, rows, columns)`."""

@@ -1,36 +1,34 @@
-"""Sparse random projection: each coordinate goes to one place, with a random sign.
+"""Random matrices `(P, k)`: dense ones, and sparse ones with an entry -1 or 1 in each row.
 
-A matrix with one entry, -1 or 1, in each row keeps inner products with the same expectation and
-second moment of the error as one full of random signs (Charikar, Chen and Farach-Colton 2002;
-Weinberger et al., arXiv:0902.2206), at the cost of one addition for each coordinate.
+A sparse matrix keeps inner products with the same expectation and second moment of the error as one
+full of random signs (Weinberger et al., arXiv:0902.2206), at one addition for each coordinate.
 
-Places drawn one by one would be gathered from all over the memory. Here coordinates are taken in
+Places drawn one by one would be gathered from all over the memory. So coordinates are taken in
 blocks as long as the result, and each block is added with signs of its own, shifted by a random
-amount, in a circle. Two coordinates then meet with probability 1 / k if they are of different
-blocks, and never if they are of one, which is all that the second moment asks for.
+amount, in a circle. Two coordinates then meet with probability 1 / k if they are in different
+blocks, and never if they are in one, which is all that the second moment needs.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from helpers.projection import matrices
-
+BLOCK = 2**21
+"""Entries of a dense matrix that exist at a time, 8 MiB of float32; a part of what a seed means."""
 _NARROWEST = 2048
-"""Blocks narrower than this cost more in calls than in additions; it is a part of what a seed
-means."""
+"""Narrower blocks cost more in calls than in additions; a part of what a seed means."""
 
 
 class Sketch:
-    """A random linear map from `size` numbers to `width`, whose matrix has one entry in each row.
-
-    `stream` is as in `matrices.generator`; the signs have the dtype and device of `like`.
-    """
+    """A sparse matrix from `size` numbers to `width`; its signs are like `like`."""
 
     def __init__(self, size: int, width: int, stream: tuple[int, ...], like: Tensor) -> None:
-        drawn = matrices.generator(stream)
+        drawn = generator(stream)
         self.size, self.width = size, width
         self.shifts = drawn.integers(0, width, -(-size // width)).tolist()
-        self.signs = torch.from_numpy(matrices.signs(size, drawn)).to(like.device, like.dtype)
+        self.signs = torch.from_numpy(signs(size, drawn)).to(like.device, like.dtype)
 
     def __call__(self, values: Tensor) -> Tensor:
         """Map `(..., size)` to `(..., width)`, in the dtype of the signs."""
@@ -75,3 +73,32 @@ def wrapped(sums: Tensor) -> Tensor:
     """Close the circle: `(..., 2 * width)` to `(..., width)`."""
     first, second = sums.chunk(2, dim=-1)
     return first + second
+
+
+def product(tensors: Sequence[Tensor], k: int, like: Tensor, stream: tuple[int, ...]) -> Tensor:
+    """Multiply gradients by a dense matrix of random signs: `(B, k)`, like `like`."""
+    features, block = like.new_zeros(len(tensors[0]), k), 0
+    for tensor in tensors:
+        # Not flatten(1), which a parameter without a dimension does not have.
+        flat = tensor.detach().reshape(len(tensor), tensor.shape[1:].numel())
+        for rows in flat.split(max(1, BLOCK // k), dim=1):
+            drawn = signs(rows.shape[1] * k, generator((*stream, block)))
+            features.addmm_(rows.to(like), torch.from_numpy(drawn).to(like).view(-1, k))
+            block += 1
+    return features.div_(k**0.5)
+
+
+def generator(stream: tuple[int, ...]) -> np.random.Generator:
+    """Make the generator of one random stream.
+
+    Two streams are the same only if all their numbers are: `SeedSequence` hashes them to 128 bits.
+    A `torch.Generator` of the CPU would read no more than 32 bits of any seed.
+    """
+    seed, *key = stream
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def signs(count: int, drawn: np.random.Generator) -> np.ndarray:
+    """Draw -1 and 1, each with probability one half: `(count,)`, int8."""
+    bits = np.frombuffer(drawn.bytes(-(-count // 8)), dtype=np.uint8)
+    return np.unpackbits(bits, count=count).view(np.int8) * 2 - 1

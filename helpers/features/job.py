@@ -1,0 +1,139 @@
+"""What features are computed from, and the plan that says so: a folder holds one plan's rows."""
+
+import hashlib
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from helpers.ensembles.likeness import content, facts_of
+from helpers.gradient_computers import AbstractGradientComputer, Given
+from helpers.transforms import checks
+from helpers.transforms.batches import mapped
+
+PLAN = "plan.json"
+Plan = dict[str, Any]
+_HASHED = 4096  # samples at most
+
+
+@dataclass
+class Job:
+    """A gradient computer, and the samples whose gradients it computes.
+
+    Attributes:
+        computer: Every process makes its own, with the same weights.
+        dataset: It has a length, at least 1, and `dataset[i]` is sample i, the same in every
+            process: a tuple of tensors or numbers, or of trees of them, or a mapping.
+    """
+
+    computer: AbstractGradientComputer
+    dataset: Sequence[Given]
+
+    def __post_init__(self) -> None:
+        if not len(self.dataset):
+            raise ValueError("a job's dataset must hold a sample at least, got none")
+
+
+def load(name: str) -> Job:
+    """Call `module:function`; the module is in the working directory, or can be imported."""
+    module, _, function = name.partition(":")
+    if not function:
+        raise ValueError(f"job must be module:function, got {name!r}")
+    sys.path.insert(0, str(Path.cwd()))
+    return getattr(importlib.import_module(module), function)()
+
+
+def collate(samples: Sequence[Given]) -> Given:
+    """Make a batch `(B, ...)` of samples, tuples or mappings; raise TypeError for others."""
+    batch = default_collate(list(samples))
+
+    def check(path: str, leaf: Any) -> Tensor:
+        if path == "sample" or not isinstance(leaf, Tensor):
+            raise TypeError(
+                "a sample of a job's dataset must be a mapping or a tuple of tensors or numbers, "
+                f"such as (image, label), got {type(samples[0]).__name__}"
+            )
+        return leaf
+
+    mapped(check, batch, "sample")
+    return tuple(batch) if isinstance(batch, list) else batch
+
+
+def make_plan(job: Job, **options: object) -> Plan:
+    """List what changes the rows, in their last bits at least: `options`, the versions, hashes.
+
+    The weights are hashed with the source code of the model's classes; of more than 4,096 samples
+    4,096, spread evenly. `options` are `k`, `kind`, `seed`, `device`, and `shard`, `batch` and
+    `threads`, since other batches and other threads round differently.
+    """
+    checks.check_one_process(job.computer.model)
+    return {
+        "weights": _hash(_model_parts(job)),
+        "data": _hash(_sample_parts(job)),
+        "samples": len(job.dataset),
+        "versions": f"torch {torch.__version__}, numpy {np.__version__}",
+        **options,
+    }
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read the plan of a folder."""
+    return json.loads((folder / PLAN).read_text())
+
+
+def check_plan(folder: Path, here: Plan) -> None:
+    """Raise ValueError if a folder has another plan, and say what differs."""
+    there = read_plan(folder)
+    differing = [
+        f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
+        for name in sorted(there | here)
+        if there.get(name) != here.get(name)
+    ]
+    if differing:
+        raise ValueError(
+            f"{folder} holds features of another plan: {'; '.join(differing)}; "
+            "choose another folder, or remove this one"
+        )
+
+
+def _model_parts(job: Job) -> Iterator[bytes]:
+    computer, task = job.computer, job.computer.task
+    options = {name: value for name, value in vars(task).items() if isinstance(value, float | int)}
+    kinds = type(computer).__qualname__, type(task).__qualname__
+    yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
+    yield repr(facts_of(computer.model)).encode()
+    classes = {kind for part in (task, *computer.model.modules()) for kind in type(part).__mro__}
+    for kind in sorted(classes, key=repr):  # a forward pass is not in the weights
+        if not kind.__module__.startswith(("torch.", "builtins")):
+            with suppress(OSError, TypeError):  # a class typed at a prompt has no source
+                yield repr((kind, inspect.getsource(kind))).encode()
+    for tensor in chain(computer.model.parameters(), computer.model.buffers()):
+        yield content(tensor)
+
+
+def _sample_parts(job: Job) -> Iterator[bytes]:
+    count = len(job.dataset)
+    for index in np.linspace(0, count - 1, min(count, _HASHED)).round().astype(int).tolist():
+        leaves: dict[str, Tensor] = {}
+        mapped(leaves.__setitem__, collate([job.dataset[index]]), "")
+        for path, leaf in leaves.items():
+            yield repr((path, tuple(leaf.shape), leaf.dtype)).encode()
+            yield content(leaf)
+
+
+def _hash(parts: Iterator[bytes]) -> str:
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()
