@@ -37,6 +37,13 @@ def structured(model: nn.Module, outputs: int, data: Batch) -> Side:
     return side
 
 
+def dense_size(model: nn.Module, data: Batch) -> int:
+    """Count the parameters whose derivatives must be multiplied out."""
+    found = of_outputs(model, data[:1], 1)  # of the sum of the outputs, for the structure alone
+    params = checks.select_parameters(model)
+    return sum(p.numel() for name, p in params.items() if linear(found, name) is None)
+
+
 def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradients:
     """Differentiate each output of each sample: sample by sample, its outputs side by side."""
     each = data[torch.arange(len(data)).repeat_interleave(outputs)]
