@@ -1,8 +1,8 @@
-"""What the blocks of a kernel are products of: the derivatives of the outputs of some samples.
+"""Factors of the blocks of a kernel: the derivatives of the outputs for some samples.
 
-A side is a dictionary by parameter. It holds rows `(c * Y, p)`, whose products are summed over the
-parameters, or for a linear layer that meets one vector a sample its inputs `(c, in)` and the
-gradients at its outputs `(c * Y, out)`, which take less room and less arithmetic.
+A side is a dictionary by parameter. It holds rows `(c * Y, p)`, whose inner products are summed
+over the parameters. For a linear layer that meets one vector per sample it holds the layer's inputs
+`(c, in)` and the gradients at its outputs `(c * Y, out)`, which take less memory and arithmetic.
 """
 
 import torch
