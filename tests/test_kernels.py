@@ -24,10 +24,9 @@ class Sum(nn.Module):
 
 # Frozen and tied weights, a scalar, an embedding, a layer that meets several vectors a sample, and
 # a model that `vmap` cannot transform.
-CASES = {
-    name: functools.partial(zoo.make, name, 4)
-    for name in "mlp,cnn,frozen,shared layer,scalars,unused,embedding,lstm,grouped".split(",")
-} | {"item": functools.partial(wild.make, "item")}
+NAMES = "mlp", "cnn", "frozen", "shared layer", "scalars", "unused", "embedding", "lstm", "grouped"
+CASES = {name: functools.partial(zoo.make, name, 4) for name in NAMES}
+CASES["item"] = functools.partial(wild.make, "item")
 
 
 @pytest.mark.parametrize("name", CASES)
