@@ -136,9 +136,8 @@ def test_every_way_is_what_it_is_for_one_tensor(name, way):
 @every_form
 def test_other_ways_to_a_kernel_and_a_diagnosis(name):
     case = make(name)
-    for method in ("structured", "vector"):
-        kernel = kernels.ntk(case.model, case.data, case.data, method=method, chunk_size=3)
-        assert_equal({"": kernel}, WAYS["kernel"].expected(TRUTH), TOLERANCE)
+    kernel = kernels.ntk(case.model, case.data, case.data, chunk_size=3)
+    assert_equal({"": kernel}, WAYS["kernel"].expected(TRUTH), TOLERANCE)
     assert "equal for all 3" in limits.diagnose(*case.args).conclusion
 
 
@@ -204,8 +203,9 @@ def test_computers_projections_and_jobs_take_a_mapping():
 def test_two_batches_of_a_kernel_have_their_own_constants():
     model = make("dictionary").model
     one, other = ({"ids": IDS, "x": X, "scale": scale} for scale in (1.0, 3.0))
-    found = [kernels.ntk(model, one, other, method=m) for m in ("vector", "jacobian")]
-    torch.testing.assert_close(*found)
+    rows = (jacobians.loop_jacobians(model, each) for each in (one, other))
+    expected = torch.einsum("iap,jbp->ijab", *rows)
+    torch.testing.assert_close(kernels.ntk(model, one, other), expected)
 
 
 def test_an_ensemble_leaves_its_inputs_as_they_were():

@@ -1,27 +1,22 @@
 """The empirical neural tangent kernel: inner products of the Jacobians of a model's outputs.
 
 `kernel[i, j, a, b]` is the inner product of the gradients of output a of sample i and of output b
-of sample j, over all parameters with `requires_grad` (Jacot et al., arXiv:1806.07572). The three
-ways are those of Novak, Sohl-Dickstein and Schoenholz (arXiv:2206.08720): contract the Jacobians,
-push a vector through a vjp and a jvp, or use the structure of the layers. None of them holds more
-than two chunks of samples at a time, however many samples and parameters there are.
+of sample j, over all parameters with `requires_grad` (Jacot et al., arXiv:1806.07572). Linear
+layers contribute by their structure, everything else by Jacobians, as compared by Novak,
+Sohl-Dickstein and Schoenholz (arXiv:2206.08720). At most two chunks of samples are in memory at a
+time, however many samples there are.
 """
-
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from helpers.jacobians import no_jacobians
-from helpers.kernels import columns, sides
-from helpers.kernels.regression import solve
+from helpers.kernels import sides
 from helpers.transforms import batches, checks
-from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.batches import Tree
 
-__all__ = ["ntk", "solve"]
-
-METHODS = ("auto", "jacobian", "vector", "structured")
+__all__ = ["ntk"]
 
 # How many numbers both sides of a block are meant to hold together: 512 MB in float32.
 _CHUNK = 2**27
@@ -29,28 +24,19 @@ _CHUNK = 2**27
 
 @torch.inference_mode(False)
 def ntk(
-    model: nn.Module,
-    x1: Tree,
-    x2: Tree | None = None,
-    *,
-    method: str = "auto",
-    chunk_size: int | None = None,
+    model: nn.Module, x1: Tree, x2: Tree | None = None, *, chunk_size: int | None = None
 ) -> Tensor:
     """Compute the empirical neural tangent kernel between two batches, or of one with itself.
 
-    A bar shows the progress of what takes more than a second.
+    The weight of a linear layer that meets one vector per sample takes only the layer's inputs and
+    output gradients: `(x x') (g g')`. All other parameters take Jacobians, chunk by chunk. A bar
+    shows the progress of what takes more than a second.
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
         x1: `(N1, ...)`, or a tree of such tensors.
         x2: `(N2, ...)`, likewise, with samples of the same shape; `None` means `x1`, and half of
             the work.
-        method: `"jacobian"` contracts Jacobians `(c, Y, P)` of chunks. `"structured"` takes one
-            parameter after the other, and that of a linear layer which meets one vector a sample
-            by its inputs and output gradients alone: `(x x') (g g')`. `"vector"` takes one output
-            of one sample after the other, with a vjp and a jvp: N2 x Y passes over `x1`, and a
-            memory of P. `"auto"` takes the structure where layers have one, else Jacobians, and
-            vectors where the Jacobian of one sample is too large.
         chunk_size: How many samples of a side to take at a time; `None` takes as many as 512 MB
             are estimated to hold.
 
@@ -59,9 +45,9 @@ def ntk(
 
     Raises:
         TypeError: `x1` or `x2` is no tree of tensors.
-        ValueError: The samples of `x1` and `x2` differ in shape, the method is unknown, the kernel
-            or two chunks of Jacobians would not fit into the memory that is free, or one of the
-            refusals of `helpers.jacobians.func_jacobians`.
+        ValueError: The samples of `x1` and `x2` differ in shape, the kernel or the derivatives of
+            two chunks would not fit into the memory that is free, or one of the refusals of
+            `helpers.jacobians.func_jacobians`.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)  # the gradient of the output is the input
@@ -78,35 +64,29 @@ def ntk(
     if one != other:
         one, other = (", ".join(map(str, each)) for each in (one, other))
         raise ValueError(f"x1 and x2 must hold samples of one shape, got {one} and {other}")
-    if method not in METHODS:
-        raise ValueError(f"method must be {', '.join(map(repr, METHODS))}, got {method!r}")
     checks.check_options(chunk_size)
     empty = no_jacobians(model, x1)
     _, outputs, count = empty.shape  # Y and P
     shape = (len(x1), len(x2), outputs, outputs)
-    way_out = "give fewer samples, or a part of x2 at a time"
+    fix = "give fewer samples, or a part of x2 at a time"
     like = empty.new_empty(1).expand(shape)
-    _check_room(f"the kernel {shape}", like, way_out)
+    _check_room(f"the kernel {shape}", like, fix)
     try:
         kernel = empty.new_zeros(shape)
     except RuntimeError as error:  # where the system does not tell what is free
-        raise _no_room(f"the kernel {shape}", like, way_out) from error
+        raise _no_room(f"the kernel {shape}", like, fix) from error
     if kernel.numel() == 0 or count == 0:
         return kernel
-    method, dense = _choose(method, model, x1, outputs, count)
+    dense = sides.dense_size(model, x1)  # P, less what has a structure
+    side = sides.structured if dense < count else sides.rows
     # What a network keeps of a sample is not known before it has run: for each output, some tens of
     # times what the sample has.
     size = sum(leaf[0].numel() for leaf in x1.leaves)
-    if method == "vector":
-        return columns.fill(model, x1, x2, kernel, chunk_size or max(1, _CHUNK // (128 * size)))
     step = chunk_size or max(1, _CHUNK // (2 * outputs * (dense + 64 * size) + 2))
-    if chunk_size is not None:
-        jacobians = empty.new_empty(1).expand(
-            sum(min(step, len(x)) for x in (x1, x2)), outputs, dense
-        )
-        way_out = "a smaller chunk_size helps, or method='vector'"
-        _check_room(f"with chunk_size={step} the Jacobians of two chunks", jacobians, way_out)
-    side = partial(sides.structured if method == "structured" else sides.rows, model, outputs)
+    held = sum(min(step, len(x)) for x in (x1, x2))
+    jacobians = empty.new_empty(1).expand(held, outputs, dense)
+    fix = "a smaller chunk_size helps" if step > 1 else "let fewer parameters require a gradient"
+    _check_room(f"with chunk_size={step} the Jacobians of two chunks", jacobians, fix)
     starts = [
         (i, j) for i in range(0, len(x1), step) for j in range(i if symmetric else 0, len(x2), step)
     ]
@@ -114,8 +94,8 @@ def ntk(
         rows, others = slice(i, i + step), slice(j, j + step)
         if j == (i if symmetric else 0):
             left = None  # or it would lie beside the next one
-            left = side(x1[rows])
-        right = left if symmetric and i == j else side(x2[others])
+            left = side(model, outputs, x1[rows])
+        right = left if symmetric and i == j else side(model, outputs, x2[others])
         block = sides.contract(left, right, outputs)
         del right
         if block is not None:
@@ -125,21 +105,7 @@ def ntk(
     return kernel
 
 
-def _choose(
-    method: str, model: nn.Module, data: Batch, outputs: int, count: int
-) -> tuple[str, int]:
-    """Choose a way; return it, and for how many parameters it holds the derivatives of a sample."""
-    if method in ("auto", "structured"):
-        found = sides.of_outputs(model, data[:1], 1)  # of their sum, for the structure alone
-        params = checks.select_parameters(model)
-        dense = sum(p.numel() for name, p in params.items() if sides.linear(found, name) is None)
-        if dense < count and (method == "structured" or 2 * outputs * dense <= _CHUNK):
-            return "structured", dense
-    vector = method == "vector" or (method == "auto" and 2 * outputs * count > _CHUNK)
-    return "vector" if vector else "jacobian", count
-
-
-def _check_room(what: str, like: Tensor, way_out: str) -> None:
+def _check_room(what: str, like: Tensor, fix: str) -> None:
     """Raise ValueError if a tensor would not fit into free memory, as far as that is known."""
     free = None
     if like.device.type == "cuda":
@@ -153,9 +119,9 @@ def _check_room(what: str, like: Tensor, way_out: str) -> None:
         except (OSError, KeyError):  # of another system than Linux
             pass
     if free is not None and like.numel() * like.element_size() > free:
-        raise _no_room(what, like, way_out)
+        raise _no_room(what, like, fix)
 
 
-def _no_room(what: str, like: Tensor, way_out: str) -> ValueError:
+def _no_room(what: str, like: Tensor, fix: str) -> ValueError:
     size = like.numel() * like.element_size()
-    return ValueError(f"{what} would have {size / 1e9:,.1f} GB, which are not free: {way_out}")
+    return ValueError(f"{what} would have {size / 1e9:,.1f} GB, which are not free: {fix}")

@@ -1,8 +1,8 @@
-"""What the blocks of a kernel are products of: the derivatives of the outputs of some samples.
+"""Factors of the blocks of a kernel: the derivatives of the outputs for some samples.
 
-A side is a dictionary by parameter. It holds rows `(c * Y, p)`, whose products are summed over the
-parameters, or for a linear layer that meets one vector a sample its inputs `(c, in)` and the
-gradients at its outputs `(c * Y, out)`, which take less room and less arithmetic.
+A side is a dictionary by parameter. It holds rows `(c * Y, p)`, whose inner products are summed
+over the parameters. For a linear layer that meets one vector per sample it holds the layer's inputs
+`(c, in)` and the gradients at its outputs `(c * Y, out)`, which take less memory and arithmetic.
 """
 
 import torch
@@ -35,6 +35,13 @@ def structured(model: nn.Module, outputs: int, data: Batch) -> Side:
         elif (rows := found.gradients(name)) is not None:
             side[name] = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     return side
+
+
+def dense_size(model: nn.Module, data: Batch) -> int:
+    """Count the parameters whose derivatives must be multiplied out."""
+    found = of_outputs(model, data[:1], 1)  # of the sum of the outputs, for the structure alone
+    params = checks.select_parameters(model)
+    return sum(p.numel() for name, p in params.items() if linear(found, name) is None)
 
 
 def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradients:

@@ -66,14 +66,6 @@ def spreads(
     return finish(figure, legend=min(len(series), 3), **labels)
 
 
-def agreement(predicted: Tensor, exact: Tensor, **labels: str) -> Figure:
-    """Draw by how much predictions `(N,)` are missed, against them: at zero they are right."""
-    figure, (axis,) = axes(3.4, grid="both")
-    axis.axhline(0, color="gray", linewidth=0.8)
-    axis.scatter(predicted.cpu(), (exact - predicted).cpu(), s=10, alpha=0.5, linewidths=0)
-    return finish(figure, **labels)
-
-
 def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Figure:
     """Draw groups `{name: (T,)}` as rows of points, sorted by their means, each mean as a bar.
 

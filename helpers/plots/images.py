@@ -60,20 +60,6 @@ def attributions(
     return finish(figure, title)
 
 
-def similarities(matrix: Tensor, labels: Tensor, *, title: str) -> Figure:
-    """Draw cosine similarities `(B, B)` of samples, ordered by their classes `(B,)`."""
-    order = labels.cpu().argsort(stable=True)
-    classes, counts = labels.cpu().unique(return_counts=True)
-    figure, (axis,) = axes(4, width=5)
-    mappable = _draw(axis, matrix.cpu()[order][:, order], 1)
-    middles = _blocks(axis, counts)
-    axis.set_xticks(middles, classes.tolist())
-    axis.set_yticks(middles, classes.tolist())
-    axis.set(xlabel="class of one sample", ylabel="class of the other")
-    figure.colorbar(mappable, label="cosine similarity")
-    return finish(figure, title)
-
-
 def _draw(axis: plt.Axes, image: Tensor, limit: float | None = None) -> AxesImage:
     """Draw one image without ticks: dark ink on light paper, or what has signs up to a limit."""
     low, high, colours = (0, 1, "gray_r") if limit is None else (-limit, limit, _SIGNED)
