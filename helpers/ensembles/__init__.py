@@ -1,9 +1,6 @@
-"""Many networks at once: their parameters stacked, `(M, *shape)`, and `vmap` over models.
+"""Many networks of one architecture at once: their parameters stacked, and `vmap` over models.
 
-M networks of one architecture are one set of tensors. Training them together gives each what it
-would get alone, from the same start and the same data: nothing passes from one to another.
-
-Optimizers are functions here: those of `helpers.optimizers`.
+Each network gets what it would get alone, from the same start and the same data.
 """
 
 from helpers.ensembles.stacks import Ensemble, initialise, stack
