@@ -1,7 +1,4 @@
-"""Many networks of one architecture at once: their parameters stacked, and `vmap` over models.
-
-Each network gets what it would get alone, from the same start and the same data.
-"""
+"""Many networks of one architecture at once, each as it would be alone: `vmap` over models."""
 
 from helpers.ensembles.stacks import Ensemble, initialise, stack
 from helpers.ensembles.training import draw_orders, predict, train

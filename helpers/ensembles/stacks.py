@@ -29,9 +29,8 @@ class Ensemble:
     def member(self, index: int) -> Tensors:
         """Return the tensors of one network, as its `load_state_dict` takes them."""
         # Of a tied tensor, the ensemble has the first name, and the state has each.
-        first = dict(chain(self.model.named_parameters(), self.model.named_buffers()))
-        names = {id(tensor): name for name, tensor in first.items()}
-        stacked = self.params | self.buffers
+        own = chain(self.model.named_parameters(), self.model.named_buffers())
+        names, stacked = {id(tensor): name for name, tensor in own}, self.params | self.buffers
         state = self.model.state_dict(keep_vars=True).items()
         return {name: stacked[names[id(t)]][index] for name, t in state if id(t) in names}
 

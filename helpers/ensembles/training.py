@@ -79,13 +79,12 @@ def train(
     batch, model, size = _taken(data=data, targets=targets), ensemble.model, len(ensemble)
     of_form = order.dim() == 3 and len(order) == size and order.dtype in (torch.int64, torch.int32)
     if not of_form or not bool(((order >= 0) & (order < len(batch))).all()):
-        raise ValueError(
-            f"order must be ({size}, steps, B), whole numbers from 0 below {len(batch)}"
-        )
+        raise ValueError(f"order must be ({size}, steps, B), indices from 0 below {len(batch)}")
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
-    like = next(iter(ensemble.params.values())).real.detach()
-    rates = [torch.as_tensor(rate).to(like).detach() for rate in (lr, weight_decay)]
+    like = next(iter(ensemble.params.values())).real
+    given = {"dtype": like.dtype, "device": like.device}
+    rates = [torch.as_tensor(rate, **given).detach() for rate in (lr, weight_decay)]
     if any(rate.shape not in ((), (size,)) for rate in rates):
         raise ValueError(f"lr and weight_decay must be one number or {size}, one for each network")
 
@@ -128,7 +127,7 @@ def predict(ensemble: Ensemble, inputs: Tree) -> Any:
     """Run every network on the same inputs.
 
     Args:
-        ensemble: M networks, in evaluation mode or without random numbers. They are not changed.
+        ensemble: M networks, which are not changed.
         inputs: `(N, ...)`, or a tree of such tensors.
 
     Returns:

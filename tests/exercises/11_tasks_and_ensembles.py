@@ -101,6 +101,8 @@ def choose_rate(rates, initial, orders, training, held_out):
 # %% solution-4: wrong shape: shares: expected (3,), got (3, 10)
 # - mean(dim=(1, 2))
 # + mean(dim=2)
+# - rates[shares.argmax()]
+# + rates[shares.mean(dim=1).argmax()]
 
 # %% solution-4: not so yet: the best average decides
 # the luckiest network decides
