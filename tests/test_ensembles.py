@@ -42,8 +42,7 @@ def rebinding() -> nn.Module:
     return model
 
 
-# What makes a network, and the shape of a sample.
-MODELS = {
+MODELS = {  # what makes a network, and the shape of a sample
     "alternating": (alternating, (4,)),  # what a step does not use decays in none
     "rebinding": (rebinding, (4,)),  # a buffer bound anew, and one that is not saved
     "running statistics": (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), (4,)),
