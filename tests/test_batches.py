@@ -214,7 +214,7 @@ def test_an_ensemble_leaves_its_inputs_as_they_were():
     data, order = (X.clone(),), torch.tensor([[[0, 1, 1]]] * 2)
     stacked = ensembles.stack([model, copy.deepcopy(model)])
     trained = ensembles.train(stacked, F.cross_entropy, data, LABELS, order, sgd_step, lr=0.1)
-    predictions = ensembles.predict(trained, data, chunk_size=1)
+    predictions = ensembles.predict(trained, data)
     torch.testing.assert_close(predictions[0], predictions[1])
     assert torch.equal(data[0], X)
 

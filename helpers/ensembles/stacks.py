@@ -7,8 +7,9 @@ from itertools import chain
 import torch
 from torch import nn
 
-from helpers.ensembles.likeness import tensors_of_each
+from helpers.ensembles.likeness import facts_of
 from helpers.optimizers import Tensors
+from helpers.transforms import checks
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,10 @@ class Ensemble:
         return len(next(iter((self.params | self.buffers).values())))
 
     def member(self, index: int) -> Tensors:
-        """Return the tensors of one network, as its `load_state_dict` takes them.
-
-        A tied weight is there by each of its names, and a buffer that is not persistent is not.
-        """
-        # Of a tied tensor, the ensemble has the first name.
-        first = dict(chain(self.model.named_parameters(), self.model.named_buffers()))
-        names = {id(tensor): name for name, tensor in first.items()}
-        stacked = self.params | self.buffers
+        """Return the tensors of one network, as its `load_state_dict` takes them."""
+        # Of a tied tensor, the ensemble has the first name, and the state has each.
+        own = chain(self.model.named_parameters(), self.model.named_buffers())
+        names, stacked = {id(tensor): name for name, tensor in own}, self.params | self.buffers
         state = self.model.state_dict(keep_vars=True).items()
         return {name: stacked[names[id(t)]][index] for name, t in state if id(t) in names}
 
@@ -51,33 +48,43 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
         for seed in seeds:
             torch.manual_seed(seed)
             models.append(build())
-    if not models:
-        raise ValueError("seeds must hold a seed at least, got none")
     return stack(models)
 
 
 def stack(models: Sequence[nn.Module]) -> Ensemble:
-    """Stack networks that are there already.
+    """Stack copies of the tensors of networks, of which the first is what runs.
 
-    Unlike `torch.func.stack_module_state`, it compares the layers and not their tensors alone: a
-    Tanh would silently become the first network's ReLU. Compared are classes, modes, tensors, and
-    attributes that are numbers, texts, tensors or functions, of which only the names count. What
-    differs must be a parameter or a buffer. Tensors are copied. The first model is what runs.
+    Unlike `torch.func.stack_module_state`, it compares the networks: classes, modes, shapes of
+    tensors, and attributes that are numbers, texts, tensors or functions, these by their names.
 
     Raises:
-        ValueError: There is no model, or no tensor in it; one lies in several processes or is
-            scripted; two differ in what is compared, or share a tensor.
+        ValueError: There is no model, or no tensor in it; one is in several processes; two differ
+            in what is compared, or share a tensor.
     """
-    models = list(models)
-    if not models:
-        raise ValueError("models must hold a model at least, got none")
-    tensors = tensors_of_each(models)
-    if not tensors[0]:
-        raise ValueError("models must have a parameter or a buffer at least, got none")
+    owners: dict[int, tuple[int, str]] = {}
+    tensors: list[Tensors] = []
+    for index, model in enumerate(models):
+        checks.check_one_process(model)
+        checks.check_callable(model)
+        ours, theirs = facts_of(models[0]), facts_of(model)
+        for place in ours | theirs:
+            one, other = (facts.get(place, "missing") for facts in (ours, theirs))
+            if one != other:
+                raise ValueError(
+                    "models may differ in the values of parameters and buffers alone: "
+                    f"{place} is {one} in model 0 and {other} in model {index}"
+                )
+        tensors.append(dict(model.named_parameters()) | dict(model.named_buffers()))
+        for name, tensor in tensors[-1].items():
+            owner, its = owners.setdefault(tensor.untyped_storage().data_ptr(), (index, name))
+            if owner != index and tensor.numel():
+                raise ValueError(
+                    "models must not share tensors, of which each would get a copy: "
+                    f"{name} of model {index} is {its} of model {owner}"
+                )
+    if not tensors or not tensors[0]:
+        raise ValueError("there must be a model at least, with a parameter or a buffer")
     stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
-    trained = [name for name, p in models[0].named_parameters() if p.requires_grad]
-    return Ensemble(
-        model=models[0],
-        params={name: stacked[name] for name in trained},
-        buffers={name: tensor for name, tensor in stacked.items() if name not in trained},
-    )
+    params = {n: stacked[n] for n, p in models[0].named_parameters() if p.requires_grad}
+    buffers = {name: tensor for name, tensor in stacked.items() if name not in params}
+    return Ensemble(models[0], params, buffers)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import debug_unwrap, grad, vjp, vmap
-from tqdm import tqdm
 
 from helpers.ensembles.stacks import Ensemble
 from helpers.optimizers import Step, Tensors
@@ -18,9 +17,7 @@ from helpers.transforms.recurrence import RECURRENT
 from helpers.transforms.samples import graph, running, standing_in
 
 
-def draw_orders(
-    seeds: Iterable[int], size: int, batch_size: int, steps: int, *, bootstrap: bool = False
-) -> Tensor:
+def draw_orders(seeds: Iterable[int], size: int, batch_size: int, steps: int) -> Tensor:
     """Draw which samples each network sees in each step, from a random stream for each seed.
 
     Args:
@@ -28,11 +25,10 @@ def draw_orders(
         size: N, how many samples there are.
         batch_size: B, how many a step takes, at most N.
         steps: How many steps there are.
-        bootstrap: Whether a network has N samples drawn with replacement in the place of all.
 
     Returns:
-        `(M, steps, B)`, int64, on the CPU. Each epoch goes through all samples of the network,
-        in a new order; what is left at its end and fills no batch is left out.
+        `(M, steps, B)`, int64, on the CPU. Each epoch goes through the samples in a new order and
+        leaves out those at its end that fill no batch.
 
     Raises:
         ValueError: There is no whole batch.
@@ -43,15 +39,9 @@ def draw_orders(
     orders = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
-        own = torch.arange(size)
-        if bootstrap:
-            own = torch.randint(size, (size,), generator=generator)
-        epochs = [
-            own[torch.randperm(size, generator=generator)][: per_epoch * batch_size]
-            for _ in range(-(-steps // per_epoch))
-        ]
-        batches = torch.cat([own[:0], *epochs]).view(-1, batch_size)
-        orders.append(batches[:steps])
+        epochs = [torch.randperm(size, generator=generator) for _ in range(steps // per_epoch + 1)]
+        batches = [epoch[: per_epoch * batch_size].view(-1, batch_size) for epoch in epochs]
+        orders.append(torch.cat(batches)[:steps])
     return torch.stack(orders)
 
 
@@ -65,43 +55,38 @@ def train(
     *,
     lr: float | Tensor,
     weight_decay: float | Tensor = 0.0,
-    chunk_size: int | None = None,
 ) -> Ensemble:
     """Train each network on batches of its own.
 
     Args:
-        ensemble: M networks. It is not changed.
+        ensemble: M networks, which are not changed.
         loss_fn: `loss_fn(predictions, targets)`, given a batch, returns a scalar.
         data: `(N, ...)`, on the device of the networks, or a tree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         order: `(M, steps, B)`, indices of samples: what `draw_orders` returns.
-        step: `sgd_step`, `momentum_step` or `adam_step` of `helpers.optimizers`, or another of
-            their form.
+        step: `sgd_step` or `momentum_step` of `helpers.optimizers`, or another of their form.
         lr: The learning rate; of all, or `(M,)`, one for each network.
         weight_decay: Likewise.
-        chunk_size: How many networks to train at a time, from the first step to the last; `None`
-            means all. It bounds the memory beside the parameters themselves.
 
     Returns:
-        The trained networks; buffers as the forwards left them (BatchNorm in training mode writes
-        its running statistics). What else a forward keeps on modules starts anew in each call.
+        The trained networks, with their buffers as the last forward pass left them.
 
     Raises:
-        ValueError: `order` is not of this form, `lr` or `weight_decay` is neither one number nor
-            M, all parameters are frozen or one has hooks, the loss is no scalar, a batch size or
-            chunk is refused, or a forward draws random numbers.
+        ValueError: `order` or a rate is not of this form, all parameters are frozen or one has
+            hooks, the loss is no scalar, or `vmap` gets the forward pass wrong.
+        RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """
-    batch = _taken(chunk_size, data=data, targets=targets)
-    model, size = ensemble.model, len(ensemble)
-    _check_order(order, size, len(batch))
+    batch, model, size = _taken(data=data, targets=targets), ensemble.model, len(ensemble)
+    of_form = order.dim() == 3 and len(order) == size and order.dtype in (torch.int64, torch.int32)
+    if not of_form or not bool(((order >= 0) & (order < len(batch))).all()):
+        raise ValueError(f"order must be ({size}, steps, B), indices from 0 below {len(batch)}")
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks:
-            raise ValueError(f"{name} has hooks on its gradient, which are those of one network")
-    like = next(iter(ensemble.params.values()))
-    given = {"lr": lr, "weight_decay": weight_decay}
-    rates = [_one_for_each(name, value, size, like) for name, value in given.items()]
+    like = next(iter(ensemble.params.values())).real
+    given = {"dtype": like.dtype, "device": like.device}
+    rates = [torch.as_tensor(rate, **given).detach() for rate in (lr, weight_decay)]
+    if any(rate.shape not in ((), (size,)) for rate in rates):
+        raise ValueError(f"lr and weight_decay must be one number or {size}, one for each network")
 
     def advance(
         params: Tensors, buffers: Tensors, state: Tensors, leaves: tuple, *rates: Tensor
@@ -128,67 +113,47 @@ def train(
         used, new_state = step(used, grads, state, lr=rates[0], weight_decay=rates[1])
         return params | used, buffers, state | new_state
 
-    parts = [slice(i, i + (chunk_size or size)) for i in range(0, size, chunk_size or size)]
-    done: list[tuple[Tensors, Tensors]] = []
-    total = len(parts) * order.shape[1]
-    with tqdm(total=total, desc=f"training {size} networks", delay=1, leave=False) as progress:
-        for part in parts:
-            params, buffers = (
-                {name: tensor[part] for name, tensor in each.items()}
-                for each in (ensemble.params, ensemble.buffers)
-            )
-            state: Tensors = {}
-            own_rates = [rate[part] for rate in rates]
-            # What a forward keeps on modules, a count or a cache say, starts anew for each chunk.
-            with _explained(), running(model, ()):
-                for indices in order[part].to(batch.leaves[0].device).unbind(dim=1):  # (m, B)
-                    now = params, buffers, state, batch[indices].leaves, *own_rates
-                    params, buffers, state = vmap(advance)(*now)
-                    progress.update()
-            done.append((params, buffers))
-    params, buffers = (
-        {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
-        for parts in zip(*done, strict=True)
-    )
+    params, buffers, state = ensemble.params, ensemble.buffers, {}
+    rates = [rate.expand(size) for rate in rates]
+    # What a forward keeps on modules, a count or a cache say, starts anew.
+    with _explained(), running(model, ensemble.params, loss_fn):
+        for indices in order.to(batch.leaves[0].device).unbind(dim=1):  # (M, B)
+            leaves = batch[indices].leaves
+            params, buffers, state = vmap(advance)(params, buffers, state, leaves, *rates)
     return Ensemble(model, params, buffers)
 
 
-def predict(ensemble: Ensemble, inputs: Tree, *, chunk_size: int | None = None) -> Any:
+def predict(ensemble: Ensemble, inputs: Tree) -> Any:
     """Run every network on the same inputs.
 
     Args:
-        ensemble: M networks, in evaluation mode or without random numbers. They are not changed.
+        ensemble: M networks, which are not changed.
         inputs: `(N, ...)`, or a tree of such tensors.
-        chunk_size: How many networks to run at a time; `None` means all.
 
     Returns:
-        `(M, N, ...)`, detached; of a model that returns several tensors, these in what it returns.
+        `(M, N, ...)`, detached; for a model that returns several tensors, these in what it returns.
 
     Raises:
         TypeError: `inputs` is no tree of tensors.
-        ValueError: The chunk is refused, samples are of unequal length, or a forward draws random
-            numbers.
+        ValueError: Samples are of unequal length, or `vmap` gets the forward pass wrong.
+        RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """
-    batch, model = _taken(chunk_size, inputs=inputs), ensemble.model
+    batch, model = _taken(inputs=inputs), ensemble.model
     # For recurrent layers vmap has a rule only where they are differentiated.
     recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
 
     def run(params: Tensors, buffers: Tensors) -> Any:
-        own = {name: buffer.clone() for name, buffer in buffers.items()}
-
         def compute(params: Tensors) -> Any:
-            return _run_member(model, params | own, lambda: call(model, *batch.whole()))
+            own = params | {name: buffer.clone() for name, buffer in buffers.items()}
+            return _run_member(model, own, lambda: call(model, *batch.whole()))
 
-        with running(model, ()):  # put back after each chunk
-            outputs = vjp(compute, params)[0] if recurrent else compute(params)
-        return _each(Tensor.detach, outputs)
+        return _each(Tensor.detach, vjp(compute, params)[0] if recurrent else compute(params))
 
-    with _explained():
-        return vmap(run, chunk_size=chunk_size)(ensemble.params, ensemble.buffers)
+    with _explained(), running(model, ()):
+        return vmap(run)(ensemble.params, ensemble.buffers)
 
 
-def _taken(chunk_size: int | None, **trees: Tree) -> Batch:
-    checks.check_options(chunk_size)
+def _taken(**trees: Tree) -> Batch:
     batch = Batch(**trees)
     if len(batch.tensors) < len(batch.leaves):
         raise ValueError("samples of unequal length cannot be taken together: pad them")
@@ -206,15 +171,15 @@ def _run_member(model: nn.Module, tensors: Tensors, function: Callable[[], Any])
         for node in graph(tensor):
             if name := names.get(id(getattr(node, "variable", None))):
                 raise ValueError(
-                    f"the model holds what was computed from {name} of the first network, and is "
-                    "not that of the others: compute it in the forward"
+                    f"the model holds what was computed from {name} of the first network: compute "
+                    "it in the forward"
                 )
     return value
 
 
 def _tensors_of(model: nn.Module) -> Tensors:
     """Return the parameters and buffers of a model, a buffer by each of its names."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers(remove_duplicate=False))}
+    return dict(model.named_parameters()) | dict(model.named_buffers(remove_duplicate=False))
 
 
 def _each(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
@@ -223,40 +188,7 @@ def _each(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise what torch says of networks that it cannot run together as one sentence."""
     try:
         yield
-    except (Refusal, RuntimeError) as error:
-        said = str(error)
-        if "randomness error mode" in said:
-            raise ValueError(
-                "a network draws random numbers (dropout in training mode?), which would not be "
-                "those that it draws alone: call .eval() on all"
-            ) from error
-        if not isinstance(error, Refusal) and "vmap" not in said and "atching rule" not in said:
-            raise
-        by = "" if isinstance(error, Refusal) else " by torch.vmap"
-        said = said.partition("\n")[0]
-        raise ValueError(f"such networks cannot be taken together{by}: {said}") from error
-
-
-def _check_order(order: Tensor, size: int, samples: int) -> None:
-    if order.dim() != 3 or len(order) != size:
-        got = tuple(order.shape)
-        raise ValueError(f"order must be (M, steps, B) for M = {size} networks, got {got}")
-    whole = order.dtype in (torch.int64, torch.int32)
-    if not whole or not bool(((order >= 0) & (order < samples)).all()):
-        got = f"{order.min().item()} to {order.max().item()}" if whole else order.dtype
-        raise ValueError(
-            f"order must hold indices of samples, whole numbers from 0 to {samples - 1}, got {got}"
-        )
-
-
-def _one_for_each(name: str, value: float | Tensor, size: int, like: Tensor) -> Tensor:
-    """Return a number for each network, `(M,)`."""
-    values = torch.as_tensor(value, dtype=like.dtype.to_real(), device=like.device).detach()
-    if values.shape not in ((), (size,)):
-        raise ValueError(
-            f"{name} must be one number or {size}, one for each network, got {tuple(values.shape)}"
-        )
-    return values.expand(size)
+    except Refusal as refusal:
+        raise ValueError(f"such networks cannot be taken together: {refusal}") from refusal
