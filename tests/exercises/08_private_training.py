@@ -39,7 +39,7 @@ def clip_by_person(grads, owners, limit):
     return totals
 
 # %% solution-2: correct
-# - g.new_zeros(len(persons), *g.shape[1:]).index_add(0, index, g)
+# - g.new_zeros(len(people), *g.shape[1:]).index_add(0, index, g)
 # + torch.stack([g[owners == person].sum(dim=0) for person in people])
 
 # %% solution-2: right shape, wrong values: all clipped
