@@ -23,32 +23,11 @@ def releases(
     axis.plot(values, without, label="without the sample")
     axis.plot(values, with_one, label="with the sample")
     bound = allowed * without
-    axis.plot(values, bound, color="gray", linestyle=":", label=f"{allowed:.2f} times the first")
+    axis.plot(values, bound, color="gray", linestyle=":", label=f"{allowed:.2f} times without")
     above = with_one > bound
     axis.fill_between(values, bound, with_one, where=above, color="black", label="delta")
     axis.set_ylim(0, 1.25 * with_one.max())
     return finish(figure, title, legend=2, xlabel="what is released", ylabel="density")
-
-
-def batches(
-    sums: Mapping[str, Tensor], released: Mapping[str, Tensor], yours: int, *, title: str
-) -> Figure:
-    """Draw the sums of an epoch's batches as bars, and what is released of them as points.
-
-    Both are `{name: (T,)}` in units of the limit, a row of the picture for each name; the batch of
-    the number `yours` is marked.
-    """
-    figure, panes = axes(1.7 * len(sums) + 0.9, len(sums), sharex=True, sharey=True)
-    floor = min(each.min().item() for each in released.values()) - 0.5
-    for axis, (name, heights) in zip(panes, sums.items(), strict=True):
-        colours = ["lightgray"] * len(heights)
-        colours[yours] = "C4"
-        axis.bar(range(len(heights)), heights.cpu() - floor, bottom=floor, width=1, color=colours)
-        axis.scatter(range(len(heights)), released[name].cpu(), color="black", s=6)
-        axis.set_title(f"{name} (the coloured batch)", fontsize=10)
-        axis.margins(x=0.01)
-    xlabel = "step of the epoch (bars: sums; points: with noise)"
-    return finish(figure, title, xlabel=xlabel, ylabel="limits above\nthe others")
 
 
 def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], **labels: str) -> Figure:

@@ -43,27 +43,6 @@ def curves(
     return finish(figure, legend=2, **labels)
 
 
-def spreads(
-    places: Sequence[str],
-    series: Mapping[str, Tensor],
-    *,
-    baselines: Mapping[str, float] | None = None,
-    **labels: str,
-) -> Figure:
-    """Draw several runs for each place of an axis: a point for each run, a line through the means.
-
-    Places are K names, series `{name: (K, R)}`, R runs at each place, and baselines `{name of a
-    series: its level}`, drawn as a dashed line in the same colour.
-    """
-    figure, (axis,) = axes(3.7, grid="both")
-    for number, ((name, runs), marker) in enumerate(zip(series.items(), MARKERS, strict=False)):
-        look = {"color": f"C{number}", "marker": marker}
-        axis.plot(places, runs.mean(dim=1).cpu(), **look, label=name)
-        points = {"linestyle": "", "markersize": 4, "alpha": 0.5, "markeredgewidth": 0}
-        axis.plot(places, runs.cpu(), **look, **points)
-        if baselines and name in baselines:
-            axis.axhline(baselines[name], color=f"C{number}", linestyle="--", linewidth=0.9)
-    return finish(figure, legend=min(len(series), 3), **labels)
 
 
 def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Figure:

@@ -1,19 +1,14 @@
-"""Private training: batches drawn by chance, a clipped sum with noise, and what it guarantees.
+"""Differentially private training: Poisson batches, a clipped sum with noise, the guarantee.
 
 One step of DP-SGD (Abadi et al. 2016, https://arxiv.org/abs/1607.00133) draws each sample with the
 same probability (`poisson_batches`), adds noise to the sum of the clipped gradients
-(`private_sum`), and divides by the *expected* size of a batch, `rate * n`. What all steps together
-guarantee say Opacus' accountants (`epsilon`); `noise_multiplier_for` searches over them.
+(`private_sum`), and divides by the *expected* batch size, a constant chosen without a look at the
+data. `epsilon` is what all steps together guarantee, by Opacus' accountants, for neighboring data
+sets of which one has a sample more; `noise_multiplier_for` searches for the noise.
 
-Several processes give what one gives if they draw the same batches, from generators of one seed,
-each takes its share of a batch, and the first alone adds the noise; `all_reduce` adds the sums:
-
-    share = batch[dist.get_rank() :: dist.get_world_size()]
-    noise = {"noise_multiplier": noise_multiplier if dist.get_rank() == 0 else 0.0}
-    total = private_sum(model, loss_fn, data[share], targets[share], limit=limit, **noise)
-
-Neighbours are data sets of which one has a sample more. The noise comes from torch's generators:
-right for studies; against somebody who can predict them it takes a cryptographic source.
+Several processes draw the same batches from generators with one seed, each passes its share
+`batch[rank::world_size]`, only the first adds noise, and `all_reduce` adds the sums. The noise is
+from torch's generators, which can be predicted: for production use a cryptographic source.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,33 +29,32 @@ __all__ = ["ACCOUNTANTS", "epsilon", "noise_multiplier_for", "poisson_batches", 
 def poisson_batches(
     n: int, rate: float, steps: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Draw a batch for each step: every sample is in it with the probability `rate`, by itself.
+    """Draw a batch for each step, in which each sample is with probability `rate`, independently.
 
-    The sizes of the batches differ, and one may be empty. That is what accountants of subsampling
-    assume; shuffled batches of one size have another guarantee.
+    Batches differ in size, and one may be empty. The accountants assume such batches; shuffled ones
+    have a weaker guarantee.
 
     Args:
-        n: How many samples there are.
-        rate: The probability of a sample to be in a batch, above 0 and at most 1.
-        steps: How many batches to draw.
-        generator: Where the chance comes from. Steps draw from it one after the other.
+        n: The number of samples.
+        rate: The probability with which a sample is in a batch, above 0 and at most 1. Choose it
+            without a look at the data: `n` is private, too.
+        steps: The number of batches.
+        generator: The source of randomness, drawn from step by step.
 
     Returns:
-        An iterator over `steps` tensors of indices, `(size of the batch,)`, int64, in ascending
-        order, on the device of the generator. From generators of one seed, the same in each
-        process.
+        An iterator over `steps` tensors of ascending indices, `(size of the batch,)`, int64, on the
+        generator's device.
 
     Raises:
         ValueError: `rate` is out of range, or `n` or `steps` is no whole number above 0.
     """
     check_count("n", n)
     accounting.check_rate(rate)
-    rate = float(rate)
     check_count("steps", steps)
     # A float32 from torch.rand is a multiple of 2**-24: too coarse for a rate of 1e-6.
     dtype = torch.float32 if generator.device.type == "mps" else torch.float64
     options = {"generator": generator, "device": generator.device, "dtype": dtype}
-    return ((torch.rand(n, **options) < rate).nonzero().squeeze(1) for _ in range(steps))
+    return ((torch.rand(n, **options) < float(rate)).nonzero().squeeze(1) for _ in range(steps))
 
 
 @torch.inference_mode(False)
@@ -78,24 +72,21 @@ def private_sum(
 ) -> dict[str, Tensor]:
     """Compute the sum of the samples' clipped gradients, plus Gaussian noise.
 
-    The noise has the standard deviation `noise_multiplier * limit` in each entry and is drawn once,
-    however many chunks there are. Divide the result by the expected size of a batch, not by the
-    size of this one. For an empty batch the result is the noise.
-
-    The sum and the noise are in float32 or wider, whatever the parameters are: in bfloat16 a sum
-    of 1,500 moves in steps of 8, which hides noise of 1 and shows a sample. Rounded to the dtype of
-    the parameter after the division, the result is as private as before.
+    The noise has standard deviation `noise_multiplier * limit` in each entry and is drawn once, no
+    matter how many chunks there are. Divide the result by the expected batch size, not by the size
+    of this batch. For an empty batch the result is the noise. Sum and noise are in float32 or
+    wider, because rounding in bfloat16 swallows noise; round after the division if you like.
 
     Args:
-        model: Any module that maps `(B, ...)` to predictions `(B, ...)`, with real parameters. Its
-            buffers are not protected: what they know of private data is outside of the guarantee.
+        model: Any module that maps `(B, ...)` to predictions `(B, ...)`, with real parameters. The
+            guarantee does not cover what its buffers know of private data.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
         data: `(B, ...)`, or a tree of such tensors.
         targets: Likewise; `None` where the loss needs none.
-        limit: The largest norm, over all parameters together, that a gradient keeps.
+        limit: The clipping norm, over all parameters together.
         noise_multiplier: The noise's standard deviation as a multiple of `limit`; 0 for none.
         mask: `(B,)`, boolean, as in `helpers.norms.clipped_sum`: which samples count.
-        generator: Where the noise comes from; `None` means torch's own stream of the device.
+        generator: The source of the noise; `None` means torch's own stream of the device.
         chunk_size: As in `helpers.norms.clipped_sum`.
 
     Returns:
@@ -117,13 +108,10 @@ def private_sum(
         tensor([[-0.5000, -0.5000]])
     """
     accounting.check_noise(noise_multiplier)
-    noise_multiplier = float(noise_multiplier)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
-            raise ValueError(
-                f"{name} is complex, and torch's complex noise has half of its variance in each "
-                "part: give its real and imaginary parts as parameters"
-            )
+            # Of torch's complex noise, each part has half the variance.
+            raise ValueError(f"{name} is complex: give its real and imaginary parts as parameters")
         if parameter.requires_grad and generator and generator.device != parameter.device:
             raise ValueError(
                 f"generator is on {generator.device} and {name} on {parameter.device}: "
@@ -131,7 +119,7 @@ def private_sum(
             )
     options = {"mask": mask, "chunk_size": chunk_size}
     result = norms.clipped_sum(model, loss_fn, data, targets, limit, **options)
-    deviation = noise_multiplier * float(limit)
+    deviation = float(noise_multiplier) * float(limit)
     for total in result.values():
         info = torch.finfo(total.dtype)
         if noise_multiplier and not info.tiny / info.eps < deviation < info.max * info.eps:

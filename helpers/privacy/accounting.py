@@ -11,8 +11,7 @@ from helpers.transforms.numbers import check_count, is_real
 
 ACCOUNTANTS = ("rdp", "prv")
 _LARGEST_NOISE = 1e6  # as in Opacus
-_GRID = 2**24
-"""How many points half a grid may have, which takes half a minute and some gigabytes."""
+_GRID = 2**24  # points of half a grid, which take half a minute and some gigabytes
 
 
 def epsilon(
@@ -21,22 +20,20 @@ def epsilon(
     """Compute the epsilon that all steps of a private training guarantee together.
 
     Args:
-        noise_multiplier: The noise's standard deviation as a multiple of the clipping limit.
-        rate: The probability with which each sample is in a batch, drawn as `poisson_batches` does.
-        steps: How many steps there are.
-        delta: The probability that the guarantee may fail by more; below 1/n for n samples. `n` is
-            not known here; where `delta` reaches `rate`, a warning says that it is too large.
+        noise_multiplier: The noise's standard deviation as a multiple of the clipping norm.
+        rate: The probability with which a sample is in a batch, drawn as `poisson_batches` does.
+        steps: The number of steps.
+        delta: What the probabilities may exceed `exp(epsilon)` by: far below 1/n for n samples. A
+            `delta` that reaches `rate` brings a warning.
         accountant: `"rdp"`, Renyi differential privacy (Mironov, Talwar and Zhang 2019,
             https://arxiv.org/abs/1908.10530), or `"prv"`, tighter and slower (Gopi, Lee and
-            Wutschitz 2021, https://arxiv.org/abs/2106.02848), as Opacus computes them. The second
-            is an upper bound, at most 0.02 above the exact value.
+            Wutschitz 2021, https://arxiv.org/abs/2106.02848), at most 0.02 above the exact value.
 
     Returns:
         Epsilon; infinity without noise.
 
     Raises:
-        ValueError: An argument is out of its range, the accountant is unknown, or `"prv"` would
-            take long.
+        ValueError: An argument is out of range, or `"prv"` would take long.
 
     Example:
         >>> round(epsilon(1.0, rate=0.01, steps=1000, delta=1e-5), 2)
@@ -59,17 +56,17 @@ def noise_multiplier_for(
 
     Args:
         epsilon: The wanted guarantee, above 0.
-        rate: As in `epsilon`, like all that follows.
-        steps: How many steps there are.
-        delta: The probability that the guarantee may fail by more.
+        rate: As in `epsilon`.
+        steps: The number of steps.
+        delta: As in `epsilon`.
         accountant: `"rdp"` or `"prv"`.
 
     Returns:
         A noise multiplier that guarantees at most `epsilon`, and at least 0.9999 times as much.
 
     Raises:
-        ValueError: An argument is out of its range, no noise is enough for this accountant, whose
-            bounds end above zero, or `"prv"` would take long.
+        ValueError: An argument is out of range, no noise is enough for this accountant, or `"prv"`
+            would take long.
 
     Example:
         >>> round(noise_multiplier_for(2.0, rate=0.01, steps=1000, delta=1e-5), 2)
@@ -90,9 +87,7 @@ def check_rate(rate: float) -> None:
 def check_noise(noise_multiplier: float) -> None:
     """Raise ValueError unless a noise multiplier is finite, and not negative."""
     if not is_real(noise_multiplier) or not 0 <= noise_multiplier < math.inf:
-        raise ValueError(
-            f"noise_multiplier must be a finite number, at least 0, got {noise_multiplier!r}"
-        )
+        raise ValueError(f"noise_multiplier must be finite, at least 0, got {noise_multiplier!r}")
 
 
 def _spent(setting: tuple[float, float, int], delta: float, accountant: str) -> float:
@@ -114,10 +109,8 @@ def _search(epsilon: float, rate: float, steps: int, delta: float, accountant: s
     from opacus.accountants.utils import get_noise_multiplier
 
     if epsilon <= _spent((_LARGEST_NOISE, 1.0, 1), delta, accountant):
-        raise ValueError(
-            f"the accountant {accountant!r} promises no epsilon as small as {epsilon:g} at "
-            f"delta = {delta:g}, with whatever noise: take a larger epsilon or delta"
-        )
+        least = f"no epsilon as small as {epsilon:g} at delta = {delta:g}, whatever the noise"
+        raise ValueError(f"the accountant {accountant!r} promises {least}: take a larger one")
     if accountant == "prv":  # whose search tries half of the noise that "rdp" asks for, and no less
         noise_multiplier = _search(max(epsilon, 1.0), rate, steps, delta, "rdp")
         _check_grid(noise_multiplier / 2, rate, steps, delta)
@@ -144,7 +137,7 @@ def _check_grid(noise_multiplier: float, rate: float, steps: int, delta: float) 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence logarithms of zero, and that larger orders would be tighter: the bound holds."""
+    """Silence logarithms of zero and advice that larger orders are tighter: the bound holds."""
     with np.errstate(divide="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Optimal order is the")
         yield
@@ -160,8 +153,6 @@ def _check_budget(rate: float, steps: int, delta: float, accountant: str) -> Non
     rate, delta = float(rate), float(delta)
     if delta >= rate:
         warnings.warn(
-            f"delta = {delta:g} is not below 1/n where batches hold a sample or more on average, "
-            f"since then 1/n is at most the rate, {rate:g}: such a guarantee is kept by publishing "
-            "one sample in full, chosen at random",
+            f"delta {delta:g} reaches the rate {rate:g}: publishing a random sample is as private",
             stacklevel=3,
         )

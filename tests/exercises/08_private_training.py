@@ -39,51 +39,44 @@ def clip_by_person(grads, owners, limit):
     return totals
 
 # %% solution-2: correct
-# - g.new_zeros(len(persons), *g.shape[1:]).index_add(0, index, g)
-# + torch.stack([g[owners == person].sum(dim=0) for person in persons])
+# - g.new_zeros(len(people), *g.shape[1:]).index_add(0, index, g)
+# + torch.stack([g[owners == person].sum(dim=0) for person in people])
 
 # %% solution-2: right shape, wrong values: all clipped
-# - persons, index = owners.unique(return_inverse=True)
-# + persons = index = torch.arange(len(owners)).to(owners)  # clips each sample
+# - people, index = owners.unique(return_inverse=True)
+# + people = index = torch.arange(len(owners)).to(owners)  # clips each sample
 
 # %% solution-2: right shape, wrong values: all clipped
 # - factors, s)
 # + (limit / s.flatten(1).norm(dim=1)).clamp(max=1), s)
 
 # %% solution-2: right shape, wrong values: nobody clipped['weight']: holds NaN or infinity
-# - (limit / norm).clamp(max=1)
-# + norm.clamp(max=limit) / norm
+# - (limit / norms).clamp(max=1)
+# + norms.clamp(max=limit) / norms
 
 # %% solution-3: correct
-def steps_within(budget, noise_multiplier, rate, delta):
-    answer, bit = 0, 2**20
-    while bit:
-        more = answer + bit
-        if privacy.epsilon(noise_multiplier, rate, more, delta) <= budget:
-            answer = more
-        bit //= 2
-    return np.int64(answer)
+def read_images(weight_grad, bias_grad):
+    on = bias_grad != 0
+    ratios = weight_grad[on] / bias_grad[on, None]
+    rounded = (1e6 * ratios).round()
+    _, group, counts = rounded.unique(dim=0, return_inverse=True, return_counts=True)
+    twice = (counts > 1).nonzero()
+    return ratios[(group == twice).int().argmax(dim=1)]
 
 # %% solution-3: correct
-def steps_within(budget, noise_multiplier, rate, delta):
-    from bisect import bisect_right
+def read_images(weight_grad, bias_grad):
+    ratios = weight_grad / bias_grad[:, None]  # NaN is near nothing
+    near = torch.stack([(ratios - ratio).abs().amax(dim=1) < 1e-9 for ratio in ratios])
+    first = near.int().argmax(dim=1)
+    return ratios[first[near.sum(dim=1) > 1].unique()].flip(0)
 
-    def spent(steps):
-        return privacy.epsilon(noise_multiplier, rate, steps, delta)
+# %% solution-3: wrong shape: read off 4 images: expected (4, 784)
+# - is_first & (equal.sum(dim=1) > 1)
+# + is_first
 
-    return bisect_right(range(1, 10**7), budget, key=spent)
-
-# %% solution-3: your answer raised RuntimeError: more than 60 questions
-# - low, high = high, 2 * high
-# + low, high = high, high + 1
-
-# %% solution-3: not so yet: budget 1: it is within
-# - return low
-# + return high
-
-# %% solution-3: not so yet: no step fits: 0
-# - low, high = 0, 1
-# + low, high = 1, 2
+# %% solution-3: wrong shape: read off 2 images: expected (2, 392), got (1, 392)
+# - bias_grad != 0
+# + bias_grad > 0
 
 # %% solution-4: correct
 def audited(release, P, generator):
@@ -113,32 +106,3 @@ def audited(release, P, generator):
 # %% solution-4: not so yet: noise made for the mean: above 1
 # - P // 3
 # + 2
-
-# %% solution-5: correct
-def read_images(weight_grad, bias_grad):
-    on = bias_grad != 0
-    ratios = weight_grad[on] / bias_grad[on, None]
-    rounded = (1e6 * ratios).round()
-    _, group, counts = rounded.unique(dim=0, return_inverse=True, return_counts=True)
-    twice = (counts > 1).nonzero()
-    return ratios[(group == twice).int().argmax(dim=1)]
-
-# %% solution-5: correct
-def read_images(weight_grad, bias_grad):
-    ratios = weight_grad / bias_grad[:, None]  # NaN is near nothing
-    near = torch.stack([(ratios - ratio).abs().amax(dim=1) < 1e-9 for ratio in ratios])
-    first = near.int().argmax(dim=1)
-    return ratios[first[near.sum(dim=1) > 1].unique()].flip(0)
-
-# %% solution-5: wrong shape: read off 4 images: expected (4, 784)
-# - is_first & (equal.sum(dim=1) > 1)
-# + is_first
-
-# %% solution-5: wrong shape: read off 2 images: expected (2, 392), got (1, 392)
-# - bias_grad != 0
-# + bias_grad > 0
-
-# %% solution-5: not so yet: it changed means
-# - ratios = weight_grad[on] / bias_grad[on, None]
-# + weight_grad /= bias_grad[:, None]
-# +     ratios = weight_grad[on]

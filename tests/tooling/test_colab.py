@@ -80,9 +80,7 @@ def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python
     excused = {each.id for each in copy.cells if re.search(r"\brecord\b", each.source)}
     if gone == "opacus":
         cut = {each.id for each in copy.cells if "needs Opacus (" in "".join(results(each))}
-        cut.add("check-3")  # which says instead what the answer raised
         assert cut == {each.id for each in copy.cells if each.source.startswith("%%needs_opacus")}
-        assert "one sample not finite: 1,930 numbers" in results(cell(copy, "others-code"))[0]
         excused |= cut
     pinned = f"torch=={TORCH}" in (ROOT / "requirements.txt").read_text().split()
     for saved in files.code_cells(files.read(path)):
