@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
@@ -15,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pandas as pd
 import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 from tqdm import tqdm
@@ -60,17 +59,6 @@ def run(task: Task, chosen: Iterable[Candidate], **options: Any) -> dict[str, An
             rows[candidate] = measured | running[candidate].facts
     rows = [candidate._asdict() | row for candidate, row in rows.items()]
     return task._asdict() | {"rows": rows, "missing": missing}
-
-
-def table(study: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows of a study, which `run` returned, by the names of the candidates.
-
-    The columns are the `median` and `iqr` of a run and the `first`, in seconds; `held`, the bytes
-    by which two runs made the process grow; and `faults`, the page faults of a run.
-    """
-    frame = pd.DataFrame(study["rows"])
-    given = zip(*(frame.pop(name) for name in Candidate._fields), strict=True)
-    return frame.set_index(pd.Index([str(Candidate(*each)) for each in given], name="candidate"))
 
 
 class _Process:

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from helpers import devices
@@ -54,13 +55,19 @@ def record(device: torch.device, studies: Sequence[Mapping[str, Any]]) -> dict[s
     return {"machine": machine, "versions": versions, "date": date, "studies": studies}
 
 
+def table(study: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the rows of a study, by the fields of its candidates."""
+    return pd.DataFrame(study["rows"]).set_index([*Candidate._fields])
+
+
 def disturbed(study: Mapping[str, Any]) -> list[str]:
     """Name what was disturbed while it was measured.
 
     Of huge pages nothing is said: on a virtual machine, they are slow in some rounds by themselves.
     """
-    wild = processes.table(study).query("iqr > @BOUND * median").index
-    return [f"{study['model']}: {name}" for name in wild if HUGE_PAGES not in name]
+    wild = [row for row in study["rows"] if row["iqr"] > BOUND * row["median"]]
+    names = [Candidate(*(row[field] for field in Candidate._fields)) for row in wild]
+    return [f"{study['model']}: {name}" for name in names if name.allocator != HUGE_PAGES]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wild += disturbed(study)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record(device, done), indent=1) + "\n")
-        print(f"\n{network}, B = 64\n{processes.table(study).to_string()}")
+        print(f"\n{network}, B = 64\n{table(study).to_string()}")
         for name, why in study["missing"].items():
             print(f"  {name}: {why}")
     print(f"\nThe record is {path}: to keep it, copy it to notebooks/measurements/")
