@@ -6,7 +6,7 @@ their unit. Of a measured time there is no title, since it would be another on a
 
 # ruff: noqa: F401
 from helpers.plots.detection import batches, canaries, rankings, releases
-from helpers.plots.graphs import agreement, curves, effects, multiples, prices, shares, spreads
+from helpers.plots.graphs import agreement, curves, effects, prices, shares, spreads
 from helpers.plots.images import (
     attributions,
     digits,
