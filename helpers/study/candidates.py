@@ -124,7 +124,7 @@ METHODS: dict[str, Callable[..., Run] | None] = {
     "loop": _loop,
     "vmap(grad)": _composition,
     "vmap(grad), chunks of 16": lambda *given: _composition(*given, chunk_size=16),
-    "vmap(grad), buffers reused": _into_buffers,
+    "buffers reused": _into_buffers,
     **{name: build for name, (_, build) in peers.IN_PROCESS.items()},
     **dict.fromkeys(peers.JAX),  # `helpers.study.jax_worker` has them
 }

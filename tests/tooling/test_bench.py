@@ -1,6 +1,7 @@
 """The command line of the measurement: what it writes, and what it does not let pass as one."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -41,14 +42,8 @@ def test_the_record_holds_the_plan_unless_it_was_disturbed(rows, tmp_path, capsy
 
 
 def test_an_interrupt_keeps_what_was_finished(rows, monkeypatch, tmp_path):
-    run = processes.run
-
-    def interrupted(task, chosen):
-        if task.model == "MLP":
-            raise KeyboardInterrupt
-        return run(task, chosen)
-
-    monkeypatch.setattr(processes, "run", interrupted)
+    first = {"model": "SimpleCNN", "rows": rows, "missing": {}}
+    monkeypatch.setattr(processes, "run", Mock(side_effect=[first, KeyboardInterrupt]))
     assert bench.main(["--device", "cpu"]) == 130
     record = json.loads((tmp_path / "build" / "cpu" / "bench.json").read_text())
     assert [study["model"] for study in record["studies"]] == ["SimpleCNN"]
