@@ -12,11 +12,11 @@ def result_bytes(model, batch_size):
         total += parameter.numel() * parameter.element_size() * parameter.requires_grad
     return total * batch_size
 
-# %% solution-1: right shape, wrong values: two dtypes, one frozen
+# %% solution-1: right shape, wrong values: bytes['mixed']
 # - sum(p.nbytes for p in model.parameters() if p.requires_grad)
 # + sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
 
-# %% solution-1: right shape, wrong values: two dtypes, one frozen
+# %% solution-1: right shape, wrong values: bytes['mixed']
 # - sum(p.nbytes for p in model.parameters() if p.requires_grad)
 # + sum(p.nbytes for p in model.parameters())
 
