@@ -79,7 +79,7 @@ def clipped_layer_sum(x, g, limit):
 # - scaled = (limit / norm).clamp(max=1)[:, None] * g
 # + scaled = norm.clamp(max=limit)[:, None] * g / norm[:, None]
 
-# %% solution-3: right shape, wrong values: two inputs in float64
+# %% solution-3: right shape, wrong values: half of them clipped
 # - (x.square().sum(dim=1) + 1).sqrt()
 # + x.norm(dim=1)
 
