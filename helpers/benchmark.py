@@ -1,7 +1,6 @@
 """Fair measurement: candidates warmed up and interleaved, medians with spread; peak memory."""
 
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,28 +16,17 @@ logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 from torch.utils.benchmark import Measurement, Timer  # noqa: E402
 
 
-class Times(dict[str, Measurement]):
-    """`{name: measurement}` of what was measured, and what was not.
-
-    Attributes:
-        failed: `{name: reason}` of the candidates that raised.
-        cut_short: A sentence if fewer rounds were run than asked for, else None.
-    """
-
-    failed: dict[str, str]
-    cut_short: str | None
-
-
-def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: float = 0.05) -> Times:
+def measure(
+    candidates: Mapping[Any, Any], *, rounds: int = 5, min_run_time: float = 0.05
+) -> dict[Any, Measurement]:
     """Time functions against each other, in rounds.
 
     In each round every candidate runs for a while, so that a machine that slows down slows all of
-    them. `torch.utils.benchmark` warms up, waits for the GPU, and times. An interrupt ends it with
-    the rounds that are finished. A candidate that raises is left out, and its reason kept.
+    them. `torch.utils.benchmark` warms up, waits for the GPU, and times.
 
     Args:
-        candidates: `{name: function without arguments}`, or what has a `timeit(number)` of its
-            own, as torch's `Timer`.
+        candidates: `{name: function without arguments}`; instead of a function, an object with
+            `timeit(number)`, such as torch's `Timer`.
         rounds: How often each candidate is timed, at least 1.
         min_run_time: Seconds that each candidate runs for, at least, in each round.
 
@@ -47,53 +35,27 @@ def measure(candidates: Mapping[str, Any], *, rounds: int = 5, min_run_time: flo
 
     Raises:
         ValueError: There is no candidate, or `rounds` is below 1.
-        KeyboardInterrupt: It was interrupted before the first round was finished.
-        Exception: No candidate is left: what the last one raised.
     """
     if not candidates or rounds < 1:
         got = f"{len(candidates)} and {rounds}"
         raise ValueError(f"needs a candidate and a round at least, got {got}")
     timers = {n: c if hasattr(c, "timeit") else timer(c) for n, c in candidates.items()}
     numbers = dict.fromkeys(timers, 1)
-    finished: dict[str, list[Measurement]] = {name: [] for name in timers}
-    times = Times()
-    times.failed, times.cut_short = {}, None
-    try:
-        # Round 0 warms up, and finds how often to run.
-        for number in tqdm(range(1 + rounds), desc="rounds", leave=False):
-            fresh: dict[str, Measurement] = {}
-            for name in [name for name in timers if name not in times.failed]:
-                try:
-                    # The timer runs twice before it counts: memory is allocated, kernels picked.
-                    fresh[name] = timers[name].timeit(numbers[name])
-                except Exception as error:
-                    times.failed[name] = in_one_line(error)
-                    if len(times.failed) == len(timers):
-                        raise
-            for name, measurement in fresh.items():
-                if number:
-                    finished[name].append(measurement)
-                else:
-                    numbers[name] = max(1, round(min_run_time / measurement.median))
-    except KeyboardInterrupt:
-        done = max(map(len, finished.values()))
-        if not done:
-            raise
-        times.cut_short = f"{done} of {rounds} rounds: it was interrupted"
-        print(times.cut_short, file=sys.stderr)
-    for name, runs in finished.items():
-        if runs and name not in times.failed:
-            times[name] = Measurement.merge(runs)[0]
-    return times
+    finished: dict[Any, list[Measurement]] = {name: [] for name in timers}
+    # Round 0 warms up, and finds how often to run.
+    for number in tqdm(range(1 + rounds), desc="rounds", leave=False):
+        for name, each in timers.items():
+            # The timer runs twice before it counts: memory is allocated, kernels picked.
+            measurement = each.timeit(numbers[name])
+            if number:
+                finished[name].append(measurement)
+            else:
+                numbers[name] = max(1, round(min_run_time / measurement.median))
+    return {name: Measurement.merge(runs)[0] for name, runs in finished.items()}
 
 
-def in_one_line(error: Exception) -> str:
-    """Return the kind of an error, and the first line of what it says."""
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-
-
-def table(measurements: Mapping[str, Any], *, reference: str) -> pd.DataFrame:
-    """Set out times, their spread, and each as a multiple of one of them.
+def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
+    """Put times in a table, with their spread, and each as a multiple of one of them.
 
     Args:
         measurements: What `measure` returned.
@@ -101,7 +63,7 @@ def table(measurements: Mapping[str, Any], *, reference: str) -> pd.DataFrame:
 
     Returns:
         A row for each candidate: median and interquartile range in milliseconds, and how many
-        times the reference it takes. What failed has its reason; one round has no spread.
+        times the reference it takes. One round has no spread.
 
     Raises:
         ValueError: No candidate that was measured has the reference's name.
@@ -115,11 +77,7 @@ def table(measurements: Mapping[str, Any], *, reference: str) -> pd.DataFrame:
         rows[name] = each.median * 1e3, spread, each.median / unit
     columns = ["median (ms)", "spread (ms)", f"times {reference}"]
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=float)
-    failed = getattr(measurements, "failed", {})
-    frame = frame.reindex([*measurements, *failed]).round(2)
-    if failed:
-        frame["not measured"] = pd.Series(failed).reindex(frame.index).fillna("")
-    return frame.rename_axis("method")
+    return frame.round(2).rename_axis("method")
 
 
 def timer(candidate: Callable[[], Any]) -> Timer:

@@ -9,37 +9,28 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import compare, data, gradients
+from helpers import compare, gradients
 from helpers.study import candidates, peers, processes
-from helpers.study.records import Candidate, Task
+from helpers.study.candidates import KEEP_FREED, Candidate, Task
 
-CNN, SMALL = Task("SimpleCNN", 3, "random"), Task("MLP", 5, "random")
-METHODS = [
-    *peers.IN_PROCESS,
-    "vmap(grad)",
-    "vmap(grad), chunks of 16",
-    "vmap(grad), buffers reused",
-]
-
-
-def load(task):
-    return candidates.make_model(task), *data.load_batch(task.dataset, task.batch_size)
+CNN, SMALL = Task("SimpleCNN", 3, dataset="random"), Task("MLP", 5, dataset="random")
+METHODS = ["vmap(grad)", "vmap(grad), chunks of 16", "buffers reused", *peers.IN_PROCESS]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_way_is_equal_to_the_loop_by_name(name):
-    if why := candidates.absent(Candidate(name), CNN):
+    if why := Candidate(name).absent(CNN):
         pytest.skip(why)
-    model, images, labels = load(CNN)
-    expected = gradients.loop_gradients(model, F.cross_entropy, images, labels)
-    run = candidates.build("gradients", Candidate(name), model, images, labels)
+    model, *batch = CNN.load()
+    run = Candidate(name).build(model, *batch)
     for _ in range(2):  # a second run starts anew
-        compare.check(run(), expected)
+        compare.check(run(), gradients.loop_gradients(model, F.cross_entropy, *batch))
 
 
 @pytest.mark.skipif(not peers.jax_python(), reason="JAX is not installed: make bench")
-def test_jax_computes_the_same_gradients(tmp_path):
-    model, images, labels = load(CNN)
+@pytest.mark.parametrize("task", [CNN, SMALL])
+def test_jax_computes_the_same_gradients(tmp_path, task):
+    model, images, labels = task.load()
     arrays = {**model.state_dict(), "images": images, "labels": labels}
     np.savez(tmp_path / "inputs.npz", **{name: each.numpy() for name, each in arrays.items()})
     code = (
@@ -56,25 +47,29 @@ def test_jax_computes_the_same_gradients(tmp_path):
 
 def test_a_study_has_numbers_reasons_and_the_failed(monkeypatch):
     for name in ("missing", "unknown there"):
-        monkeypatch.setitem(candidates.METHODS["gradients"], name, candidates.composition)
+        monkeypatch.setitem(candidates.METHODS, name, candidates.METHODS["loop"])
     monkeypatch.setattr(peers, "absent", {"missing": "it is not installed"}.get)
     chosen = [Candidate(name) for name in ("batch gradient", "missing", "unknown there")]
-    done = processes.run("gradients", SMALL, chosen, rounds=2, min_run_time=0.0)
-    assert [(row.candidate.method, row.rounds) for row in done.rows] == [("batch gradient", 2)]
-    assert done.rows[0].median > 0
+    study = processes.run(SMALL, chosen, rounds=2, min_run_time=0.0)
+    (row,) = study["rows"]
+    assert (row["method"], row["rounds"]) == ("batch gradient", 2)
+    assert 0 < row["median"] < row["first"]
     # The process does not know what this one was told.
-    why = {each.candidate.method: (each.absent, each.why.split(":")[0]) for each in done.missing}
-    assert why == {"missing": (True, "it is not installed"), "unknown there": (False, "KeyError")}
+    why = {name: reason.split("'")[0] for name, reason in study["missing"].items()}
+    assert why == {"missing": "it is not installed", "unknown there": "failed: KeyError: "}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell a process less")
-def test_the_peak_holds_the_result_and_a_process_gives_it_back(monkeypatch):
+def test_memory_is_given_back_unless_it_is_kept(monkeypatch):
     for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):  # as `make test` sets them
         monkeypatch.delenv(name, raising=False)
     chosen = [Candidate(f"fill {kind} memory") for kind in ("fresh", "owned")]
-    task, result = Task("SimpleCNN", 32, "random"), 32 * 1_199_882 * 4
-    fresh, owned = processes.run("gradients", task, chosen, rounds=1, min_run_time=0.0).rows
-    assert 0.8 * result < fresh.peak < 1.5 * result
-    assert fresh.held < 0.2 * result
-    assert owned.peak < 0.2 * result
-    assert fresh.faults == pytest.approx(result // resource.getpagesize(), rel=0.1)
+    chosen.append(chosen[0]._replace(allocator=KEEP_FREED))
+    task, result = Task("SimpleCNN", 32, dataset="random"), 32 * 1_199_882 * 4
+    rows = processes.run(task, chosen, rounds=1, min_run_time=0.0)["rows"]
+    held = [row["held"] / result for row in rows]
+    assert [share > 0.8 for share in held] == [False, False, True]
+    assert [share > 0.2 for share in held] == [False, False, True]
+    pages = [row["faults"] * resource.getpagesize() / result for row in rows]
+    assert [share > 0.1 for share in pages] == [True, False, False]
+    assert pages[0] == pytest.approx(1, rel=0.1)

@@ -6,5 +6,5 @@ their unit. Of a measured time there is no title, since it would be another on a
 
 # ruff: noqa: F401
 from helpers.plots.detection import canaries, releases
-from helpers.plots.graphs import curves, effects, multiples, prices, shares
+from helpers.plots.graphs import curves, effects, prices
 from helpers.plots.images import attributions, digits

@@ -12,8 +12,6 @@ from torch import Tensor
 from helpers.plots.figures import axes, finish
 
 MARKERS = "osD^v*PX"
-KEPT = ", freed memory kept"
-"""What ends the name of a method that was measured while freed memory was kept."""
 
 
 def curves(
@@ -76,46 +74,6 @@ def shares(values: Mapping[str, float], *, xlabel: str, title: str) -> Figure:
     axis.set_xticks(range(0, 101, 25))
     axis.margins(x=0.2)
     return finish(figure, title, xlabel=f"{xlabel} (%)")
-
-
-def multiples(runs: Mapping[str, Mapping[str, tuple[float, float]]], *, reference: str) -> Figure:
-    """Draw how many times the reference each method takes, a line each, the fastest on top.
-
-    A method that was also measured with freed memory kept has both points on its line, the latter
-    hollow. Methods are sorted by the last run that has them. A line goes from one quartile to the
-    other where they are a third of the median or more apart. Runs are `{name of the run: {method:
-    (median, spread)}}`, of more or fewer of the same methods; the reference is the one that is 1.
-    """
-    latest: dict[str, float] = {}
-    for measured in runs.values():
-        for method, times in measured.items():
-            plain = method.removesuffix(KEPT)
-            latest[plain] = measured.get(plain, times)[0] / measured[reference][0]
-    methods = sorted(latest, key=latest.get)
-    figure, (axis,) = axes(0.42 * len(methods) + 1.6, grid="both")
-    for number, (run, measured) in enumerate(runs.items()):
-        unit = measured[reference][0]
-        for kept in (False, True):
-            there = {m: t for m, t in measured.items() if m.endswith(KEPT) == kept}
-            spreads = [spread if 3 * spread > median else 0 for median, spread in there.values()]
-            axis.errorbar(
-                [median / unit for median, _ in there.values()],
-                [methods.index(method.removesuffix(KEPT)) for method in there],
-                xerr=[spread / unit / 2 for spread in spreads],
-                fmt=MARKERS[number % len(MARKERS)],
-                color=f"C{number}",
-                markerfacecolor="white" if kept else f"C{number}",
-                label=run + (KEPT if kept else ""),
-            )
-    axis.axvline(1, color="black", linewidth=0.8, zorder=0)
-    for place, method in enumerate(methods):  # above its line, since names are long
-        axis.annotate(method, (0.01, place - 0.33), xycoords=axis.get_yaxis_transform(), fontsize=9)
-    axis.set_yticks(range(len(methods)), [])
-    axis.set_ylim(len(methods) - 0.5, -0.8)
-    axis.set_xscale("log")
-    _readable(axis.xaxis)
-    axis.margins(x=0.08)
-    return finish(figure, legend=1, xlabel=f"time, as a multiple of the {reference}")
 
 
 def prices(

@@ -1,55 +1,64 @@
-"""What is measured: each way to per-sample gradients or Jacobians, as a function to be timed."""
+"""What is measured: each way to per-sample gradients, as a function to be timed."""
 
-import os
 import shutil
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import functional_call, grad, vmap
 
-from helpers import gradients, jacobians
+from helpers import data, gradients
 from helpers.models import MODELS
 from helpers.study import peers
-from helpers.study.records import DEFAULT, HUGE_PAGES, KEEP_FREED, REFERENCE, Candidate, Task
+from helpers.study.peers import Run
 
-Run = Callable[[], Any]
-Method = Callable[[nn.Module, Tensor, Tensor], Run]
-"""`method(model, images, labels)` returns the function that is timed."""
-
-
-def of_group(group: str) -> list[Candidate]:
-    """List the candidates of a group: each method as it comes, and some with settings."""
-    known = [*map(Candidate, METHODS[group])]
-    for (compiled, allocator), names in SETTINGS.items():
-        known += [Candidate(name, compiled, allocator) for name in METHODS[group] if name in names]
-    return known
+DEFAULT, KEEP_FREED, HUGE_PAGES = "default", "freed memory kept", "huge pages"
+"""The allocators: glibc as it comes, with `helpers.memory.keep_freed`, with pages of 2 MiB."""
+REFERENCE = "batch gradient"
+"""The method that the others are multiples of."""
 
 
-def absent(candidate: Candidate, task: Task) -> str | None:
-    """Return why a candidate cannot run here, or `None` if it can."""
-    if candidate.method in peers.JAX and task.model != "SimpleCNN":
-        return "in JAX there is SimpleCNN alone"
-    thp = "/sys/kernel/mm/transparent_hugepage/enabled"
-    if candidate.allocator == HUGE_PAGES and not os.path.exists(thp):
-        return "transparent huge pages belong to Linux"
-    return peers.absent(candidate.method) or (compiler_absent() if candidate.compiled else None)
+class Task(NamedTuple):
+    """What is to be differentiated: a network of `helpers.models` on a batch."""
+
+    model: str
+    batch_size: int
+    device: str = "cpu"
+    dataset: str = "digits"
+
+    def load(self) -> tuple[nn.Module, Tensor, Tensor]:
+        """Make the network, always with the same weights, images and labels."""
+        torch.manual_seed(0)
+        model = MODELS[self.model]().to(self.device)
+        return model, *data.load_batch(self.dataset, self.batch_size, self.device)
 
 
-def build(
-    group: str, candidate: Candidate, model: nn.Module, images: Tensor, labels: Tensor
-) -> Run:
-    """Make the function that is timed; compilation happens in its first call."""
-    run = METHODS[group][candidate.method](model, images, labels)
-    return torch.compile(run, dynamic=False) if candidate.compiled else run
+class Candidate(NamedTuple):
+    """One of `METHODS`, with the settings under which it runs in a process of its own."""
 
+    method: str
+    compiled: bool = False
+    allocator: str = DEFAULT
 
-def make_model(task: Task) -> nn.Module:
-    """Make the model of a task, with the weights of its seed."""
-    torch.manual_seed(task.seed)
-    return MODELS[task.model]().to(task.device)
+    def __str__(self) -> str:
+        allocator = "" if self.allocator == DEFAULT else self.allocator
+        return ", ".join(filter(None, [self.method, "compiled" * self.compiled, allocator]))
+
+    def absent(self, task: Task) -> str | None:
+        """Return why it cannot run here, or `None` if it can."""
+        if self.method in peers.JAX and task.model == "transformer":
+            return "not written for JAX"
+        if self.allocator == HUGE_PAGES and sys.platform != "linux":
+            return "only Linux has transparent huge pages"
+        return peers.absent(self.method) or (compiler_absent() if self.compiled else None)
+
+    def build(self, model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+        """Make the function that is timed; compilation happens in its first call."""
+        run = METHODS[self.method](model, images, labels)
+        return torch.compile(run, dynamic=False) if self.compiled else run
 
 
 def compiler_absent() -> str | None:
@@ -63,81 +72,69 @@ def compiler_absent() -> str | None:
     return None
 
 
-def batch_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-    """One ordinary gradient, of the mean loss of the batch: the unit of every comparison."""
-    parameters = list(model.parameters())
-    return lambda: torch.autograd.grad(F.cross_entropy(model(images), labels), parameters)
+def _batch_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    compute = grad(lambda given: F.cross_entropy(functional_call(model, given, images), labels))
+
+    def run() -> Any:
+        if torch.compiler.is_compiling():  # which takes torch.func as a whole
+            return compute(parameters)
+        return torch.autograd.grad(F.cross_entropy(model(images), labels), [*model.parameters()])
+
+    return run
 
 
-def composition(
-    model: nn.Module, images: Tensor, labels: Tensor, *, jacobian: bool = False, **options: Any
-) -> Run:
-    """`vmap` over `grad` or `jacrev` over `functional_call`, as lessons 3 and 4 write it."""
+def _composition(model: nn.Module, *batch: Tensor, chunk_size: int | None = None) -> Run:
+    """`vmap` over `grad` over `functional_call`, as lesson 3 writes it."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
-    def compute_logits(parameters: dict[str, Tensor], sample: Tensor, _: Tensor) -> Tensor:
-        return functional_call(model, parameters, (sample.unsqueeze(0),)).squeeze(0)
+    def compute_loss(parameters: dict[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, parameters, x[None]), target[None])
 
-    def compute_loss(parameters: dict[str, Tensor], sample: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(compute_logits(parameters, sample, target), target)
-
-    one = jacrev(compute_logits) if jacobian else grad(compute_loss)
-    compute = vmap(one, in_dims=(None, 0, 0), **options)
-    return lambda: compute(parameters, images, labels)
+    compute = vmap(grad(compute_loss), in_dims=(None, 0, 0), chunk_size=chunk_size)
+    return lambda: compute(parameters, *batch)
 
 
-def _memory(model: nn.Module, images: Tensor, outputs: int) -> Tensor:
-    """Make as much memory as the result takes, and write to it."""
-    return images.new_ones(len(images), outputs, sum(p.numel() for p in model.parameters()))
+def _buffers(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    return {name: p.new_ones(len(images), *p.shape) for name, p in model.named_parameters()}
 
 
-def _fills(outputs: int) -> dict[str, Method]:
-    """Write as many numbers as a result has, which costs its time at least."""
-
-    def owned(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-        memory = _memory(model, images, outputs)
-        return lambda: memory.fill_(1.0)
-
-    fresh = lambda model, images, _: lambda: _memory(model, images, outputs)  # noqa: E731
-    return {"fill fresh memory": fresh, "fill owned memory": owned}
+def _fill_fresh(model: nn.Module, images: Tensor, _: Tensor) -> Run:
+    return lambda: _buffers(model, images)
 
 
-def _helper(compute: Callable[..., Any]) -> Method:
-    return lambda model, *batch: lambda: compute(model, F.cross_entropy, *batch)
+def _fill_owned(model: nn.Module, images: Tensor, _: Tensor) -> Run:
+    buffers = _buffers(model, images).values()
+    return lambda: [buffer.fill_(1.0) for buffer in buffers]
 
 
-def _with_buffers(model: nn.Module, *batch: Tensor) -> Run:
-    out = {name: p.new_ones(len(batch[0]), *p.shape) for name, p in model.named_parameters()}
+def _into_buffers(model: nn.Module, *batch: Tensor) -> Run:
+    out = _buffers(model, batch[0])
     return lambda: gradients.func_gradients(model, F.cross_entropy, *batch, out=out)
 
 
-METHODS: dict[str, dict[str, Method | None]] = {
-    "gradients": {
-        REFERENCE: batch_gradient,
-        **_fills(outputs=1),
-        "loop": _helper(gradients.loop_gradients),
-        "legacy functorch": _helper(gradients.functorch_gradients),
-        "vmap(grad)": composition,
-        "vmap(grad), chunks of 16": lambda *given: composition(*given, chunk_size=16),
-        "vmap(grad), buffers reused": _with_buffers,
-        **{name: peer.build for name, peer in peers.IN_PROCESS.items()},
-        **dict.fromkeys(peers.JAX),
-    },
-    "jacobians": {
-        REFERENCE: batch_gradient,
-        **_fills(outputs=10),
-        "double loop": lambda model, x, _: lambda: jacobians.loop_jacobians(model, x),
-        "vmap(jacrev)": lambda *given: composition(*given, jacobian=True),
-        "func_jacobians": lambda model, x, _: lambda: jacobians.func_jacobians(model, x),
-    },
-}
-"""By group, whose methods compute the same thing, and by name; `None` is for JAX's worker."""
+def _loop(model: nn.Module, *batch: Tensor) -> Run:
+    return lambda: gradients.loop_gradients(model, F.cross_entropy, *batch)
 
-_COMPOSED = {"vmap(grad)", "vmap(jacrev)"}
-SETTINGS = {
-    (True, DEFAULT): _COMPOSED,
-    (True, KEEP_FREED): _COMPOSED,
-    (False, HUGE_PAGES): {"vmap(grad)"},
-    (False, KEEP_FREED): {REFERENCE, *_COMPOSED, *peers.IN_PROCESS},
+
+METHODS: dict[str, Callable[..., Run] | None] = {
+    REFERENCE: _batch_gradient,
+    "fill fresh memory": _fill_fresh,
+    "fill owned memory": _fill_owned,
+    "loop": _loop,
+    "vmap(grad)": _composition,
+    "vmap(grad), chunks of 16": lambda *given: _composition(*given, chunk_size=16),
+    "buffers reused": _into_buffers,
+    **{name: build for name, (_, build) in peers.IN_PROCESS.items()},
+    **dict.fromkeys(peers.JAX),  # `helpers.study.jax_worker` has them
 }
-"""Whether compiled and which allocator, with the methods that run so, too."""
+"""`{name: build}`; `build(model, images, labels)` returns the function that is timed."""
+
+_BOTH = (REFERENCE, "vmap(grad)")
+CANDIDATES = [
+    *map(Candidate, METHODS),
+    *(Candidate(name, allocator=KEEP_FREED) for name in (*_BOTH, *peers.IN_PROCESS)),
+    *(Candidate(name, True, kept) for name in _BOTH for kept in (DEFAULT, KEEP_FREED)),
+    Candidate("vmap(grad)", allocator=HUGE_PAGES),
+]
+"""All that `make bench` measures."""

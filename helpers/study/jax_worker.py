@@ -2,8 +2,8 @@
 
     python -m helpers.study.jax_worker METHOD INPUTS
 
-prints a row as JSON. INPUTS is a file of NumPy's with weights of `helpers.models.SimpleCNN` by
-name, images and labels.
+prints what was measured as JSON. INPUTS is a file of NumPy's with the weights of
+`helpers.models.SimpleCNN` or `MLP` by name, images and labels.
 """
 
 import json
@@ -23,12 +23,13 @@ _ROUNDS = 15
 
 
 def loss(w: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Compute the mean cross-entropy of `SimpleCNN`."""
+    """Compute the mean cross-entropy of `SimpleCNN`, or of `MLP`, which has no convolutions."""
     x, window = images, (1, 1, 2, 2)
-    for layer in ("conv1", "conv2"):
-        x = jax.lax.conv_general_dilated(x, w[f"{layer}.weight"], (1, 1), "VALID")
-        x = jax.nn.relu(x + w[f"{layer}.bias"][:, None, None])
-    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
+    if "conv1.weight" in w:
+        for layer in ("conv1", "conv2"):
+            x = jax.lax.conv_general_dilated(x, w[f"{layer}.weight"], (1, 1), "VALID")
+            x = jax.nn.relu(x + w[f"{layer}.bias"][:, None, None])
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
     x = jax.nn.relu(x.reshape(len(x), -1) @ w["fc1.weight"].T + w["fc1.bias"])
     chosen = jax.nn.log_softmax(x @ w["fc2.weight"].T + w["fc2.bias"])
     return -jnp.take_along_axis(chosen, labels[:, None], axis=1).mean()
@@ -47,21 +48,18 @@ def build(method: str, inputs: str) -> Callable[[], Weights]:
 
 
 def measure(run: Callable[[], Any]) -> dict[str, Any]:
-    """Weigh and time a function; three runs come before, of which the first compiles."""
-    before = memory.high_water(), memory.resident()
+    """Time a function; three runs come before, of which the first compiles."""
     times = []
     for _ in range(3 + _ROUNDS):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    after = memory.high_water(), memory.resident()
-    peak, held = (b and a - b for b, a in zip(before, after, strict=True))
     quarter, median, most = np.quantile(times[3:], [0.25, 0.5, 0.75]).tolist()
-    faults = memory.page_faults()
+    before = memory.page_faults()
     run()
-    faults = faults and memory.page_faults() - faults
-    row = {"median": median, "iqr": most - quarter, "rounds": _ROUNDS, "first": times[0]}
-    return row | {"peak": peak, "held": held, "faults": faults}
+    faults = before and memory.page_faults() - before
+    facts = {"first": times[0], "held": None, "faults": faults}
+    return {"median": median, "iqr": most - quarter, "rounds": _ROUNDS} | facts
 
 
 if __name__ == "__main__":

@@ -4,54 +4,33 @@ JAX has a process and an environment of its own. The others run beside torch.
 """
 
 import copy
-import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Run = Callable[[], dict[str, Tensor]]
+Run = Callable[[], Any]
 
 JAX = ("JAX batch gradient", "JAX jit(vmap(grad))")
 """The methods of `helpers.study.jax_worker`."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A library that runs beside torch.
-
-    Attributes:
-        package: What is imported of it.
-        build: Copies a model that maps images `(B, ...)` to logits, and returns the function to be
-            timed, which computes `{name: (B, *parameter.shape)}` for images and labels `(B,)`.
-    """
-
-    package: str
-    build: Callable[[nn.Module, Tensor, Tensor], Run]
-
-    def absent(self) -> str | None:
-        """Return a sentence if it is not installed, else `None`."""
-        return None if find_spec(self.package) else f"{self.package} is not installed: make bench"
-
-
 def jax_python() -> str | None:
-    """Return the interpreter that has JAX: that of `make bench`, else this one, else `None`."""
-    environment = Path(__file__).parents[2] / ".venv-jax"
-    for name in ("bin/python", "Scripts/python.exe"):
-        if (environment / name).exists():
-            return str(environment / name)
-    return sys.executable if find_spec("jax") else None
+    """Return the interpreter that has JAX, that of `make bench`, or `None`."""
+    python = Path(__file__).parents[2] / ".venv-jax" / "bin" / "python"
+    return str(python) if python.exists() else None
 
 
 def absent(method: str) -> str | None:
     """Return why a method cannot run here; `None` if it can, or belongs to no peer."""
     if method in JAX:
         return None if jax_python() else "JAX is not installed: make bench"
-    return IN_PROCESS[method].absent() if method in IN_PROCESS else None
+    package = IN_PROCESS[method][0] if method in IN_PROCESS else "torch"
+    return None if find_spec(package) else f"{package} is not installed: make bench"
 
 
 def _per_sample(model: nn.Module, attribute: str, backward: Callable[[], None]) -> Run:
@@ -69,7 +48,7 @@ def _per_sample(model: nn.Module, attribute: str, backward: Callable[[], None]) 
     return run
 
 
-def opacus_hooks(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+def _opacus(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     """Opacus: hooks on the layers of a `GradSampleModule` compute per-sample gradients."""
     from opacus.grad_sample import GradSampleModule
 
@@ -80,8 +59,8 @@ def opacus_hooks(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     return _per_sample(model, "grad_sample", lambda: loss_fn(wrapped(images), labels).backward())
 
 
-def expanded_weights(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-    """ExpandedWeights: torch's own trial, which Opacus can use as a mode."""
+def _expanded_weights(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    """ExpandedWeights: an experiment inside torch, which Opacus can use as a mode."""
     from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
     model = copy.deepcopy(model)
@@ -94,8 +73,8 @@ def expanded_weights(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     return _per_sample(model, "grad_sample", backward)
 
 
-def backpack_batchgrad(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
-    """BackPACK: its extension `BatchGrad` computes per-sample gradients during the backward."""
+def _backpack(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    """BackPACK: its extension `BatchGrad` computes per-sample gradients in the backward pass."""
     from backpack import backpack, extend
     from backpack.extensions import BatchGrad
 
@@ -109,8 +88,12 @@ def backpack_batchgrad(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
 
 
 IN_PROCESS = {
-    "Opacus hooks": Peer("opacus", opacus_hooks),
-    "ExpandedWeights": Peer("torch.nn.utils._per_sample_grad", expanded_weights),
-    "BackPACK": Peer("backpack", backpack_batchgrad),
+    "Opacus hooks": ("opacus", _opacus),
+    "ExpandedWeights": ("torch.nn.utils._per_sample_grad", _expanded_weights),
+    "BackPACK": ("backpack", _backpack),
 }
-"""By name, the peers that run beside torch."""
+"""The peers that run beside torch, `{name: (package, build)}`.
+
+`build(model, images, labels)` copies a model that maps images `(B, ...)` to logits, and returns the
+function that computes `{name: (B, *parameter.shape)}`.
+"""

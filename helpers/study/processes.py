@@ -1,4 +1,4 @@
-"""Candidates in processes of their own: none changes another's memory, and each can be weighed."""
+"""Candidates in processes of their own: none changes another's memory or finds its caches."""
 
 import json
 import os
@@ -19,98 +19,88 @@ import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 from tqdm import tqdm
 
-from helpers import benchmark, data, devices, memory
-from helpers.study import candidates, peers
-from helpers.study.records import HUGE_PAGES, KEEP_FREED, Candidate, Missing, Row, Study, Task
+from helpers import benchmark, devices, memory
+from helpers.study import peers
+from helpers.study.candidates import HUGE_PAGES, KEEP_FREED, Candidate, Task
 
 ROOT = Path(__file__).parents[2]
 _here: dict[str, Any] = {}  # in the process of a candidate, what was built there
 
 
-def run(group: str, task: Task, chosen: Iterable[Candidate], **options: Any) -> Study:
-    """Measure candidates of a group of `METHODS`; `options` are those of `benchmark.measure`."""
-    running: dict[Candidate, Process] = {}
-    rows, missing = [], []
-    batch = [each.numpy() for each in data.load_batch(task.dataset, task.batch_size)]
+def run(task: Task, chosen: Iterable[Candidate], **options: Any) -> dict[str, Any]:
+    """Measure candidates against each other.
+
+    Args:
+        task: The network, the batch and the device.
+        chosen: The candidates.
+        options: Those of `benchmark.measure`.
+
+    Returns:
+        A study, as JSON has it: the task; `rows`, one for each candidate, with seconds (median,
+        iqr, the first run), the bytes held after two runs and the page faults of one, `None` for
+        what the system does not tell; and `missing`, `{candidate: why it was not measured}`.
+    """
+    running, rows, missing = {}, {}, {}
     with ExitStack() as stack:
         for candidate in tqdm(list(chosen), desc="first runs", leave=False):
-            if why := candidates.absent(candidate, task):
-                missing.append(Missing(candidate, absent=True, why=why))
-                continue
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             try:
-                if candidate.method in peers.JAX:
-                    rows.append(of_jax(candidate, task, batch, folder))
+                if why := candidate.absent(task):
+                    missing[str(candidate)] = why
+                elif candidate.method in peers.JAX:
+                    rows[candidate] = _of_jax(candidate.method, task, folder)
                 else:
-                    running[candidate] = Process(group, candidate, task, batch, folder, stack)
+                    running[candidate] = _Process(candidate, task, folder, stack)
             except Exception as error:
-                missing.append(Missing(candidate, False, benchmark.in_one_line(error)))
-        times = benchmark.measure(running, **options)
-    missing += [Missing(each, absent=False, why=why) for each, why in times.failed.items()]
-    for candidate, took in times.items():
-        weight = running[candidate].weight
-        rows.append(Row(candidate, took.median, took.iqr, rounds=len(took.times), **weight))
-    return Study(group, task, rows, missing, times.cut_short)
+                first_line = (str(error).strip() or "no message").splitlines()[0]
+                missing[str(candidate)] = f"failed: {type(error).__name__}: {first_line}"
+        for candidate, took in benchmark.measure(running, **options).items():
+            measured = {"median": took.median, "iqr": took.iqr, "rounds": len(took.times)}
+            rows[candidate] = measured | running[candidate].facts
+    rows = [candidate._asdict() | row for candidate, row in rows.items()]
+    return task._asdict() | {"rows": rows, "missing": missing}
 
 
-class Process:
-    """A candidate, built and weighed in a process that `stack` ends; timed as torch's `Timer`."""
+class _Process:
+    """A candidate in a process that `stack` ends, to be timed as torch's `Timer`."""
 
-    def __init__(
-        self,
-        group: str,
-        candidate: Candidate,
-        task: Task,
-        batch: list[np.ndarray],
-        folder: str,
-        stack: ExitStack,
-    ) -> None:
-        # A cache of its own, so that compiling costs what it costs the first time.
-        settings = {"TORCHINDUCTOR_CACHE_DIR": folder}
-        if candidate.allocator == HUGE_PAGES:  # read when a process starts
-            settings["THP_MEM_ALLOC_ENABLE"] = "1"
-        ignored = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who measures
+    def __init__(self, candidate: Candidate, task: Task, folder: str, stack: ExitStack) -> None:
+        settings = {"TORCHINDUCTOR_CACHE_DIR": folder}  # so that the first run compiles
+        if candidate.allocator == HUGE_PAGES:
+            settings["THP_MEM_ALLOC_ENABLE"] = "1"  # read when a process starts
+        ignored = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
         self.pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"), *ignored))
-        given = group, candidate, task, batch, torch.get_num_threads()
         with mock.patch.dict(os.environ, settings):  # the first call starts the process
-            self.weight = self.pool.submit(_weigh, *given).result()
+            self.facts = self.pool.submit(_start, candidate, task).result()
 
     def timeit(self, number: int) -> Measurement:
         """Time it there, as `torch.utils.benchmark.Timer.timeit` does here."""
-        seconds, self.weight["faults"] = self.pool.submit(_time, number).result()
+        seconds, self.facts["faults"] = self.pool.submit(_time, number).result()
         return Measurement(number, seconds, TaskSpec("", ""))
 
 
-def _weigh(
-    group: str, candidate: Candidate, task: Task, batch: list[np.ndarray], threads: int
-) -> dict[str, Any]:
-    """Build and run twice: how long the first takes, the memory at most and after."""
+def _start(candidate: Candidate, task: Task) -> dict[str, Any]:
+    """Build and run twice: how long the first takes, and the bytes that are held from then on."""
     devices.make_repeatable(0)  # on a GPU, too, float32 is measured, and not TF32
-    torch.set_num_threads(threads)
     if candidate.allocator == KEEP_FREED:
         _here["kept"] = memory.keep_freed()
         _here["kept"].__enter__()  # until the process ends
-    device = torch.device(task.device)
-    images, labels = (torch.from_numpy(each).to(device) for each in batch)
-    run = candidates.build(group, candidate, candidates.make_model(task), images, labels)
+    run = candidate.build(*task.load())
     _here["timer"] = benchmark.timer(run)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # to what is in use now
-    before, start = _used(device), time.perf_counter()
+    before, start = _held(task), time.perf_counter()
     run()
-    _used(device)  # on a GPU, waits until it is done
+    _held(task)  # on a GPU, waits until it is done
     first = time.perf_counter() - start
     run()
-    peak, held = (b and a - b for b, a in zip(before, _used(device), strict=True))
-    return {"first": first, "peak": peak, "held": held}
+    return {"first": first, "held": before and _held(task) - before}
 
 
-def _used(device: torch.device) -> tuple[int | None, int | None]:
-    """Return the bytes that were in use at most, and those held now; on a GPU, by PyTorch."""
-    if device.type != "cuda":
-        return memory.high_water(), memory.resident()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+def _held(task: Task) -> int | None:
+    """Return the bytes that this process holds; on a GPU, those that PyTorch holds there."""
+    if torch.device(task.device).type != "cuda":
+        return memory.resident()
+    torch.cuda.synchronize(task.device)
+    return torch.cuda.memory_reserved(task.device)
 
 
 def _time(number: int) -> tuple[list[float], int | None]:
@@ -121,14 +111,14 @@ def _time(number: int) -> tuple[list[float], int | None]:
     return seconds, before and (memory.page_faults() - before) // runs
 
 
-def of_jax(candidate: Candidate, task: Task, batch: list[np.ndarray], folder: str) -> Row:
+def _of_jax(method: str, task: Task, folder: str) -> dict[str, Any]:
     """Measure a method of JAX: its worker takes all rounds at once, not in turns."""
-    state = candidates.make_model(task).state_dict()
-    weights = {name: each.cpu().numpy() for name, each in state.items()}
+    model, images, labels = task.load()
+    arrays = {**model.state_dict(), "images": images, "labels": labels}
     inputs = f"{folder}/inputs.npz"
-    np.savez(inputs, images=batch[0], labels=batch[1], **weights)
-    command = [peers.jax_python(), "-m", "helpers.study.jax_worker", candidate.method, inputs]
+    np.savez(inputs, **{name: each.cpu().numpy() for name, each in arrays.items()})
+    command = [peers.jax_python(), "-m", "helpers.study.jax_worker", method, inputs]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    return Row(candidate, **json.loads(done.stdout))
+    return json.loads(done.stdout)

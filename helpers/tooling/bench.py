@@ -1,32 +1,73 @@
 """Measure what lesson 7 speaks of on this machine, each candidate in its own process: `make bench`.
 
-Prints tables and writes `build/<device>/bench.json`, after each comparison what there is so far.
+Prints tables and writes `build/<device>/bench.json`, after each network what there is so far.
 """
 
 import argparse
+import json
+import os
+import platform
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 
 from helpers import devices
-from helpers.study import candidates, peers, processes, records, tables
-from helpers.study.records import DEFAULT, Candidate, Study, Task
+from helpers.study import peers, processes
+from helpers.study.candidates import CANDIDATES, DEFAULT, HUGE_PAGES, Candidate, Task
 
-PLAN = (
-    ("gradients", "SimpleCNN", 64),
-    ("jacobians", "MLP", 256),
-    ("gradients", "MLP", 64),
-    ("gradients", "transformer", 64),
-)
-"""Group, model, batch size: what lesson 7 reads of a record."""
+NETWORKS = ("SimpleCNN", "MLP", "transformer")
+BOUND = 0.4
+"""The spread, as a share of the median, above which a row is no measurement: half of the rounds
+then lie further apart than that, and the ratios of two such rows say nothing."""
 
 
 def on(device: torch.device, candidates: Iterable[Candidate]) -> list[Candidate]:
     """Leave out what says nothing of a GPU: the allocators of a CPU, and JAX, which runs on one."""
     cpu, jax = device.type == "cpu", peers.JAX
     return [c for c in candidates if cpu or (c.allocator == DEFAULT and c.method not in jax)]
+
+
+def record(device: torch.device, studies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put studies together with the machine, the versions and the date."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
+    processor = found[1].strip() if found else platform.processor() or platform.machine()
+    machine = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+    }
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "numpy", "opacus", "backpack-for-pytorch", "jax"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    date = datetime.now(UTC).date().isoformat()
+    return {"machine": machine, "versions": versions, "date": date, "studies": studies}
+
+
+def table(study: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the rows of a study, by the fields of its candidates."""
+    return pd.DataFrame(study["rows"]).set_index([*Candidate._fields])
+
+
+def disturbed(study: Mapping[str, Any]) -> list[str]:
+    """Name what was disturbed while it was measured.
+
+    Of huge pages nothing is said: on a virtual machine, they are slow in some rounds by themselves.
+    """
+    wild = [row for row in study["rows"] if row["iqr"] > BOUND * row["median"]]
+    names = [Candidate(*(row[field] for field in Candidate._fields)) for row in wild]
+    return [f"{study['model']}: {name}" for name in names if name.allocator != HUGE_PAGES]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,27 +80,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     path = Path("build") / str(device).replace(":", "-") / "bench.json"
-    done: list[Study] = []
-    for group, model, size in PLAN:
-        chosen = on(device, candidates.of_group(group))
+    done, wild = [], []
+    for network in NETWORKS:
         try:
-            done.append(processes.run(group, Task(model, size, device=str(device)), chosen))
-        except KeyboardInterrupt:  # before a round of this comparison was finished
+            study = processes.run(Task(network, 64, str(device)), on(device, CANDIDATES))
+        except KeyboardInterrupt:
             return 130
-        records.write(records.make(device, done), path)
-        table = tables.times(done[-1]).join(tables.memory(done[-1])).fillna("")
-        print(f"\n{group}, {model}, B = {size}\n{table.to_string()}")
-        for absence in done[-1].missing:
-            print(f"  {absence.candidate}: {absence.why}")
-        if "interrupted" in (done[-1].cut_short or ""):
-            return 130
+        done.append(study)
+        wild += disturbed(study)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record(device, done), indent=1) + "\n")
+        print(f"\n{network}, B = 64\n{table(study).to_string()}")
+        for name, why in study["missing"].items():
+            print(f"  {name}: {why}")
     print(f"\nThe record is {path}: to keep it, copy it to notebooks/measurements/")
-    disturbed = records.disturbed(done)
-    if disturbed:
-        spread = f"a spread above {records.BOUND:.0%} of the median"
+    if wild:
+        spread = f"a spread above {BOUND:.0%} of the median"
         print(f"Not to be kept: {spread}. Measure again when nothing else runs:", file=sys.stderr)
-        print(*disturbed, sep="\n", file=sys.stderr)
-    return int(bool(disturbed))
+        print(*wild, sep="\n", file=sys.stderr)
+    return int(bool(wild))
 
 
 if __name__ == "__main__":

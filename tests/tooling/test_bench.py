@@ -1,47 +1,61 @@
 """The command line of the measurement: what it writes, and what it does not let pass as one."""
 
-from dataclasses import replace
+import json
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from helpers.study import candidates, processes, records
-from helpers.study.records import DEFAULT, Candidate, Row, Study
+from helpers.study import processes
+from helpers.study.candidates import CANDIDATES, DEFAULT, HUGE_PAGES, Candidate
 from helpers.tooling import bench
+from tests.tooling.samples import ROOT
 
-CALM = Row(Candidate("batch gradient"), 0.01, 0.001, 5, 0, 0, 0, 0.1)
+
+def row(method, iqr, **settings):
+    return Candidate(method, **settings)._asdict() | {"median": 0.01, "iqr": iqr, "faults": None}
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """Measure nothing: every comparison has this row."""
+def rows(monkeypatch, tmp_path):
+    """Measure nothing: every network has these rows."""
     monkeypatch.chdir(tmp_path)
-    rows = [CALM]
-    monkeypatch.setattr(processes, "run", lambda group, task, _: Study(group, task, tuple(rows)))
-    return rows
+    measured = [row("batch gradient", 0.001), row("vmap(grad)", 0.008, allocator=HUGE_PAGES)]
+
+    def run(task, chosen):
+        return task._asdict() | {"rows": measured, "missing": {"BackPACK": "it is not installed"}}
+
+    monkeypatch.setattr(processes, "run", run)
+    return measured
 
 
-def test_the_record_holds_the_plan_unless_it_was_disturbed(measured, tmp_path, capsys):
+def test_the_record_holds_the_plan_unless_it_was_disturbed(rows, tmp_path, capsys):
     assert bench.main(["--device", "cpu"]) == 0
-    record = records.read(tmp_path / "build" / "cpu" / "bench.json")
-    planned = [(study.group, study.task.model, study.task.batch_size) for study in record.studies]
-    assert planned == list(bench.PLAN)
+    record = json.loads((tmp_path / "build" / "cpu" / "bench.json").read_text())
+    assert [study["model"] for study in record["studies"]] == list(bench.NETWORKS)
+    assert record["studies"][0]["rows"] == rows
+    assert "BackPACK: it is not installed" in capsys.readouterr().out
     assert bench.main(["--device", "abacus"]) == 2
-    measured.append(replace(CALM, candidate=Candidate("loop"), iqr=0.005))
+    rows.append(row("loop", 0.005))
     assert bench.main(["--device", "cpu"]) == 1
-    assert "gradients, SimpleCNN, B = 64: loop" in capsys.readouterr().err
+    assert "SimpleCNN: loop\n" in capsys.readouterr().err
 
 
-def test_an_interrupt_keeps_what_was_finished(measured, monkeypatch, tmp_path):
-    run, cut_short = processes.run, "2 of 5 rounds: it was interrupted"
-    monkeypatch.setattr(processes, "run", lambda *a: replace(run(*a), cut_short=cut_short))
+def test_an_interrupt_keeps_what_was_finished(rows, monkeypatch, tmp_path):
+    first = {"model": "SimpleCNN", "rows": rows, "missing": {}}
+    monkeypatch.setattr(processes, "run", Mock(side_effect=[first, KeyboardInterrupt]))
     assert bench.main(["--device", "cpu"]) == 130
-    (study,) = records.read(tmp_path / "build" / "cpu" / "bench.json").studies
-    assert study.cut_short == cut_short
+    record = json.loads((tmp_path / "build" / "cpu" / "bench.json").read_text())
+    assert [study["model"] for study in record["studies"]] == ["SimpleCNN"]
+
+
+def test_no_record_that_is_kept_was_disturbed():
+    for path in (ROOT / "notebooks" / "measurements").glob("*.json"):
+        assert not any(map(bench.disturbed, json.loads(path.read_text())["studies"]))
 
 
 def test_a_gpu_is_not_measured_with_allocators_of_the_cpu():
-    left = bench.on(torch.device("cuda:0"), candidates.of_group("gradients"))
+    left = bench.on(torch.device("cuda:0"), CANDIDATES)
     assert Candidate("vmap(grad)", compiled=True) in left
     assert {candidate.allocator for candidate in left} == {DEFAULT}
     assert not [candidate for candidate in left if "JAX" in candidate.method]
