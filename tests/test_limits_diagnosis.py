@@ -33,7 +33,7 @@ MEASURED = [
     ("item", "Scaled()"),
     ("numpy", "ByNumpy()"),
     ("dynamic-shape", "Classifier()", "of_positive"),
-    ("memory-format", "ChannelsLast()"),
+    ("memory-format", "conv_net(ChannelsLast)"),
     ("nested-tensors", "Masked().eval()", USUAL[0], "rows"),
     ("batchnorm-in-training", "conv_net(nn.BatchNorm2d(4))"),
     ("batchnorm-in-training", "nn.Sequential(Classifier(), nn.BatchNorm1d(10))"),

@@ -28,7 +28,8 @@ def diagnose(
     It compares `vmap(grad)` over `functional_call`, the loop and `func_gradients` on at most four
     samples; the model before and after; rows alone with rows together; and the loss of the batch
     with those of its samples. Model, mode, buffers and random streams are put back as they were.
-    It cannot see the code that calls the model (a wrong `in_dims`, parameters not detached).
+    It cannot see the code that calls the model (a wrong `in_dims`, parameters not detached), and
+    cannot put back what is kept outside the model, as by `functools.lru_cache`.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.

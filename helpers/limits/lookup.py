@@ -66,8 +66,7 @@ def match(message: str, traceback: str = "") -> Entry | None:
 
     Args:
         message: The message of an error or of a warning, whole.
-        traceback: Files, functions and lines of code, a line each, of the innermost code that is
-            not PyTorch's, and of what it called.
+        traceback: Files, functions and lines of the innermost code outside PyTorch, and below it.
     """
     first = next(iter(ranked(message, traceback)), None)
     return first if first and (not first.near or re.search(first.near, traceback, re.M)) else None
@@ -77,8 +76,7 @@ def find(message: str) -> Markdown:
     """Write the entries that a message or a few words lead to, the most likely first.
 
     Args:
-        message: The message of an error or of a warning, whole or in part; or a traceback; or
-            words of a heading, a symptom, a cause or a fix.
+        message: The message of an error or a warning, or part of it; a traceback; or words.
     """
     said = " ".join(message.split())
     found = ranked(message, message) or _nearest(said.lower())
