@@ -11,8 +11,7 @@ import torch
 import helpers
 from helpers.limits import entries, find
 from helpers.limits.lookup import match
-from helpers.tooling.lesson import files
-from tests.support.lesson_06 import LESSON, NAMES, found, run, told
+from tests.support.lesson_06 import NAMES, found, run, told
 
 
 @pytest.mark.parametrize("name", entries())
@@ -24,20 +23,20 @@ def test_an_entry_is_found_by_each_thing_that_it_shows(name):
             assert name in found(f"RuntimeError: before {fragments}\n and after")
 
 
-def test_words_of_symptom_cause_and_way_out_lead_to_an_entry():
-    assert "sparse-embedding" in found("Sparse=True")
-    assert "random-draws" in found('`randomness="different"` to train')
-    assert found("which Jacobian backend") == ["jacobian-backends"]
-    assert "No entry" in find("no such words")
+def test_words_of_symptom_cause_and_fix_lead_to_an_entry():
+    assert found("nn.Embedding(sparse=True) with vmap")[0] == "sparse-gradients"
+    assert found('`randomness="different"` to train')[0] == "random-draws"
+    assert found("which Jacobian backend")[0] == "jacobian-backends"
+    assert found("gradients of a contrastive loss are 0")[0] == "samples-that-meet-in-the-loss"
+    assert "No entry" in find("zebras crossing streets")
 
 
 def test_of_several_with_one_message_the_traceback_decides():
-    said = "vmap: attempting to use a Tensor in some data-dependent control flow"
-    assert entries()["one-hot"].apart in find(said)
-    assert match(said, "loss.py\nloss\nreturn z[label]").name == "index-by-target"
-    assert match(said, "loss.py\nloss\nF.one_hot(y, 3)").name == "one-hot"
-    assert match(said).name == "data-dependent-branch"
-    assert match("Cannot access storage of TensorWrapper", "model.py") is None
+    said = "The size of tensor a (8) must match the size of tensor b (9) at non-singleton dimension"
+    assert match(said) is None
+    assert match(said, "model.py\nforward\nreturn self.prelu(x)").name == "prelu-in-jacobians"
+    said = "You tried to vmap over ApplyTemplate, but it does not have vmap support."
+    assert found(said)[:2] == ["compiled-custom-backward", "autograd-function"]
 
 
 ALONE = """
@@ -60,27 +59,19 @@ def test_a_copy_of_the_helpers_knows_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_entry_runs_below_the_top_alone_and_its_message_leads_to_it(name, capsys):
+def test_an_entry_runs_below_the_top_alone_and_what_it_raises_leads_to_it(name):
     if name == "compiled-forward-mode" and not torch.__version__.startswith("2.13."):
         pytest.skip("it raises or runs, by what was compiled before")
     done, entry = run(name), entries()[name]
-    printed = capsys.readouterr().out
-    assert "no warning: " not in printed
-    messages = [f"{type(each).__name__}: {each}" for each in done.raised]
-    if entry.part == "loud":
-        assert messages
-        assert any(entry.matches(" ".join(each.split())) for each in messages)
-        assert name in found(messages[0])
-    same = [each for each in entries().values() if any(map(each.matches, messages[:1]))]
-    if len(same) > 1 and entry in same:
-        assert all(each.apart for each in same), [each.name for each in same]
+    if torch.__version__.startswith("2.13."):  # others word some messages otherwise
+        loud = not entry.seen[0].startswith(("wrong", "slow", "FutureWarning", "UserWarning"))
+        assert done.raised or not loud
+        for each in done.raised:  # many that are mended fall back, too
+            others = {"operator-fallback"} if isinstance(each, Warning) else set()
+            assert found(f"{type(each).__name__}: {each}")[0] in {name, *others}
 
 
 def test_find_and_the_lesson_say_the_same():
     assert [*told()] == NAMES
     for name, entry in told().items():
         assert entries()[name] == entry, "helpers/limits/entries.toml, or the text of the lesson"
-
-
-def test_nothing_had_changed_when_the_lesson_was_saved():
-    assert not any("changed: " in str(c.get("outputs", "")) for c in files.read(LESSON).cells)

@@ -23,43 +23,54 @@ from tests.support.snapshot import Snapshot
 from tests.test_matrix import CASES, prepare, truth_of
 
 BATCH = top()["images"], top()["labels"]
-Classifier, bare_gradients = top()["Classifier"], top()["bare_gradients"]
+Classifier, per_sample_grads = top()["Classifier"], top()["per_sample_grads"]
 
-# By entry, what its first cell shows to be wrong; `images` for a broken model at images.
-USUAL = """data-dependent-branch item numpy-or-list tensor-of-tensors dynamic-shape memory-format
-batchnorm-in-training batchnorm-of-one-value instancenorm-with-statistics in-place-into-zeros
-copy-into-zeros sample-into-buffer random-draws autograd-function custom-operator
-autograd-function-without-vmap full-backward-hook checkpointing requires-grad-inside data-parallel
-scripted-module aliased-buffers frozen-parameters samples-that-meet numpy-draws"""
-MEASURED = {
-    **dict.fromkeys(USUAL.split(), "broken, F.cross_entropy, images, labels"),
-    **dict.fromkeys(
-        ["embedding-max-norm", "sparse-embedding"], "broken, F.cross_entropy, tokens, labels"
-    ),
-    **dict.fromkeys(
-        ["layernorm-under-autocast", "fused-attention"], "broken, F.cross_entropy, singles, labels"
-    ),
-    "nested-tensors": "broken, F.cross_entropy, rows, labels",
-    "boolean-mask": "classifier, masked_loss, images, labels",
-    "index-by-target": "classifier, indexed_loss, images, labels",
-    "one-hot": "classifier, one_hot_loss, images, labels",
-    "backward-inside": "classifier, backward_loss, images, labels",
-    "loss-is-no-scalar": "classifier, loss_fn, images, labels",
-    "operator-fallback": "classifier, scattered_loss, images, labels",
-    "class-weights": "classifier, loss_fn, images, labels",
-    "means-of-unequal-units": (
-        "model, lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten()), tokens, following"
-    ),
-    "loss-that-broadcasts": "model, F.mse_loss, images, ages",
-    # The bare composition has harmed what the cell made: so a new one.
-    "packed-sequence": "LastState().to(rows), F.cross_entropy, rows, labels",
-    "recurrent-layer": "Reading().to(rows), F.cross_entropy, rows, labels",
-    "lstm-fallback": "Reader().to(singles), F.cross_entropy, singles, labels",
-    "shared-layer": "Twice().to(images), F.cross_entropy, images, labels",
-    "stashed-activation": "Stashing().to(images), F.cross_entropy, images, labels",
-    "written-weights": "Clamping().to(images), F.cross_entropy, images, labels",
-    "state-on-self": "Counter().to(images), F.cross_entropy, images, labels",
-}
+# By entry, what is wrong in its cells: a model; and its loss, data and targets if not as usual.
+USUAL = "F.cross_entropy", "images", "labels"
+MEASURED = [
+    ("data-dependent", "Classifier()", "indexed"),
+    ("data-dependent", "Classifier()", "one_hot"),
+    ("item", "Scaled()"),
+    ("numpy", "ByNumpy()"),
+    ("dynamic-shape", "Classifier()", "of_positive"),
+    ("memory-format", "conv_net(ChannelsLast)"),
+    ("nested-tensors", "Masked().eval()", USUAL[0], "rows"),
+    ("batchnorm-in-training", "conv_net(nn.BatchNorm2d(4))"),
+    ("batchnorm-in-training", "nn.Sequential(Classifier(), nn.BatchNorm1d(10))"),
+    ("batchnorm-in-training", "conv_net(nn.InstanceNorm2d(4, track_running_stats=True))"),
+    ("in-place-write", "Padding()"),
+    ("in-place-write", "Remembering()"),
+    ("in-place-write", "Reading()", USUAL[0], "rows"),
+    ("embedding-max-norm", "words(max_norm=1.0)", USUAL[0], "tokens"),
+    ("random-draws", "nn.Sequential(nn.Dropout(0.5), Classifier())"),
+    ("autograd-function", "Squared(OldSquare)"),
+    ("autograd-function", "Squared(NewSquare)"),
+    ("autograd-function", "ByOperator()"),
+    ("autograd-function", "hooked"),
+    ("checkpointing", "Checkpointed()"),
+    ("backward-inside", "Classifier()", "backward_loss"),
+    ("requires-grad-inside", "Penalized()"),
+    ("sparse-gradients", "words(sparse=True)", USUAL[0], "tokens"),
+    ("layernorm-under-autocast", "Mixed(Classifier(), nn.LayerNorm(10))", USUAL[0], "singles"),
+    ("loss-is-no-scalar", "Classifier()", "each_loss"),
+    ("stateless-api", "nn.DataParallel(Classifier())"),
+    ("stateless-api", "scripted"),
+    ("class-weights", "Classifier()", "weighted"),
+    ("means-of-unequal-units", "model", "of_tokens", "tokens", "following"),
+    ("loss-that-broadcasts", "model", "squared", "images", "ages"),
+    ("samples-that-meet-in-the-loss", "Classifier()", "contrastive", "images", "partners"),
+    ("samples-that-meet-in-the-loss", "Classifier()", "balance"),
+    ("aliased-buffers", "Counter(in_place=True)"),
+    ("shared-layer", "Twice()"),
+    ("escaped-tensor", "Stashing()"),
+    ("frozen-parameters", "broken"),
+    ("written-weights", "Clamping()"),
+    ("state-on-self", "Counter()"),
+    ("samples-that-meet", "Centering()"),
+    ("numpy-draws", "Noisy()"),
+    ("operator-fallback", "Reader()", USUAL[0], "rows.float()"),
+    ("operator-fallback", "Classifier()", "scattered"),
+]
 # Where the bare composition is right about these samples all the same: it is slow, its loop is
 # wrong about a batch, or what was found is about a later call or parameters that nobody asked for.
 RIGHT_ALL_THE_SAME = {
@@ -94,9 +105,13 @@ def random_streams() -> tuple[object, ...]:
     return torch.get_rng_state().tolist(), of_numpy[1].tobytes(), of_numpy[2], random.getstate()
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_it_names_the_entry(name):
-    diagnosis = diagnosed(*run(name, 1).case(MEASURED[name]))
+@pytest.mark.parametrize("case", MEASURED, ids=" ".join)
+def test_it_names_the_entry(case):
+    name, *told = case
+    names = run(name).names
+    model, *others = (eval(each, names) for each in (*told, *USUAL[len(told) - 1 :]))
+    like = others[1] if others[1].is_floating_point() else names["images"]
+    diagnosis = diagnosed(model.to(like), *others)
     assert found(diagnosis)[0] == name
     assert set(found(diagnosis)) <= {name, "samples-that-meet"}
     assert entries()[name].fix in str(diagnosis)
@@ -108,7 +123,7 @@ def goes_wrong(name: str) -> bool:
     before = Snapshot(case.model)
     try:
         with torch.compiler.set_stance("force_eager"):
-            got = bare_gradients(*case.args)
+            got = per_sample_grads(*case.args)
         assert_equal({name: got[name] for name in truth}, truth, 1e-9)
         return bool(before.changes())
     except Exception:  # whatever it is; and what a transform left dead cannot be read
@@ -247,7 +262,7 @@ def test_warnings_of_the_process_are_left_alone():
 def test_losses_are_told_apart_by_their_numbers():
     """Samples that meet in the loss are no means of unequal units, and nothing else either."""
     (finding,) = diagnosed(nn.Linear(3, 2).double(), contrastive, *SAMPLES).findings
-    assert (finding.entry, finding.where) == ("unknown", "loss_fn")
+    assert finding.entry == "samples-that-meet-in-the-loss"
     assert "have 0 each" in finding.measured
     labels, weight = torch.tensor([0, 1, 1, 0]), torch.tensor([1.0, 2]).double()
     weighted = functools.partial(F.cross_entropy, weight=weight)
@@ -280,9 +295,12 @@ def test_an_error_that_no_entry_covers_is_shown():
     assert finding.measured == "raises RuntimeError: not under transforms"
 
 
-@pytest.mark.parametrize("name", ["shared-layer", "stashed-activation"])
-def test_a_model_that_a_transform_has_harmed_is_recognised(name):
-    broken = run(name, 1).names["broken"]  # the cell has run the bare composition
+@pytest.mark.parametrize(
+    ("name", "kind"), [("shared-layer", "Twice"), ("escaped-tensor", "Stashing")]
+)
+def test_a_model_that_a_transform_has_harmed_is_recognised(name, kind):
+    broken = run(name).names[kind]().to(BATCH[0])
+    per_sample_grads(broken, F.cross_entropy, *BATCH)
     diagnosis = diagnose(broken, F.cross_entropy, *BATCH)
     assert found(diagnosis) == [name]
     assert "not possible" in diagnosis.conclusion

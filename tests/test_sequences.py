@@ -87,7 +87,7 @@ def test_sequences_in_the_other_helpers():
     torch.testing.assert_close(norms.gradient_norms(*args, chunk_size=1), lengths)
     diagnosis = limits.diagnose(*args)
     assert "equal for all 1 parameters" in diagnosis.conclusion
-    assert [each.entry for each in diagnosis.findings] == ["packed-sequence"]
+    assert [each.entry for each in diagnosis.findings] == ["data-dependent"]
     order = torch.zeros(1, 1, 2, dtype=torch.int64)
     packed = pack_sequence([torch.ones(2, 3)])
     with refused("unequal length"):

@@ -1,4 +1,4 @@
-"""What breaks under `torch.func`, loudly, silently and slowly: two tools over lesson 6.
+"""What breaks under `torch.func`, loudly, silently or slowly: the two tools of lesson 6.
 
 `find` says what an error message, a warning or a word leads to, `index` lists all entries, and
 `entries` gives them by name. `diagnose` looks for them in a model of your own.

@@ -13,14 +13,11 @@ from torch.func import debug_unwrap, functional_call, grad, vmap
 from helpers.benchmark import each_operation
 from helpers.gradients import differences, largest_difference
 from helpers.limits.findings import Finding, described, listed, most, of_error
-from helpers.limits.lookup import match
 from helpers.transforms import batches, fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.batches import Batch
 from helpers.transforms.restore import Snapshot, preserved, walk
 from helpers.transforms.sequences import Sequences
-
-Gradients = dict[str, Tensor]
 
 
 @dataclass
@@ -51,10 +48,10 @@ class Case:
             values.restore()
 
 
-def run(case: Case) -> tuple[list[Finding], Gradients | None]:
+def run(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
     """Run the composition; what raises in training mode goes to evaluation mode, and on."""
     if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
-        return [Finding("data", "packed, and vmap takes tensors alone", "packed-sequence")], None
+        return [Finding("data", "packed, and vmap takes tensors alone", "data-dependent")], None
     found: list[Finding] = []
     while True:
         try:
@@ -65,7 +62,7 @@ def run(case: Case) -> tuple[list[Finding], Gradients | None]:
             if not fallback.leads_to_loop(error):
                 raise
             finding = of_error(error, case.model)
-        if finding in found:  # evaluation mode was no way out
+        if finding in found:  # evaluation mode did not help
             case.in_eval.popitem()
             return found, None
         found.append(finding)
@@ -76,7 +73,7 @@ def run(case: Case) -> tuple[list[Finding], Gradients | None]:
         case.in_eval[finding.where] = module
 
 
-def _gradients(case: Case) -> Gradients:
+def _gradients(case: Case) -> dict[str, Tensor]:
     """Compute `{name: (B, *shape)}` as PyTorch's tutorial does."""
     named = dict(case.model.named_parameters())
     params = {
@@ -95,7 +92,7 @@ def _gradients(case: Case) -> Gradients:
     return compute(params, dict(case.model.named_buffers()), leaves)
 
 
-def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], Gradients]:
+def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], dict[str, Tensor]]:
     """Compute gradients, see what that changed in the model, and compute them again with it."""
     model, device = case.model, case.batch.leaves[0].device
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -113,21 +110,22 @@ def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], Gradien
         found.append(Finding("the model", measured, "numpy-draws"))
     if not found:
         streams.restore_random_state(begin)
-        slow: dict[str, dict[str, str]] = {}
+        slow: dict[str, str] = {}
         with each_operation(_noting_fallbacks(model, slow)):
             again = _gradients(case)
-        for entry, places in slow.items():
-            # A backward belongs to its forward, which has a place.
-            where = listed(sorted({*places.values()} - {""})) or "the loss or the backward pass"
-            found.append(Finding(where, f"no batching rule for {listed(places)}", entry))
+        if slow:  # a backward operation belongs to its forward one, which has a place
+            where = listed(sorted({*slow.values()} - {""})) or "the loss or the backward pass"
+            found.append(
+                Finding(where, f"no batching rule for {listed(slow)}", "operator-fallback")
+            )
         if wrong := differences(again, bare):  # kernels of a GPU may add up in any order
             said = f"a second call gives other gradients, {most(wrong)}"
             found.append(Finding(listed(wrong), said, "state-on-self"))
     return found, bare
 
 
-def _noting_fallbacks(model: nn.Module, found: dict[str, dict[str, str]]) -> Callable[..., None]:
-    """Note by entry which operations `vmap` has no rule for, and so runs slice by slice; where."""
+def _noting_fallbacks(model: nn.Module, found: dict[str, str]) -> Callable[..., None]:
+    """Note which operations `vmap` has no rule for, and so runs slice by slice, and where."""
     from torch._C import DispatchKey
 
     names = {id(module): name or "the model" for name, module in model.named_modules()}
@@ -144,9 +142,7 @@ def _noting_fallbacks(model: nn.Module, found: dict[str, dict[str, str]]) -> Cal
             while frame and not place:
                 place = names.get(id(frame.f_locals.get("self")), "")
                 frame = frame.f_back
-            operation = func.name().partition(".")[0]
-            entry = match(f"because we have not yet implemented the batching rule for {operation}")
-            found.setdefault(entry.name, {}).setdefault(operation, place)
+            found.setdefault(func.name().partition(".")[0], place)
 
     return note
 
@@ -156,17 +152,16 @@ def left_behind(model: nn.Module) -> Iterator[Finding]:
     own = (model.named_parameters, model.named_buffers)
     now = [each for named in own for each in named(remove_duplicate=False)]
     if left := [name for name, tensor in now if debug_unwrap(tensor, recurse=False) is not tensor]:
-        said = "a tensor of the transform stands in its place"
+        said = "a tensor of the transform is in its place"
         yield Finding(listed(left), said, "shared-layer")
     for name, module in model.named_modules():
-        registered = ("_parameters", "_buffers", "_modules")
         kept = {} if isinstance(module, torch.jit.ScriptModule) else vars(module)
-        for key in kept.keys() - registered:
+        for key in kept.keys() - {"_parameters", "_buffers", "_modules"}:
             for tensor in walk([kept[key]]):
                 try:
                     if isinstance(tensor, Tensor):
                         tensor.clone()
                 except RuntimeError as error:
                     where, said = f"{name}.{key}".lstrip("."), described(error)
-                    yield Finding(where, f"left in the model, raises {said}", "stashed-activation")
+                    yield Finding(where, f"left in the model, raises {said}", "escaped-tensor")
                     break

@@ -1,7 +1,4 @@
-"""A self-check of one's own model: its per-sample gradients in three ways, and what differs.
-
-Everything that is said was measured on a few samples. Nothing is read off the model's code.
-"""
+"""A check of a model, by measurement: its per-sample gradients in three ways, and what differs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +28,8 @@ def diagnose(
     It compares `vmap(grad)` over `functional_call`, the loop and `func_gradients` on at most four
     samples; the model before and after; rows alone with rows together; and the loss of the batch
     with those of its samples. Model, mode, buffers and random streams are put back as they were.
-    What lies in the calling code (a wrong `in_dims`, parameters not detached) it cannot see.
+    It cannot see the code that calls the model (a wrong `in_dims`, parameters not detached), and
+    cannot put back what is kept outside the model, as by `functools.lru_cache`.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
@@ -85,9 +83,7 @@ def _diagnosed(case: Case) -> Diagnosis:
     if grads is not None:
         frozen = [x for x, p in case.model.named_parameters() if x in grads and not p.requires_grad]
         if 0 < len(frozen) < len(grads):
-            largest = max(float(grads[name].abs().max()) for name in frozen)
-            measured = f"gets a gradient, of up to {largest:.1e}, and requires none"
-            found.append(Finding(listed(frozen), measured, "frozen-parameters"))
+            found.append(Finding(listed(frozen), "frozen, gets a gradient", "frozen-parameters"))
         if wrong := gradients.differences(grads, expected, tolerance):
             found.append(Finding(listed(wrong), f"differs from the loop, {most(wrong)}"))
     if whole and not whole.drew and len(singles) > 1:

@@ -39,13 +39,13 @@ class Diagnosis:
         return "\n".join([*lines, f"compared with the loop: {self.conclusion}"])
 
     def _repr_markdown_(self) -> str:
-        heads = ["where", "measured", "entry", "cause", "way out"]
+        heads = ["where", "measured", "entry", "cause", "fix"]
         rows = [(f"`{where}`", *others) for where, *others in self._rows()]
         found = markdown(heads, rows) if rows else "Nothing found."
         return f"{found}\n\n**Compared with the loop.** {self.conclusion}."
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """List the findings, each with the cause and the way out that its entry names."""
+        """List the findings, each with the cause and the fix that its entry names."""
         for each in self.findings:
             known = entries().get(each.entry)
             explained = (known.cause, known.fix) if known else ("", "")

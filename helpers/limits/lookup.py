@@ -1,6 +1,7 @@
-"""The entries of lesson 6, by name, by message and by word: what is seen, why, and the way out."""
+"""The entries of lesson 6, by name, by message and by word: what is seen, why, and the fix."""
 
 import functools
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -21,15 +22,9 @@ class Entry:
     cause: str
     fix: str
     apart: str = ""
-    """How to tell it from other entries with the same message; `""` if there are none."""
+    """How to recognize it where others share its message; `""` if that is not needed."""
     near: str = field(default="", compare=False)
-    """A pattern in the last lines of its traceback, where others share its message."""
-
-    @property
-    def part(self) -> str:
-        """What it does: `"loud"`, `"silent"` or `"slow"`."""
-        kinds = {"wrong": "silent", "slow": "slow", "UserWarning": "slow"}
-        return kinds.get(self.seen[0].partition(":")[0], "loud")
+    """A pattern that its traceback holds, if its message alone says too little."""
 
     def matches(self, message: str) -> int:
         """Return how many characters of a message the entry shows; 0 if not all of its own."""
@@ -46,7 +41,7 @@ class Markdown(str):
         return str(self)
 
     def __repr__(self) -> str:
-        # For displays without Markdown. The whole text would stand in a notebook twice.
+        # For displays without Markdown. The whole text would appear twice in a notebook.
         return "print(_) shows this as text"
 
 
@@ -57,43 +52,60 @@ def entries() -> dict[str, Entry]:
     return {name: Entry(name, tuple(each.pop("seen")), **each) for name, each in told.items()}
 
 
+def ranked(message: str, traceback: str) -> list[Entry]:
+    """List the entries that show a message: those first that fit the traceback and say most."""
+    said = " ".join(message.split())
+    found = {each: each.matches(said) for each in entries().values()}
+    fits = {each: bool(each.near and re.search(each.near, traceback, re.M)) for each in found}
+    found = {each: length for each, length in found.items() if length}
+    return sorted(found, key=lambda x: (fits[x], not x.near, found[x]), reverse=True)
+
+
 def match(message: str, traceback: str = "") -> Entry | None:
-    """Return the entry that a message leads to; of several, the one that a traceback speaks for.
+    """Return the entry that a message leads to, or None.
 
     Args:
         message: The message of an error or of a warning, whole.
-        traceback: Files, functions and lines of code, a line each, of the innermost code that is
-            not torch's, and of what it called.
+        traceback: Files, functions and lines of the innermost code outside PyTorch, and below it.
     """
-    said = " ".join(message.split())
-    found = [each for each in entries().values() if each.matches(said)]
-    spoken_for = [each for each in found if each.near and re.search(each.near, traceback, re.M)]
-    others = [each for each in found if not each.near]
-    return max(spoken_for or others, key=lambda each: each.matches(said), default=None)
+    first = next(iter(ranked(message, traceback)), None)
+    return first if first and (not first.near or re.search(first.near, traceback, re.M)) else None
 
 
 def find(message: str) -> Markdown:
-    """Write the entries that a message leads to, or a word.
+    """Write the entries that a message or a few words lead to, the most likely first.
 
     Args:
-        message: The message of an error or of a warning, whole or in part; or words, all of which
-            a heading, a symptom, a cause or a way out holds.
+        message: The message of an error or a warning, or part of it; a traceback; or words.
     """
     said = " ".join(message.split())
-    told = {
-        each: " ".join((each.name, *each.seen, each.cause, each.fix)).lower()
-        for each in entries().values()
-    }
-    found = (
-        [each for each in told if each.matches(said)]
-        or [each for each, text in told.items() if said.lower() in text]
-        or [each for each, text in told.items() if all(w in text for w in said.lower().split())]
-    )
+    found = ranked(message, message) or _nearest(said.lower())
     if not found:
         return Markdown(f"No entry of lesson 6 holds {_code(said)}.")
-    several = len(found) > 1
-    rows = [(_link(e), _seen(e, several=several), e.cause, e.fix) for e in found]
-    return Markdown(markdown(["entry", "what you see", "cause", "way out"], rows))
+    rows = [(_link(each), _seen(each), each.cause, each.fix) for each in found]
+    return Markdown(markdown(["entry", "what you see", "cause", "fix"], rows))
+
+
+def _nearest(said: str) -> list[Entry]:
+    """List three entries that hold what is said, or a third of its words; rare words count more."""
+    known = entries().values()
+    told = {x: " ".join((x.name, *x.seen, x.cause, x.fix, x.apart)).lower() for x in known}
+    words = {x: _words(text) for x, text in told.items()}
+    counts = {word: 1 + sum(word in held for held in words.values()) for word in _words(said)}
+
+    def share(words: frozenset[str]) -> float:
+        return sum(math.log(len(told) / counts[word]) for word in words & counts.keys())
+
+    whole = share(_words(said))
+    found = [x for x, text in told.items() if said in text or share(words[x]) > whole / 3]
+    names = {x: _words(f"{x.name} {x.name.replace('-', '_')}") for x in found}
+    return sorted(found, key=lambda x: (said not in told[x], -share(words[x]) - share(names[x])))[
+        :3
+    ]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w{3,}", text.lower()))
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -104,18 +116,17 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def index() -> Markdown:
-    """Write the list of all entries: name, what one sees, and how to tell it from others."""
-    lines = (f"- {_link(each)}: {_seen(each, several=True)}" for each in entries().values())
-    return Markdown("\n".join(lines))
+    """Write the list of all entries: name, and what one sees."""
+    return Markdown("\n".join(f"- {_link(each)}: {_seen(each)}" for each in entries().values()))
 
 
 def _link(entry: Entry) -> str:
     return f"[{entry.name}](#{entry.name})"
 
 
-def _seen(entry: Entry, *, several: bool) -> str:
+def _seen(entry: Entry) -> str:
     shown = [each if each.startswith(("wrong: ", "slow: ")) else _code(each) for each in entry.seen]
-    return "; ".join(shown) + (f". {entry.apart}" if several and entry.apart else "")
+    return "; ".join(shown) + (f". {entry.apart}" if entry.apart else "")
 
 
 def _fragments(seen: str) -> list[str]:

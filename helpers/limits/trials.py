@@ -104,7 +104,8 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
     shares = (together * apart).sum(1) / sizes
     seen = sizes.sqrt() > far * sizes.sqrt().max()  # the others' shares would be rounding
     shares = torch.where(seen, shares, shares[seen].mean() if seen.any() else 0.0)
-    if alike(together, shares[:, None] * apart) and alike(loss, (shares * alone).sum()):
+    weighted = alike(together, shares[:, None] * apart)
+    if weighted and alike(loss, (shares * alone).sum()):
         if shares.max() - shares.min() <= 0.01 * shares.abs().max():
             return []
         said += f", and of which {', '.join(f'{each:.3g}' for each in shares)} count"
@@ -117,7 +118,8 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
         fitted = case.loss_fn(predictions, targets.view_as(predictions)).detach()
         if targets.shape != predictions.shape and alike(fitted, alone.mean(), alone.sum()):
             return [Finding("loss_fn", said, "loss-that-broadcasts")]
-    return [Finding("loss_fn", f"{said}, and no weights of the samples give it")]
+    entry = Finding.entry if weighted else "samples-that-meet-in-the-loss"
+    return [Finding("loss_fn", f"{said}, and no weights of the samples give it", entry)]
 
 
 def _slopes(runs: list[Run]) -> Tensor | None:

@@ -24,33 +24,6 @@ class MendedInk(Ink):
 # + images >= 0.5
 
 # %% solution-2: correct
-def weighted_terms(model, images, labels, weights):
-    share = weights[labels] / weights[labels].sum()
-    grads = gradients.loop_gradients(model, F.cross_entropy, images, labels)
-    return {name: (g.flatten(1) * share[:, None]).view_as(g) for name, g in grads.items()}
-
-# %% solution-2: correct
-def weighted_terms(model, images, labels, weights):
-    terms = F.cross_entropy(model(images), labels, weight=weights, reduction="none")
-    names, params = zip(*model.named_parameters())
-    each = torch.eye(len(images)).to(terms) / weights[labels].sum()
-    return dict(zip(names, torch.autograd.grad(terms, params, each, is_grads_batched=True)))
-
-# %% solution-2: right shape, wrong values: rows
-# - g / weights
-# + g.mean(dim=0).expand_as(g) / weights
-
-# %% solution-2: not so yet: it changed weights in place
-# - grads = gradients
-# + weights /= weights[labels].sum()
-# +     grads = gradients
-
-# %% solution-2: right shape, wrong values: rows of others
-# - share =
-# + weights = torch.arange(1, 1 + len(weights)).to(images)  # the first it got
-# +     share =
-
-# %% solution-3: correct
 def grads_and_logits(model, images, labels):
     logits = model(images)
     losses = F.cross_entropy(logits, labels, reduction="none")
@@ -59,24 +32,24 @@ def grads_and_logits(model, images, labels):
     rows = torch.autograd.grad(losses, params, each, is_grads_batched=True)
     return dict(zip(names, rows)), logits.detach()
 
-# %% solution-3: correct
+# %% solution-2: correct
 # - functional_call(model, params
 # + functional_call(copy.deepcopy(model).to("meta"), params
 
-# %% solution-3: right shape, wrong values
+# %% solution-2: right shape, wrong values
 # - logits.squeeze(0)
 # + logits.squeeze(0).softmax(dim=0)
 
-# %% solution-3: wrong dtype
+# %% solution-2: wrong dtype
 # - logits.squeeze(0)
 # + logits.squeeze(0).float()
 
-# %% solution-3: not so yet: the model is called once: measured 2 calls
+# %% solution-2: not so yet: the model is called once: measured 2 calls
 def grads_and_logits(model, images, labels):  # the second call runs no hooks
     grads = gradients.func_gradients(model, F.cross_entropy, images, labels)
     return grads, model.forward(images).detach()
 
-# %% solution-4: correct
+# %% solution-3: correct
 def referee(model, image, label, candidates):  # in place, and put back to the bit
     kept = {name: p.detach().clone() for name, p in model.named_parameters()}
     v, losses = {name: torch.randn_like(p) for name, p in kept.items()}, []
@@ -86,28 +59,28 @@ def referee(model, image, label, candidates):  # in place, and put back to the b
                 p.copy_(kept[name] + step * v[name])
             losses.append(F.cross_entropy(model(image), label))
     slope = (losses[0] - losses[1]) / 2e-5
-    foretold = {c: sum((g[n] * v[n]).sum() for n in v) for c, g in candidates.items()}
-    return sorted(foretold, key=lambda candidate: (foretold[candidate] - slope).abs())[0]
+    predicted = {c: sum((g[n] * v[n]).sum() for n in v) for c, g in candidates.items()}
+    return sorted(predicted, key=lambda candidate: (predicted[candidate] - slope).abs())[0]
 
-# %% solution-4: correct
+# %% solution-3: correct
 # - (loss(1e-5) - loss(-1e-5)) / 2e-5
 # + (loss(1e-7) - loss(0)) / 1e-7  # one-sided
 
-# %% solution-4: not so yet: it finds the one that is right
+# %% solution-3: not so yet: it finds the one that is right
 def referee(model, image, label, candidates):
     return "vmap(grad)"  # the answer to the question, and no referee
 
-# %% solution-4: not so yet: of these two, vmap(grad) is right
+# %% solution-3: not so yet: of these two, vmap(grad) is right
 # - slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
 # + step = torch.zeros_like(image[0, 0, 0, 0], requires_grad=True)
 # +     slope = torch.autograd.grad(loss(step), step)[0]
 
-# %% solution-4: not so yet: it changed model
+# %% solution-3: not so yet: it changed model
 # - return min(
 # + next(model.parameters()).data.add_(1e-5)
 # +     return min(
 
-# %% solution-4: not so yet: it finds it where every backward is wrong
+# %% solution-3: not so yet: it finds it where every backward is wrong
 def referee(model, image, label, candidates):  # by vmap(grad), which is the other party
     mine = gradients.func_gradients(model, F.cross_entropy, image, label)
     off = {c: sum((g[n] - own[0]).norm() for n, own in mine.items()) for c, g in candidates.items()}

@@ -14,15 +14,13 @@ from tests.tooling.samples import DOOR, LESSONS, ROOT, cell, run_pytest
 STARTED = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.support.pretend\n"
 CANNOT = {
     "06_limits": (
-        "sparse-embedding",  # would end the process
+        "sparse-gradients",  # would end the process
         "shared-layer",  # torch copies wrappers in another way, and refuses in other words
-        # `.to()` gives a lazy parameter other data, which a wrapper cannot have.
-        *("lazy-module", "lazy-module-mended"),
+        "lazy-module",  # `.to()` gives a lazy parameter other data, which a wrapper cannot have
         # ExpandedWeights are a subclass of tensors, as those of the device are.
-        *("wrong-loss-reduction", "wrong-loss-reduction-mended"),
+        "wrong-loss-reduction",
         # An accelerator has one operation for a cell of an LSTM or a GRU, which a CPU has not.
-        *("packed-sequence", "packed-sequence-mended", "recurrent-layer-mended"),
-        *("lstm-fallback", "lstm-fallback-mended", "lstm-fallback-time", "recurrent-rule-mended"),
+        *("data-dependent", "data-dependent-fixed", "operator-fallback", "recurrent-rule"),
     ),
     "07_speed_and_memory": ("ways", "measure", "table", "picture"),  # ExpandedWeights
 }
