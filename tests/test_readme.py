@@ -87,7 +87,7 @@ def minutes_of(cells: list[dict]) -> int:
     words = lines = 0
     for cell in cells:
         text = "".join(cell["source"])
-        if re.search(r"(?m)^## (Exercises|4\. Loud)", text):
+        if re.search(r"(?m)^## Exercises", text):
             break
         if cell["cell_type"] == "markdown":
             words += len(text.split())

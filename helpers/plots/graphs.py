@@ -41,8 +41,6 @@ def curves(
     return finish(figure, legend=2, **labels)
 
 
-
-
 def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Figure:
     """Draw groups `{name: (T,)}` as rows of points, sorted by their means, each mean as a bar.
 
@@ -63,17 +61,6 @@ def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Fig
     axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
     axis.set_ylim(len(ordered) - 0.4, -0.75)
     return finish(figure, **labels)
-
-
-def shares(values: Mapping[str, float], *, xlabel: str, title: str) -> Figure:
-    """Draw shares `{name: share}`, 1 for all of it, as bars, each with its percentage."""
-    figure, (axis,) = axes(0.34 * len(values) + 1, grid="x")
-    bars = axis.barh(list(values), [100 * share for share in values.values()])
-    axis.bar_label(bars, fmt="%.0f %%", fontsize=9, padding=3)
-    axis.invert_yaxis()
-    axis.set_xticks(range(0, 101, 25))
-    axis.margins(x=0.2)
-    return finish(figure, title, xlabel=f"{xlabel} (%)")
 
 
 def prices(

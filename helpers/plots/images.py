@@ -4,15 +4,12 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from torch import Tensor
 
 from helpers.plots.figures import WIDTH, axes, finish
 
 IN_A_ROW = 5
 """Digits in one row of a picture: more of them would be too small to read on a phone."""
-# Blue below zero, white at zero, red above; gray is what holds no number.
-_SIGNED = plt.get_cmap("RdBu_r").with_extremes(bad="lightgray")
 
 
 def digits(images: Tensor, titles: Sequence[object], *, title: str = "") -> Figure:
@@ -60,17 +57,7 @@ def attributions(
     return finish(figure, title)
 
 
-def _draw(axis: plt.Axes, image: Tensor, limit: float | None = None) -> AxesImage:
-    """Draw one image without ticks: dark ink on light paper, or what has signs up to a limit."""
-    low, high, colours = (0, 1, "gray_r") if limit is None else (-limit, limit, _SIGNED)
+def _draw(axis: plt.Axes, image: Tensor) -> None:
+    """Draw one image without ticks, dark ink on light paper."""
     axis.set(xticks=[], yticks=[])
-    return axis.imshow(image.cpu(), interpolation="nearest", cmap=colours, vmin=low, vmax=high)
-
-
-def _blocks(axis: plt.Axes, sizes: Tensor) -> list[float]:
-    """Rule the rows and columns of a matrix into blocks; return where their middles are."""
-    ends = sizes.cumsum(0)
-    for end in ends[:-1].tolist():
-        for line in (axis.axhline, axis.axvline):
-            line(end - 0.5, color="black", linewidth=0.4)
-    return (ends - sizes / 2 - 0.5).tolist()
+    axis.imshow(image.cpu(), interpolation="nearest", cmap="gray_r", vmin=0, vmax=1)
