@@ -17,7 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
+from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
+
+
+class _Watched(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "_weight_norm":
+            raise ValueError(
+                "a step goes through weight_norm, of which torch gets the second derivative wrong: "
+                "write the weight as g * v / v.norm()"
+            )
+        return func(*args, **(kwargs or {}))
+
 
 State = Any
 """A tree of tensors: parameters, and what an optimizer keeps."""
@@ -51,7 +63,8 @@ def metagradient(
         `(N,)`; detached.
 
     Raises:
-        ValueError: There is no step.
+        ValueError: There is no step, or a step goes through `weight_norm`, of which torch gets the
+            second derivative wrong (lesson 6).
 
     Example:
         >>> def step(w, weights, batch):  # gradient descent on weights * (w - 1)^2 / 2
@@ -66,8 +79,9 @@ def metagradient(
     parts = [batches[i : i + size] for i in range(0, len(batches), size)]
 
     def run(state: State, weights: Tensor, part: Sequence[Any]) -> State:
-        for batch in part:
-            state = step(state, weights, batch)
+        with _Watched():
+            for batch in part:
+                state = step(state, weights, batch)
         return state
 
     state, kept = start, []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from helpers.gradients import functorch_gradients
 from helpers.limits import Diagnosis, diagnose, entries
@@ -304,6 +304,26 @@ def test_a_model_that_a_transform_has_harmed_is_recognised(name, kind):
     diagnosis = diagnose(broken, F.cross_entropy, *BATCH)
     assert found(diagnosis) == [name]
     assert "not possible" in diagnosis.conclusion
+
+
+def laplacian(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    with torch.enable_grad():
+        inputs = inputs.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(inputs).sum(), inputs, create_graph=True)
+        rows = (torch.autograd.grad(s.sum(), inputs, create_graph=True)[0] for s in slope.T)
+        return sum(row[:, i] for i, row in enumerate(rows))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"), [(nn.LayerNorm(8), ["layernorm-third-order"]), (nn.RMSNorm(8), [])]
+)
+@pytest.mark.parametrize("forward", [laplacian, lambda m, x: m.net(x)])
+def test_finite_differences_find_what_the_loop_gets_wrong(forward, norm, expected):
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), norm, nn.Linear(8, 1))
+    diagnosis = diagnose(
+        zoo.Apply(forward, net=net), zoo.squared, torch.randn(4, 2), torch.ones(4, 1)
+    )
+    assert found(diagnosis) == (expected if forward is laplacian else [])
 
 
 RIGHT = {"model": Classifier().double(), "loss_fn": F.cross_entropy}

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp, vmap
+from torch.nn.utils.parametrizations import weight_norm
 
 from helpers import benchmark, ensembles, optimizers
 from helpers.metagradients import metagradient
@@ -68,3 +69,16 @@ def test_it_holds_the_graph_of_about_the_root_of_the_steps():
     peak = benchmark.memory(lambda: metagradient(*given)).peak
     whole = benchmark.memory(lambda: vjp(lambda w: through(*given[:2], w, *given[3:]), given[2]))
     assert peak < whole.peak / 3
+
+
+def test_weight_norm_is_refused_whose_second_derivative_torch_gets_wrong():
+    layer = weight_norm(nn.Linear(2, 2))
+    start = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def step(state, weights, batch):
+        loss = lambda s: (weights[batch] * functional_call(layer, s, torch.ones(1, 2))).sum()  # noqa: E731
+        slopes = grad(loss)(state)
+        return {name: value - 0.1 * slopes[name] for name, value in state.items()}
+
+    with pytest.raises(ValueError, match="weight_norm"):
+        metagradient(step, start, torch.ones(2), [0, 1], lambda state: state["bias"].sum())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from helpers import gradients
 from helpers.compare import TOLERANCES
-from helpers.limits import bare, trials
+from helpers.limits import bare, differences, trials
 from helpers.limits.bare import Case
 from helpers.limits.findings import Diagnosis, Finding, described, listed, most
 from helpers.transforms import batches, checks, fallback
@@ -27,7 +27,8 @@ def diagnose(
 
     It compares `vmap(grad)` over `functional_call`, the loop and `func_gradients` on at most four
     samples; the model before and after; rows alone with rows together; and the loss of the batch
-    with those of its samples. Model, mode, buffers and random streams are put back as they were.
+    with those of its samples. If the forward pass itself differentiates, it compares autograd with
+    finite differences, too. Model, mode, buffers and random streams are put back as they were.
     It cannot see the code that calls the model (a wrong `in_dims`, parameters not detached), and
     cannot put back what is kept outside the model, as by `functools.lru_cache`.
 
@@ -86,6 +87,7 @@ def _diagnosed(case: Case) -> Diagnosis:
             found.append(Finding(listed(frozen), "frozen, gets a gradient", "frozen-parameters"))
         if wrong := gradients.differences(grads, expected, tolerance):
             found.append(Finding(listed(wrong), f"differs from the loop, {most(wrong)}"))
+    found += differences.compare(case)
     if whole and not whole.drew and len(singles) > 1:
         far = min(100 * tolerance, 0.1)
         found += trials.meeting(whole, singles, far) or trials.weighing(case, whole, singles, far)
