@@ -314,16 +314,15 @@ def laplacian(self: zoo.Apply, inputs: Tensor) -> Tensor:
         return sum(row[:, i] for i, row in enumerate(rows))[:, None]
 
 
-@pytest.mark.parametrize(
-    ("norm", "expected"), [(nn.LayerNorm(8), ["layernorm-third-order"]), (nn.RMSNorm(8), [])]
-)
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.RMSNorm(8)])
 @pytest.mark.parametrize("forward", [laplacian, lambda m, x: m.net(x)])
-def test_finite_differences_find_what_the_loop_gets_wrong(forward, norm, expected):
+def test_finite_differences_find_what_the_loop_gets_wrong(forward, norm):
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), norm, nn.Linear(8, 1))
     diagnosis = diagnose(
         zoo.Apply(forward, net=net), zoo.squared, torch.randn(4, 2), torch.ones(4, 1)
     )
-    assert found(diagnosis) == (expected if forward is laplacian else [])
+    wrong = forward is laplacian and isinstance(norm, nn.LayerNorm)
+    assert ("layernorm-third-order" in found(diagnosis)) == wrong
 
 
 RIGHT = {"model": Classifier().double(), "loss_fn": F.cross_entropy}

@@ -36,7 +36,7 @@ LATER = {
     "_per_sample_grad": "a peer in a comparison: absent",
 }
 """The private names of torch that functions use when they run, and what lets each."""
-OF_PYTHON = {"_fields", "_getframe", "__code__"}
+OF_PYTHON = {"_fields", "_asdict", "_getframe", "__code__"}
 
 
 def names(node: ast.AST) -> list[str]:
