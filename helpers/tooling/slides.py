@@ -21,6 +21,7 @@ from helpers.tooling.lesson import copies, drafts, files, formulas, predictions
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/slides")
+FOLD = r"</?(details|summary)>"  # which is open on a slide, unless it holds a hint
 HIDDEN = {"parameters", "solution", "hide-input"}
 
 
@@ -37,7 +38,7 @@ def _slides(cell: NotebookNode) -> list[NotebookNode]:
     """Return the cells that show one cell, with the type of slide that each begins."""
     if cell.cell_type == "markdown":
         text = re.sub(r"(?s)<details><summary>Hint.*?</details>", "", cell.source)
-        text = re.sub(r"</?(details|summary)>", "", text)  # another fold is open on a slide
+        text = re.sub(FOLD, "", text)
         sections = re.split(r"(?m)^(?=## )", text.replace(copies.EXERCISES, ""))
         slides = [new_markdown_cell(section.strip()) for section in sections if section.strip()]
         for slide in slides:
@@ -55,7 +56,7 @@ def _slides(cell: NotebookNode) -> list[NotebookNode]:
     if "answer" not in cell.metadata:
         return [*shown, output]
     output.metadata.slideshow = {"slide_type": "fragment"}
-    return [*shown, output, new_markdown_cell(cell.metadata.answer)]
+    return [*shown, output, new_markdown_cell(re.sub(FOLD, "", cell.metadata.answer))]
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:

@@ -67,6 +67,22 @@ def repair(model):  # through the parents
                 setattr(parent, name, Exact(child))
     return model
 
+# %% solution-3: correct
+def repair(model):  # on the instances, by a method of each
+    def forward(norm, x):
+        axes = [-i - 1 for i in range(len(norm.normalized_shape))]
+        y = x - x.mean(axes, keepdim=True)
+        y = y * torch.rsqrt(y.pow(2).mean(axes, keepdim=True) + norm.eps)
+        for name, combine in (("weight", torch.mul), ("bias", torch.add)):
+            if getattr(norm, name) is not None:
+                y = combine(y, getattr(norm, name))
+        return y
+
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.forward = partial(forward, module)
+    return model
+
 # %% solution-3: not so yet: it returns the model that it got
 def repair(model):  # a copy
     import copy
