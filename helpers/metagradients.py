@@ -94,7 +94,7 @@ def metagradient(
     (slopes,) = vmap(pull, chunk_size=chunk_size)(basis.view(count, *measured.shape))
     total = weights.new_zeros(count, *weights.shape)
     for segment in tqdm(segments[::-1], desc="back through training", delay=1, leave=False):
-        _, pull = vjp(functools.partial(run, part=segment), states.pop(), weights)
+        _, pull = vjp(functools.partial(run, segment=segment), states.pop(), weights)
         slopes, from_segment = vmap(pull, chunk_size=chunk_size)(slopes)
         total += from_segment
     return measured, total.view(*measured.shape, *weights.shape)
