@@ -130,8 +130,8 @@ class AbstractGradientComputer(ABC):
         `(B, 1)` with a ValueError. Returns `(B, 1)`, detached, in `dtype` and on `device`: the
         diagonal of TRAK's Q.
         """
-        taken = self._checked(batch)
-        loss_grads = self._loss_grads(taken, self._loss_grad(taken, batch))
+        checked = self._checked(batch)
+        loss_grads = self._loss_grads(checked, self._loss_grad(checked, batch))
         return loss_grads.detach().to(self.device, self.dtype)
 
     @abstractmethod
@@ -163,9 +163,9 @@ class AbstractGradientComputer(ABC):
 
     def _loss_grad(self, batch: Batch, given: Given) -> Callable[..., Tensor]:
         def compute(model: nn.Module, *sample: Tensor) -> Tensor:
-            one = tuple(batch.of_one(sample))
-            one = one[0] if isinstance(given, MutableMapping) else one
-            loss_grad = self.task.get_out_to_loss_grad(model, *_tensors(model), one)
+            sample_batch = tuple(batch.of_one(sample))
+            sample_batch = sample_batch[0] if isinstance(given, MutableMapping) else sample_batch
+            loss_grad = self.task.get_out_to_loss_grad(model, *_tensors(model), sample_batch)
             if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
                 tensor = isinstance(loss_grad, Tensor)
                 got = tuple(loss_grad.shape) if tensor else type(loss_grad).__name__
@@ -175,8 +175,8 @@ class AbstractGradientComputer(ABC):
         return compute
 
     def _by_loop(self, batch: Batch) -> Tensors:
-        given = self._output(batch), self.model, self._params(self.model), batch.leaves
-        return loop.gradients(*given, dtype=self.dtype)
+        arguments = self._output(batch), self.model, self._params(self.model), batch.leaves
+        return loop.gradients(*arguments, dtype=self.dtype)
 
     def _loss_grads_by_loop(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
         loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
@@ -204,12 +204,12 @@ class FunctionalGradientComputer(AbstractGradientComputer):
             batch: where each lies in it, and its gradients, on the parameters' device, in their
             dtype.
         """
-        taken = self._checked(batch)
+        checked = self._checked(batch)
         params = self._params(self.model)
-        if not len(taken) or not params:
+        if not len(checked) or not params:
             return params, iter(())
-        given = self._output(taken), self.model, params, taken.leaves, self.chunk_size
-        return params, per_sample_gradients(*given)
+        arguments = self._output(checked), self.model, params, checked.leaves, self.chunk_size
+        return params, per_sample_gradients(*arguments)
 
     def _gradients(self, batch: Batch) -> Tensors:
         params = self._params(self.model)
@@ -221,9 +221,9 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         names = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
         function = samples.functional(compute, self.model, names, JACREV, OUTSIDE)
 
-        def differentiable(params: Tensors, *rest: Tensor) -> Tensor:
+        def differentiable(params: Tensors, *leaves: Tensor) -> Tensor:
             """Pull nothing back: so recurrent layers can be batched."""
-            return vjp(lambda own: function(own, *rest), params)[0]
+            return vjp(lambda params_now: function(params_now, *leaves), params)[0]
 
         otherwise = functools.partial(self._loss_grads_by_loop, batch, compute)
         return self._batched(differentiable, names, batch, otherwise)
@@ -258,11 +258,11 @@ def _fitting(batch: Given, parameters: Sequence[inspect.Parameter]) -> dict[str,
     if isinstance(batch, MutableMapping) and len(names) == 1:
         return {names[0]: batch}
     if not isinstance(batch, list | tuple):
-        said, got = ", ".join(names), type(batch).__name__
-        raise TypeError(f"batch must be a tuple or a list of tensors, ({said}), got {got}")
+        expected, got = ", ".join(names), type(batch).__name__
+        raise TypeError(f"batch must be a tuple or a list of tensors, ({expected}), got {got}")
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
         names = [f"tensor_{index}" for index in range(len(batch) or 1)]
     if len(batch) != len(names):
-        said = ", ".join(names)
-        raise ValueError(f"batch must hold {len(names)} tensors, ({said}), got {len(batch)}")
+        expected = ", ".join(names)
+        raise ValueError(f"batch must hold {len(names)} tensors, ({expected}), got {len(batch)}")
     return dict(zip(names, batch, strict=True))

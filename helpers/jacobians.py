@@ -74,7 +74,7 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
     blocks = jacrev(samples.functional(_outputs(batch), model, params, JACREV))
 
     def compute_jacobian(*args: Any) -> Tensor:
-        return torch.cat([each[..., None].flatten(1) for each in blocks(*args).values()], 1)
+        return torch.cat([output[..., None].flatten(1) for output in blocks(*args).values()], 1)
 
     compute_jacobians = vmap(compute_jacobian, in_dims=(None, None, *batch.in_dims))
     by_loop = functools.partial(_by_loop, model, params, batch)
@@ -116,7 +116,7 @@ def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tenso
     leaves = [parameters[name] for name in params]
 
     def backward(outputs: Tensor) -> list[list[Tensor]]:
-        return [loop.by_backward(each, leaves, retain_graph=True) for each in outputs]
+        return [loop.by_backward(output, leaves, retain_graph=True) for output in outputs]
 
     def take(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result

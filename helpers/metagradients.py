@@ -76,25 +76,25 @@ def metagradient(
     if not len(batches):
         raise ValueError("batches must hold a step at least, got none")
     size = math.isqrt(len(batches) - 1) + 1
-    parts = [batches[i : i + size] for i in range(0, len(batches), size)]
+    segments = [batches[i : i + size] for i in range(0, len(batches), size)]
 
-    def run(state: State, weights: Tensor, part: Sequence[Any]) -> State:
+    def run(state: State, weights: Tensor, segment: Sequence[Any]) -> State:
         with _Watched():
-            for batch in part:
+            for batch in segment:
                 state = step(state, weights, batch)
         return state
 
-    state, kept = start, []
-    for part in parts:
-        kept.append(state)
-        state = run(state, weights, part)
+    state, states = start, []
+    for segment in segments:
+        states.append(state)
+        state = run(state, weights, segment)
     measured, pull = vjp(measure, state)
     count = measured.numel()
     basis = torch.eye(count, dtype=measured.dtype, device=measured.device)
     (slopes,) = vmap(pull, chunk_size=chunk_size)(basis.view(count, *measured.shape))
     total = weights.new_zeros(count, *weights.shape)
-    for part in tqdm(parts[::-1], desc="back through training", delay=1, leave=False):
-        _, pull = vjp(functools.partial(run, part=part), kept.pop(), weights)
-        slopes, own = vmap(pull, chunk_size=chunk_size)(slopes)
-        total += own
+    for segment in tqdm(segments[::-1], desc="back through training", delay=1, leave=False):
+        _, pull = vjp(functools.partial(run, segment=segment), states.pop(), weights)
+        slopes, from_segment = vmap(pull, chunk_size=chunk_size)(slopes)
+        total += from_segment
     return measured, total.view(*measured.shape, *weights.shape)

@@ -59,8 +59,8 @@ class SmallTransformer(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images `(B, 1, 28, 28)` to logits `(B, 10)`."""
         rows = images.squeeze(1)  # (B, 28 rows, 28 pixels)
-        places = torch.arange(28, device=images.device).expand(len(images), 28)
-        x = self.embed(rows) + self.positions(places)
+        positions = torch.arange(28, device=images.device).expand(len(images), 28)
+        x = self.embed(rows) + self.positions(positions)
         x = x + self.project(_attend(self.qkv(self.norm1(x)), self.heads))
         x = x + self.contract(F.gelu(self.expand(self.norm2(x))))
         return self.head(x.mean(dim=1))
@@ -96,14 +96,14 @@ class GPT(nn.Module):
             texts: Where a row holds several texts, the number of each token's text, `(B, T)`: a
                 token sees those of its own text alone, and its place counts from that text's start.
         """
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = places > places[:, None]  # (T, T)
-        places = places.expand(tokens.shape)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = positions > positions[:, None]  # (T, T)
+        positions = positions.expand(tokens.shape)
         if texts is not None:
             hidden = hidden | (texts[:, :, None] != texts[:, None])  # (B, T, T)
-            places = (~hidden).sum(dim=2) - 1
+            positions = (~hidden).sum(dim=2) - 1
             hidden = hidden[:, None]  # alike for all heads
-        x = self.tokens(tokens) + self.positions(places)
+        x = self.tokens(tokens) + self.positions(positions)
         for block in self.blocks:
             x = block(x, hidden)
         return F.linear(self.norm(x), self.tokens.weight)  # tied: the embedding a second time

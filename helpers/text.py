@@ -79,7 +79,7 @@ class BytePairs:
         for piece in frequency:
             count(piece, 1)
         while len(self.tokens) < size and max(pairs.values(), default=0) > 1:
-            pair = min(pairs, key=lambda each: (-pairs[each], each))
+            pair = min(pairs, key=lambda item: (-pairs[item], item))
             self._pairs.append(pair)
             self.tokens.append(self.tokens[pair[0]] + self.tokens[pair[1]])
             for piece in places.pop(pair):
@@ -123,8 +123,8 @@ def windows(documents: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Te
 def _merged(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
     """Replace each occurrence of a pair by its token."""
     result: list[int] = []
-    for each in word:
-        result.append(each)
+    for item in word:
+        result.append(item)
         if tuple(result[-2:]) == pair:
             result[-2:] = [token]
     return result

@@ -38,11 +38,11 @@ def _check_vector(vector: Vector, params: Vector) -> None:
                 f"vector names {name!r}, which is no parameter of this model that requires a "
                 f"gradient: these are {', '.join(params)}"
             )
-        wanted, got = (
+        expected, got = (
             f"shape {(*t.shape,)}, {t.dtype}, {t.device}" for t in (params[name], tensor)
         )
-        if got != wanted or tensor.is_complex():
-            raise ValueError(f"vector[{name!r}] must be real, of {wanted}, got {got}")
+        if got != expected or tensor.is_complex():
+            raise ValueError(f"vector[{name!r}] must be real, of {expected}, got {got}")
 
 
 @fallback.warning_once
@@ -70,16 +70,16 @@ def mean(
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
     step, failed = chunk_size or len(batch), None
     for chunk in (batch[start : start + step] for start in range(0, len(batch), step)):
-        given = model, function, chunk, vector, weigh
+        arguments = model, function, chunk, vector, weigh
         if failed is None:
             try:
-                product = _transformed(*given)
+                product = _transformed(*arguments)
             except Exception as error:
                 if not fallback.leads_to_loop(error):
                     raise
                 failed = error
         if failed is not None:
-            product = fallback.to_loop(partial(_one_by_one, *given), failed, model)
+            product = fallback.to_loop(partial(_one_by_one, *arguments), failed, model)
         total = {name: tensor + product[name] for name, tensor in total.items()}
     return {name: (tensor / len(batch)).to(dtypes[name]) for name, tensor in total.items()}
 
@@ -99,7 +99,7 @@ def _transformed(
         params = {name: _wide(tensor) for name, tensor in params.items()}
         leaves = tuple(map(_wide, chunk.leaves))
         run_all = vmap(run, in_dims=(None, None, *chunk.in_dims))
-        outputs, pull = vjp(lambda own: run_all(own, fixed, *leaves), params)
+        outputs, pull = vjp(lambda params_now: run_all(params_now, fixed, *leaves), params)
         pushed = push.push(outputs, pull, vector)
         weighed = vmap(weigh)(outputs, pushed, *chunk.leaves)
         (product,) = pull(weighed)
@@ -111,27 +111,31 @@ def _one_by_one(
     model: nn.Module, function: Function, chunk: Batch, vector: Vector, weigh: Function
 ) -> Vector:
     """Do the same for a sample at a time, with a backward pass for each output."""
-    own, products = dict(model.named_parameters()), []
-    leaves = [own[name] for name in vector]
+    parameters, products = dict(model.named_parameters()), []
+    leaves = [parameters[name] for name in vector]
 
     def backward(outputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        rows = [loop.by_backward(each, leaves, retain_graph=True) for each in outputs.reshape(-1)]
-        blocks = [_wide(torch.stack(each)).flatten(1) for each in zip(*rows, strict=True)]
+        rows = [
+            loop.by_backward(output, leaves, retain_graph=True) for output in outputs.reshape(-1)
+        ]
+        blocks = [_wide(torch.stack(output)).flatten(1) for output in zip(*rows, strict=True)]
         return _wide(outputs.detach()), blocks
 
-    def take(index: int, result: tuple[Tensor, list[Tensor]]) -> None:
+    def store(index: int, result: tuple[Tensor, list[Tensor]]) -> None:
         outputs, blocks = result
-        parts = zip(blocks, vector.values(), strict=True)
-        pushed = sum(block @ part.reshape(-1) for block, part in parts)
+        pairs = zip(blocks, vector.values(), strict=True)
+        pushed = sum(block @ block_of.reshape(-1) for block, block_of in pairs)
         sample = (_wide(leaf[index]) for leaf in chunk.leaves)
         weighed = weigh(outputs, pushed.view_as(outputs), *sample).reshape(-1)
         products.append([weighed @ block for block in blocks])
 
     # All parameters require a gradient, since a checkpoint may need those of others.
     names = checks.select_parameters(model)
-    loop.for_each(function, model, names, chunk.leaves, take, backward=backward)
-    summed = (sum(parts) for parts in zip(*products, strict=True))
-    return {n: part.view(t.shape) for (n, t), part in zip(vector.items(), summed, strict=True)}
+    loop.for_each(function, model, names, chunk.leaves, store, backward=backward)
+    summed = (sum(pairs) for pairs in zip(*products, strict=True))
+    return {
+        n: block_of.view(t.shape) for (n, t), block_of in zip(vector.items(), summed, strict=True)
+    }
 
 
 def _wide(tensor: Tensor | Sequences) -> Tensor | Sequences:

@@ -29,8 +29,8 @@ class Ensemble:
     def member(self, index: int) -> Tensors:
         """Return the tensors of one network, as its `load_state_dict` takes them."""
         # Of a tied tensor, the ensemble has the first name, and the state has each.
-        own = chain(self.model.named_parameters(), self.model.named_buffers())
-        names, stacked = {id(tensor): name for name, tensor in own}, self.params | self.buffers
+        tensors = chain(self.model.named_parameters(), self.model.named_buffers())
+        names, stacked = {id(tensor): name for name, tensor in tensors}, self.params | self.buffers
         state = self.model.state_dict(keep_vars=True).items()
         return {name: stacked[names[id(t)]][index] for name, t in state if id(t) in names}
 
@@ -67,12 +67,12 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
         checks.check_one_process(model)
         checks.check_callable(model)
         ours, theirs = facts_of(models[0]), facts_of(model)
-        for place in ours | theirs:
-            one, other = (facts.get(place, "missing") for facts in (ours, theirs))
-            if one != other:
+        for fact in ours | theirs:
+            first, second = (facts.get(fact, "missing") for facts in (ours, theirs))
+            if first != second:
                 raise ValueError(
                     "models may differ in the values of parameters and buffers alone: "
-                    f"{place} is {one} in model 0 and {other} in model {index}"
+                    f"{fact} is {first} in model 0 and {second} in model {index}"
                 )
         tensors.append(dict(model.named_parameters()) | dict(model.named_buffers()))
         for name, tensor in tensors[-1].items():
@@ -84,7 +84,9 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
                 )
     if not tensors or not tensors[0]:
         raise ValueError("there must be a model at least, with a parameter or a buffer")
-    stacked = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0]}
+    stacked = {
+        name: torch.stack([member[name].detach() for member in tensors]) for name in tensors[0]
+    }
     params = {n: stacked[n] for n, p in models[0].named_parameters() if p.requires_grad}
     buffers = {name: tensor for name, tensor in stacked.items() if name not in params}
     return Ensemble(models[0], params, buffers)

@@ -76,15 +76,15 @@ def train(
             hooks, the loss is no scalar, or `vmap` gets the forward pass wrong.
         RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """
-    batch, model, size = _taken(data=data, targets=targets), ensemble.model, len(ensemble)
+    batch, model, size = _batch_of(data=data, targets=targets), ensemble.model, len(ensemble)
     of_form = order.dim() == 3 and len(order) == size and order.dtype in (torch.int64, torch.int32)
     if not of_form or not bool(((order >= 0) & (order < len(batch))).all()):
         raise ValueError(f"order must be ({size}, steps, B), indices from 0 below {len(batch)}")
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
     like = next(iter(ensemble.params.values())).real
-    given = {"dtype": like.dtype, "device": like.device}
-    rates = [torch.as_tensor(rate, **given).detach() for rate in (lr, weight_decay)]
+    options = {"dtype": like.dtype, "device": like.device}
+    rates = [torch.as_tensor(rate, **options).detach() for rate in (lr, weight_decay)]
     if any(rate.shape not in ((), (size,)) for rate in rates):
         raise ValueError(f"lr and weight_decay must be one number or {size}, one for each network")
 
@@ -94,24 +94,24 @@ def train(
         def compute_loss(params: Tensors) -> tuple[Tensor, Tensors]:
             x, y = batch.trees([leaf.clone() for leaf in leaves])
             # A forward may write into buffers, which under `grad` must be tensors made inside.
-            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            own_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
 
             def forward() -> tuple[Tensor, Tensors]:
                 loss = checks.check_scalar(loss_fn(call(model, x), y), given="a batch")
                 now = _tensors_of(model)  # a forward may bind buffers anew
-                met = {id(getattr(node, "variable", None)) for node in graph(loss)}
-                reached.extend(name for name in params if id(now[name]) in met)
-                return loss, own | {name: now[name] for name in own if name in now}
+                leaf_ids = {id(getattr(node, "variable", None)) for node in graph(loss)}
+                in_loss.extend(name for name in params if id(now[name]) in leaf_ids)
+                return loss, own_buffers | {name: now[name] for name in own_buffers if name in now}
 
-            return _run_member(model, params | own, forward)
+            return _run_member(model, params | own_buffers, forward)
 
         # A parameter that the loss does not reach has no `.grad`, and `torch.optim` leaves it as it
         # is, without weight decay. A transform gives zeros.
-        reached: list[str] = []
+        in_loss: list[str] = []
         grads, buffers = grad(compute_loss, has_aux=True)(params)
-        used, grads = ({name: each[name] for name in reached} for each in (params, grads))
-        used, new_state = step(used, grads, state, lr=rates[0], weight_decay=rates[1])
-        return params | used, buffers, state | new_state
+        trained, grads = ({name: tensors[name] for name in in_loss} for tensors in (params, grads))
+        trained, new_state = step(trained, grads, state, lr=rates[0], weight_decay=rates[1])
+        return params | trained, buffers, state | new_state
 
     params, buffers, state = ensemble.params, ensemble.buffers, {}
     rates = [rate.expand(size) for rate in rates]
@@ -138,22 +138,24 @@ def predict(ensemble: Ensemble, inputs: Tree) -> Any:
         ValueError: Samples are of unequal length, or `vmap` gets the forward pass wrong.
         RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """
-    batch, model = _taken(inputs=inputs), ensemble.model
+    batch, model = _batch_of(inputs=inputs), ensemble.model
     # For recurrent layers vmap has a rule only where they are differentiated.
-    recurrent = any(isinstance(part, RECURRENT) for part in model.modules())
+    recurrent = any(isinstance(module, RECURRENT) for module in model.modules())
 
     def run(params: Tensors, buffers: Tensors) -> Any:
         def compute(params: Tensors) -> Any:
-            own = params | {name: buffer.clone() for name, buffer in buffers.items()}
-            return _run_member(model, own, lambda: call(model, *batch.whole()))
+            tensors = params | {name: buffer.clone() for name, buffer in buffers.items()}
+            return _run_member(model, tensors, lambda: call(model, *batch.whole()))
 
-        return _each(Tensor.detach, vjp(compute, params)[0] if recurrent else compute(params))
+        return _map_tensors(
+            Tensor.detach, vjp(compute, params)[0] if recurrent else compute(params)
+        )
 
     with _explained(), running(model, ()):
         return vmap(run)(ensemble.params, ensemble.buffers)
 
 
-def _taken(**trees: Tree) -> Batch:
+def _batch_of(**trees: Tree) -> Batch:
     batch = Batch(**trees)
     if len(batch.tensors) < len(batch.leaves):
         raise ValueError("samples of unequal length cannot be taken together: pad them")
@@ -162,11 +164,11 @@ def _taken(**trees: Tree) -> Batch:
 
 def _run_member(model: nn.Module, tensors: Tensors, function: Callable[[], Any]) -> Any:
     """Call a function that runs the model, while the model's tensors are those of a network."""
-    own = _tensors_of(model)
-    with Watched(VMAP), standing_in(own, tensors):
+    model_tensors = _tensors_of(model)
+    with Watched(VMAP), standing_in(model_tensors, tensors):
         # New tensors, since those of the model become its own again.
-        value = _each(lambda tensor: tensor.view_as(tensor), function())
-    names = {id(tensor): name for name, tensor in own.items()}
+        value = _map_tensors(lambda tensor: tensor.view_as(tensor), function())
+    names = {id(tensor): name for name, tensor in model_tensors.items()}
     for tensor in map(debug_unwrap, tensors_in(value)):
         for node in graph(tensor):
             if name := names.get(id(getattr(node, "variable", None))):
@@ -182,7 +184,7 @@ def _tensors_of(model: nn.Module) -> Tensors:
     return dict(model.named_parameters()) | dict(model.named_buffers(remove_duplicate=False))
 
 
-def _each(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+def _map_tensors(change: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return mapped(lambda _, leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, tree, "")
 
 

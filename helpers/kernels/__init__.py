@@ -60,10 +60,10 @@ def ntk(
     checks.check_model(model)
     x1 = batches.take(model, x1=x1)
     x2 = x1 if symmetric else batches.take(model, x2=x2)
-    one, other = ([tuple(leaf.shape[1:]) for leaf in x.tensors.values()] for x in (x1, x2))
-    if one != other:
-        one, other = (", ".join(map(str, each)) for each in (one, other))
-        raise ValueError(f"x1 and x2 must hold samples of one shape, got {one} and {other}")
+    shapes1, shapes2 = ([tuple(leaf.shape[1:]) for leaf in x.tensors.values()] for x in (x1, x2))
+    if shapes1 != shapes2:
+        shapes1, shapes2 = (", ".join(map(str, shapes)) for shapes in (shapes1, shapes2))
+        raise ValueError(f"x1 and x2 must hold samples of one shape, got {shapes1} and {shapes2}")
     checks.check_options(chunk_size)
     empty = no_jacobians(model, x1)
     _, outputs, count = empty.shape  # Y and P
@@ -109,8 +109,10 @@ def _check_room(what: str, like: Tensor, fix: str) -> None:
     """Raise ValueError if a tensor would not fit into free memory, as far as that is known."""
     free = None
     if like.device.type == "cuda":
-        kept = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
-        free = torch.cuda.mem_get_info(like.device)[0] + kept
+        reserved = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(
+            like.device
+        )
+        free = torch.cuda.mem_get_info(like.device)[0] + reserved
     elif like.device.type == "cpu":
         try:
             with open("/proc/meminfo") as file:

@@ -26,27 +26,27 @@ def rows(model: nn.Module, outputs: int, data: Batch) -> Side:
 
 def structured(model: nn.Module, outputs: int, data: Batch) -> Side:
     """Make a side of a block out of the activations of layers, and their output gradients."""
-    found = of_outputs(model, data, outputs)
+    grads = of_outputs(model, data, outputs)
     side: Side = {}
     for name in checks.select_parameters(model):
-        vectors = linear(found, name)
+        vectors = linear(grads, name)
         if vectors is not None:  # the inputs are the same for all outputs of a sample
             side[name] = vectors[0][::outputs], vectors[1]
-        elif (rows := found.gradients(name)) is not None:
+        elif (rows := grads.gradients(name)) is not None:
             side[name] = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     return side
 
 
 def dense_size(model: nn.Module, data: Batch) -> int:
     """Count the parameters whose derivatives must be multiplied out."""
-    found = of_outputs(model, data[:1], 1)  # of the sum of the outputs, for the structure alone
+    grads = of_outputs(model, data[:1], 1)  # of the sum of the outputs, for the structure alone
     params = checks.select_parameters(model)
-    return sum(p.numel() for name, p in params.items() if linear(found, name) is None)
+    return sum(p.numel() for name, p in params.items() if linear(grads, name) is None)
 
 
 def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradients:
     """Differentiate each output of each sample: sample by sample, its outputs side by side."""
-    each = data[torch.arange(len(data)).repeat_interleave(outputs)]
+    repeated = data[torch.arange(len(data)).repeat_interleave(outputs)]
     one_hot = torch.eye(outputs, device=data.leaves[0].device).repeat(len(data), 1)
 
     def loss(model: nn.Module, *sample: Tensor) -> Tensor:
@@ -54,13 +54,13 @@ def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradient
         return (batches.call(model, *data.of_one(leaves))[0] * chosen).sum()
 
     params = checks.select_parameters(model)
-    ((_, found),) = per_sample_gradients(loss, model, params, (*each.leaves, one_hot))
-    return found
+    ((_, grads),) = per_sample_gradients(loss, model, params, (*repeated.leaves, one_hot))
+    return grads
 
 
-def linear(found: PerSampleGradients, name: str) -> tuple[Tensor, Tensor] | None:
+def linear(grads: PerSampleGradients, name: str) -> tuple[Tensor, Tensor] | None:
     """Return the inputs and output gradients whose outer products are a parameter's gradients."""
-    call = found.only_call(name)
+    call = grads.only_call(name)
     if type(call) is not Linear:
         return None
     ((grads, inputs),) = call.matrices()
@@ -72,14 +72,16 @@ def contract(left: Side, right: Side, outputs: int) -> Tensor | None:
     """Sum the products of two sides over parameters: `(c1, c2, Y, Y)`; `None` where it is zero."""
     total: Tensor | None = None
     for name in [name for name in left if name in right]:
-        one, other = left[name], right[name]
-        factors = isinstance(one, tuple) and isinstance(other, tuple)
-        rows = (one[1], other[1]) if factors else (_dense(one, outputs), _dense(other, outputs))
-        part = (rows[0] @ rows[1].T).unflatten(0, (-1, outputs)).unflatten(2, (-1, outputs))
+        first, second = left[name], right[name]
+        factors = isinstance(first, tuple) and isinstance(second, tuple)
+        rows = (
+            (first[1], second[1]) if factors else (_dense(first, outputs), _dense(second, outputs))
+        )
+        block = (rows[0] @ rows[1].T).unflatten(0, (-1, outputs)).unflatten(2, (-1, outputs))
         if factors:
-            part *= (one[0] @ other[0].T)[:, None, :, None]
-        part = part.to(wide(part.dtype))
-        total = part if total is None else total.add_(part)
+            block *= (first[0] @ second[0].T)[:, None, :, None]
+        block = block.to(wide(block.dtype))
+        total = block if total is None else total.add_(block)
     return None if total is None else total.transpose(1, 2)
 
 

@@ -52,24 +52,24 @@ def run(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
     """Run the composition; what raises in training mode goes to evaluation mode, and on."""
     if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
         return [Finding("data", "packed, and vmap takes tensors alone", "data-dependent")], None
-    found: list[Finding] = []
+    findings: list[Finding] = []
     while True:
         try:
             with case.put_back() as begin:
                 more, bare = _run_twice(case, begin)
-            return found + more, bare
+            return findings + more, bare
         except Exception as error:
             if not fallback.leads_to_loop(error):
                 raise
             finding = of_error(error, case.model)
-        if finding in found:  # evaluation mode did not help
+        if finding in findings:  # evaluation mode did not help
             case.in_eval.popitem()
-            return found, None
-        found.append(finding)
-        place = "" if finding.where == "the model" else finding.where
-        module = dict(case.model.named_modules()).get(place)
+            return findings, None
+        findings.append(finding)
+        name = "" if finding.where == "the model" else finding.where
+        module = dict(case.model.named_modules()).get(name)
         if module is None or not module.training:
-            return found, None
+            return findings, None
         case.in_eval[finding.where] = module
 
 
@@ -99,32 +99,32 @@ def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], dict[st
     before = params | buffers
     values = {name: tensor.detach().clone() for name, tensor in before.items()}
     bare = _gradients(case)
-    found = [*left_behind(model)]
+    findings = [*left_behind(model)]
     off = {name: largest_difference(before[name], values[name]) for name in before}
-    for entry, own in (("written-weights", params), ("aliased-buffers", buffers)):
-        if written := [name for name in own if off[name]]:
+    for entry, tensors in (("written-weights", params), ("aliased-buffers", buffers)):
+        if written := [name for name in tensors if off[name]]:
             measured = f"changed in the model, by up to {max(off[x] for x in written):.1e}"
-            found.append(Finding(listed(written), measured, entry))
+            findings.append(Finding(listed(written), measured, entry))
     if not streams.alike(begin, streams.random_state(device), outside_torch=True):
         measured = "drew from NumPy's or Python's stream once, for all samples"
-        found.append(Finding("the model", measured, "numpy-draws"))
-    if not found:
+        findings.append(Finding("the model", measured, "numpy-draws"))
+    if not findings:
         streams.restore_random_state(begin)
         slow: dict[str, str] = {}
         with each_operation(_noting_fallbacks(model, slow)):
             again = _gradients(case)
         if slow:  # a backward operation belongs to its forward one, which has a place
             where = listed(sorted({*slow.values()} - {""})) or "the loss or the backward pass"
-            found.append(
+            findings.append(
                 Finding(where, f"no batching rule for {listed(slow)}", "operator-fallback")
             )
         if wrong := differences(again, bare):  # kernels of a GPU may add up in any order
-            said = f"a second call gives other gradients, {most(wrong)}"
-            found.append(Finding(listed(wrong), said, "state-on-self"))
-    return found, bare
+            measured = f"a second call gives other gradients, {most(wrong)}"
+            findings.append(Finding(listed(wrong), measured, "state-on-self"))
+    return findings, bare
 
 
-def _noting_fallbacks(model: nn.Module, found: dict[str, str]) -> Callable[..., None]:
+def _noting_fallbacks(model: nn.Module, fallbacks: dict[str, str]) -> Callable[..., None]:
     """Note which operations `vmap` has no rule for, and so runs slice by slice, and where."""
     from torch._C import DispatchKey
 
@@ -135,33 +135,35 @@ def _noting_fallbacks(model: nn.Module, found: dict[str, str]) -> Callable[..., 
         if func is torch.ops.aten.select.int:
             slices.append(result)
             return
-        given = {*map(id, batches.tensors_in([args, kwargs]))} & {*map(id, slices)}
+        operands = {*map(id, batches.tensors_in([args, kwargs]))} & {*map(id, slices)}
         slices.clear()
-        if given and not func.has_kernel_for_dispatch_key(DispatchKey.FuncTorchBatched):
-            frame, place = sys._getframe(), ""
-            while frame and not place:
-                place = names.get(id(frame.f_locals.get("self")), "")
+        if operands and not func.has_kernel_for_dispatch_key(DispatchKey.FuncTorchBatched):
+            frame, module_name = sys._getframe(), ""
+            while frame and not module_name:
+                module_name = names.get(id(frame.f_locals.get("self")), "")
                 frame = frame.f_back
-            found.setdefault(func.name().partition(".")[0], place)
+            fallbacks.setdefault(func.name().partition(".")[0], module_name)
 
     return note
 
 
 def left_behind(model: nn.Module) -> Iterator[Finding]:
     """Find tensors of a transform in the place of others, and kept ones that raise when used."""
-    own = (model.named_parameters, model.named_buffers)
-    now = [each for named in own for each in named(remove_duplicate=False)]
-    if left := [name for name, tensor in now if debug_unwrap(tensor, recurse=False) is not tensor]:
-        said = "a tensor of the transform is in its place"
-        yield Finding(listed(left), said, "shared-layer")
+    readers = (model.named_parameters, model.named_buffers)
+    now = [pair for named in readers for pair in named(remove_duplicate=False)]
+    if replaced := [
+        name for name, tensor in now if debug_unwrap(tensor, recurse=False) is not tensor
+    ]:
+        measured = "a tensor of the transform is in its place"
+        yield Finding(listed(replaced), measured, "shared-layer")
     for name, module in model.named_modules():
-        kept = {} if isinstance(module, torch.jit.ScriptModule) else vars(module)
-        for key in kept.keys() - {"_parameters", "_buffers", "_modules"}:
-            for tensor in walk([kept[key]]):
+        attributes = {} if isinstance(module, torch.jit.ScriptModule) else vars(module)
+        for key in attributes.keys() - {"_parameters", "_buffers", "_modules"}:
+            for tensor in walk([attributes[key]]):
                 try:
                     if isinstance(tensor, Tensor):
                         tensor.clone()
                 except RuntimeError as error:
-                    where, said = f"{name}.{key}".lstrip("."), described(error)
-                    yield Finding(where, f"left in the model, raises {said}", "escaped-tensor")
+                    where, measured = f"{name}.{key}".lstrip("."), described(error)
+                    yield Finding(where, f"left in the model, raises {measured}", "escaped-tensor")
                     break

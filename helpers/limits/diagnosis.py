@@ -71,27 +71,29 @@ def diagnose(
 
 
 def _diagnosed(case: Case) -> Diagnosis:
-    found, grads = bare.run(case)
+    findings, grads = bare.run(case)
     singles = [trials.run(case, slice(i, i + 1)) for i in range(len(case.batch))]
     try:
-        whole = trials.run(case, slice(None))
+        together = trials.run(case, slice(None))
     except ValueError:  # it holds for a batch of one, which is all that is asked of it
-        whole = None
+        together = None
     # Two ways may differ by the rounding of the layer that has the lowest precision.
     numbers = [*case.model.parameters(), *tensors_in([run.outputs for run in singles])]
-    tolerance = max(TOLERANCES.get(each.dtype.to_real(), 0) for each in numbers)
+    tolerance = max(TOLERANCES.get(tensor.dtype.to_real(), 0) for tensor in numbers)
     conclusion, expected = _compared(case, tolerance)
     if grads is not None:
         frozen = [x for x, p in case.model.named_parameters() if x in grads and not p.requires_grad]
         if 0 < len(frozen) < len(grads):
-            found.append(Finding(listed(frozen), "frozen, gets a gradient", "frozen-parameters"))
+            findings.append(Finding(listed(frozen), "frozen, gets a gradient", "frozen-parameters"))
         if wrong := gradients.differences(grads, expected, tolerance):
-            found.append(Finding(listed(wrong), f"differs from the loop, {most(wrong)}"))
-    found += differences.compare(case)
-    if whole and not whole.drew and len(singles) > 1:
+            findings.append(Finding(listed(wrong), f"differs from the loop, {most(wrong)}"))
+    findings += differences.compare(case)
+    if together and not together.drew and len(singles) > 1:
         far = min(100 * tolerance, 0.1)
-        found += trials.meeting(whole, singles, far) or trials.weighing(case, whole, singles, far)
-    return Diagnosis(tuple(found), conclusion)
+        findings += trials.meeting(together, singles, far) or trials.weighing(
+            case, together, singles, far
+        )
+    return Diagnosis(tuple(findings), conclusion)
 
 
 def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
@@ -110,10 +112,10 @@ def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
     expected = results[1]
     if not expected:
         return "no parameter requires a gradient, so there is nothing to compare", {}
-    says = f"func_gradients is equal for all {len(expected)} parameters"
+    conclusion = f"func_gradients is equal for all {len(expected)} parameters"
     if wrong := gradients.differences(*results, tolerance):
-        says = f"func_gradients and the loop differ in {listed(wrong)}"
-    says += f", on {len(case.batch)} sample" + "s" * (len(case.batch) > 1)
+        conclusion = f"func_gradients and the loop differ in {listed(wrong)}"
+    conclusion += f", on {len(case.batch)} sample" + "s" * (len(case.batch) > 1)
     if case.in_eval:
-        says += f", with {listed(case.in_eval)} in evaluation mode"
-    return says, expected
+        conclusion += f", with {listed(case.in_eval)} in evaluation mode"
+    return conclusion, expected

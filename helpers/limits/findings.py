@@ -41,15 +41,15 @@ class Diagnosis:
     def _repr_markdown_(self) -> str:
         heads = ["where", "measured", "entry", "cause", "fix"]
         rows = [(f"`{where}`", *others) for where, *others in self._rows()]
-        found = markdown(heads, rows) if rows else "Nothing found."
-        return f"{found}\n\n**Compared with the loop.** {self.conclusion}."
+        table = markdown(heads, rows) if rows else "Nothing found."
+        return f"{table}\n\n**Compared with the loop.** {self.conclusion}."
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """List the findings, each with the cause and the fix that its entry names."""
-        for each in self.findings:
-            known = entries().get(each.entry)
-            explained = (known.cause, known.fix) if known else ("", "")
-            yield (each.where, each.measured, each.entry, *explained)
+        for finding in self.findings:
+            entry = entries().get(finding.entry)
+            explained = (entry.cause, entry.fix) if entry else ("", "")
+            yield (finding.where, finding.measured, finding.entry, *explained)
 
     __repr__ = __str__
 
@@ -57,8 +57,8 @@ class Diagnosis:
 def of_error(error: Exception, model: nn.Module) -> Finding:
     """Look up what was raised, by its message and by the end of its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [i for i, each in enumerate(frames) if not each.filename.startswith(_TORCH)]
-    end = "\n".join(f"{f.filename}\n{f.name}\n{f.line}" for f in frames[own[-1] :])
+    outside = [i for i, frame in enumerate(frames) if not frame.filename.startswith(_TORCH)]
+    end = "\n".join(f"{f.filename}\n{f.name}\n{f.line}" for f in frames[outside[-1] :])
     entry = match(str(error), end)
     name = entry.name if entry else Finding.entry
     return Finding(find_place(error, model), f"raises {described(error)}", name)

@@ -48,17 +48,17 @@ class Markdown(str):
 @functools.cache
 def entries() -> dict[str, Entry]:
     """Read the entries, by name and in the order of the lesson."""
-    told = tomllib.loads(DATA.read_text("utf-8"))
-    return {name: Entry(name, tuple(each.pop("seen")), **each) for name, each in told.items()}
+    tables = tomllib.loads(DATA.read_text("utf-8"))
+    return {name: Entry(name, tuple(table.pop("seen")), **table) for name, table in tables.items()}
 
 
 def ranked(message: str, traceback: str) -> list[Entry]:
     """List the entries that show a message: those first that fit the traceback and say most."""
-    said = " ".join(message.split())
-    found = {each: each.matches(said) for each in entries().values()}
-    fits = {each: bool(each.near and re.search(each.near, traceback, re.M)) for each in found}
-    found = {each: length for each, length in found.items() if length}
-    return sorted(found, key=lambda x: (fits[x], not x.near, found[x]), reverse=True)
+    flat = " ".join(message.split())
+    lengths = {entry: entry.matches(flat) for entry in entries().values()}
+    fits = {entry: bool(entry.near and re.search(entry.near, traceback, re.M)) for entry in lengths}
+    lengths = {entry: length for entry, length in lengths.items() if length}
+    return sorted(lengths, key=lambda x: (fits[x], not x.near, lengths[x]), reverse=True)
 
 
 def match(message: str, traceback: str = "") -> Entry | None:
@@ -78,28 +78,28 @@ def find(message: str) -> Markdown:
     Args:
         message: The message of an error or a warning, or part of it; a traceback; or words.
     """
-    said = " ".join(message.split())
-    found = ranked(message, message) or _nearest(said.lower())
-    if not found:
-        return Markdown(f"No entry of lesson 6 holds {_code(said)}.")
-    rows = [(_link(each), _seen(each), each.cause, each.fix) for each in found]
+    words = " ".join(message.split())
+    hits = ranked(message, message) or _nearest(words.lower())
+    if not hits:
+        return Markdown(f"No entry of lesson 6 holds {_code(words)}.")
+    rows = [(_link(entry), _seen(entry), entry.cause, entry.fix) for entry in hits]
     return Markdown(markdown(["entry", "what you see", "cause", "fix"], rows))
 
 
-def _nearest(said: str) -> list[Entry]:
+def _nearest(query: str) -> list[Entry]:
     """List three entries that hold what is said, or a third of its words; rare words count more."""
-    known = entries().values()
-    told = {x: " ".join((x.name, *x.seen, x.cause, x.fix, x.apart)).lower() for x in known}
-    words = {x: _words(text) for x, text in told.items()}
-    counts = {word: 1 + sum(word in held for held in words.values()) for word in _words(said)}
+    candidates = entries().values()
+    texts = {x: " ".join((x.name, *x.seen, x.cause, x.fix, x.apart)).lower() for x in candidates}
+    words = {x: _words(text) for x, text in texts.items()}
+    counts = {word: 1 + sum(word in held for held in words.values()) for word in _words(query)}
 
     def share(words: frozenset[str]) -> float:
-        return sum(math.log(len(told) / counts[word]) for word in words & counts.keys())
+        return sum(math.log(len(texts) / counts[word]) for word in words & counts.keys())
 
-    whole = share(_words(said))
-    found = [x for x, text in told.items() if said in text or share(words[x]) > whole / 3]
-    names = {x: _words(f"{x.name} {x.name.replace('-', '_')}") for x in found}
-    return sorted(found, key=lambda x: (said not in told[x], -share(words[x]) - share(names[x])))[
+    largest = share(_words(query))
+    hits = [x for x, text in texts.items() if query in text or share(words[x]) > largest / 3]
+    names = {x: _words(f"{x.name} {x.name.replace('-', '_')}") for x in hits}
+    return sorted(hits, key=lambda x: (query not in texts[x], -share(words[x]) - share(names[x])))[
         :3
     ]
 
@@ -117,7 +117,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def index() -> Markdown:
     """Write the list of all entries: name, and what one sees."""
-    return Markdown("\n".join(f"- {_link(each)}: {_seen(each)}" for each in entries().values()))
+    return Markdown("\n".join(f"- {_link(entry)}: {_seen(entry)}" for entry in entries().values()))
 
 
 def _link(entry: Entry) -> str:
@@ -125,13 +125,16 @@ def _link(entry: Entry) -> str:
 
 
 def _seen(entry: Entry) -> str:
-    shown = [each if each.startswith(("wrong: ", "slow: ")) else _code(each) for each in entry.seen]
+    shown = [
+        symptom if symptom.startswith(("wrong: ", "slow: ")) else _code(symptom)
+        for symptom in entry.seen
+    ]
     return "; ".join(shown) + (f". {entry.apart}" if entry.apart else "")
 
 
-def _fragments(seen: str) -> list[str]:
+def _fragments(symptom: str) -> list[str]:
     """Return the parts of a message that stand between dots, without its type."""
-    return [part for part in seen.partition(": ...")[2].split("...") if part]
+    return [fragment for fragment in symptom.partition(": ...")[2].split("...") if fragment]
 
 
 def _code(text: str) -> str:

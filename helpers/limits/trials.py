@@ -58,28 +58,28 @@ def run(case: Case, rows: slice) -> Run:
 
 def meeting(whole: Run, singles: list[Run], far: float) -> list[Finding]:
     """Compare rows alone with rows together; where they differ, find the first module that does."""
-    off = _apart(whole.predictions, [each.predictions for each in singles])
+    off = _apart(whole.predictions, [run.predictions for run in singles])
     if off <= far:
         return []
-    place = "the model"
+    module_name = "the model"
     for name, (output, *more) in whole.outputs.items():
         calls = [run.outputs.get(name, []) for run in singles]
-        once = not more and all(len(each) == 1 for each in calls)
-        if once and _apart(output, [each[0] for each in calls]) > far:
-            place = name
+        once = not more and all(len(outputs) == 1 for outputs in calls)
+        if once and _apart(output, [outputs[0] for outputs in calls]) > far:
+            module_name = name
             break
-    said = f"rows alone and rows together differ, by up to {off:.1e} of the largest entry"
-    return [Finding(place, said, "samples-that-meet")]
+    measured = f"rows alone and rows together differ, by up to {off:.1e} of the largest entry"
+    return [Finding(module_name, measured, "samples-that-meet")]
 
 
 def _apart(together: Any, alone: list[Any]) -> float:
     """Return how far tensors `(B, ...)` are from those `(1, ...)` of the same samples."""
     off = 0.0
-    for whole, *rows in zip(tensors_in(together), *map(tensors_in, alone), strict=False):
+    for together_rows, *rows in zip(tensors_in(together), *map(tensors_in, alone), strict=False):
         shapes = {tuple(row.shape) for row in rows}
-        are_rows = shapes == {(1, *whole.shape[1:])} and len(whole) == len(rows)
-        if are_rows and (whole.is_floating_point() or whole.is_complex()):
-            off = max(off, compare.largest_error(whole, torch.cat(rows)))
+        are_rows = shapes == {(1, *together_rows.shape[1:])} and len(together_rows) == len(rows)
+        if are_rows and (together_rows.is_floating_point() or together_rows.is_complex()):
+            off = max(off, compare.largest_error(together_rows, torch.cat(rows)))
     return off
 
 
@@ -87,17 +87,19 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
     """Compare the loss of a batch, and what each row does to it, with the losses of its samples."""
 
     def alike(loss: Tensor, *others: Tensor) -> bool:
-        return min(compare.largest_error(each, loss) for each in others) <= far
+        return min(compare.largest_error(value, loss) for value in others) <= far
 
-    losses = [each.loss for each in singles]
-    if not all(isinstance(each, Tensor) and not each.dim() for each in (whole.loss, *losses)):
+    losses = [run.loss for run in singles]
+    if not all(isinstance(value, Tensor) and not value.dim() for value in (whole.loss, *losses)):
         return []
     loss, alone = whole.loss.detach(), torch.stack(losses).detach()
-    said = f"{loss:.4g} for {len(alone)} samples, which have {alone.mean():.4g} each in the mean"
+    measured = (
+        f"{loss:.4g} for {len(alone)} samples, which have {alone.mean():.4g} each in the mean"
+    )
     together, apart = _slopes([whole]), _slopes(singles)
     if together is None or apart is None:
         fits = alike(loss, alone.mean(), alone.sum(), alone[0])
-        return [] if fits else [Finding("loss_fn", said)]
+        return [] if fits else [Finding("loss_fn", measured)]
     if len(together) != len(apart) or not together[1:].any():  # what is written for a batch of one
         return []
     sizes = apart.square().sum(1)
@@ -108,18 +110,18 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
     if weighted and alike(loss, (shares * alone).sum()):
         if shares.max() - shares.min() <= 0.01 * shares.abs().max():
             return []
-        said += f", and of which {', '.join(f'{each:.3g}' for each in shares)} count"
+        measured += f", and of which {', '.join(f'{share:.3g}' for share in shares)} count"
         one_each = all(leaf.dim() == 1 for leaf in tensors_in(case.batch.whole()[1]))
         entry = "class-weights" if one_each else "means-of-unequal-units"
-        return [Finding("loss_fn", said, entry)]
+        return [Finding("loss_fn", measured, entry)]
     with case.put_back(), suppress(Exception):  # where targets have no such shape, or may not
         data, targets = case.batch.whole()
         predictions = batches.call(case.model, data)
         fitted = case.loss_fn(predictions, targets.view_as(predictions)).detach()
         if targets.shape != predictions.shape and alike(fitted, alone.mean(), alone.sum()):
-            return [Finding("loss_fn", said, "loss-that-broadcasts")]
+            return [Finding("loss_fn", measured, "loss-that-broadcasts")]
     entry = Finding.entry if weighted else "samples-that-meet-in-the-loss"
-    return [Finding("loss_fn", f"{said}, and no weights of the samples give it", entry)]
+    return [Finding("loss_fn", f"{measured}, and no weights of the samples give it", entry)]
 
 
 def _slopes(runs: list[Run]) -> Tensor | None:

@@ -76,15 +76,15 @@ def prices(
     `{name: (fewest steps, critical batch)}`.
     """
     figure, (axis,) = axes(4, grid="both")
-    sizes, reached = np.array(batches), False
-    for index, (name, own) in enumerate(steps.items()):
+    sizes, any_reached = np.array(batches), False
+    for index, (name, counts) in enumerate(steps.items()):
         # An end that was not reached has no place.
-        color, own = f"C{index}", np.where(np.isinf(own), np.nan, own)
-        reached |= np.isfinite(own).any()
-        axis.plot(own, own * sizes, "oD^v"[index % 4], color=color, markersize=5, label=name)
+        color, counts = f"C{index}", np.where(np.isinf(counts), np.nan, counts)
+        any_reached |= np.isfinite(counts).any()
+        axis.plot(counts, counts * sizes, "oD^v"[index % 4], color=color, markersize=5, label=name)
         if index == len(steps) - 1:  # the uppermost, beside which there is room
-            for place, shift, side in ((0, (0, 8), "center"), (-1, (8, 0), "left")):
-                text, at = f"B = {sizes[place]}", (own[place], own[place] * sizes[place])
+            for end, shift, side in ((0, (0, 8), "center"), (-1, (8, 0), "left")):
+                text, at = f"B = {sizes[end]}", (counts[end], counts[end] * sizes[end])
                 if np.isfinite(at[0]):
                     axis.annotate(text, at, shift, textcoords="offset points", ha=side, fontsize=9)
         if name in fits:
@@ -94,7 +94,7 @@ def prices(
             axis.plot(along, along * fine, color=color, linewidth=1)
             axis.plot(2 * fewest, 2 * fewest * critical, "s", color=color, mfc="white", ms=9)
     axis.plot([], [], "s", color="gray", mfc="white", ms=9, label="critical batch")
-    scale = "log" if reached else "linear"  # logarithmic axes refuse to have nothing on them
+    scale = "log" if any_reached else "linear"  # logarithmic axes refuse to have nothing on them
     axis.set(xscale=scale, yscale=scale)
     return finish(figure, title, legend=2, xlabel="steps S", ylabel="samples E = B S")
 

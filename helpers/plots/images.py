@@ -17,12 +17,12 @@ def digits(images: Tensor, titles: Sequence[object], *, title: str = "") -> Figu
     columns = min(IN_A_ROW, len(images))
     rows = -(-len(images) // columns)
     height, width = 1.4 * rows + (0.3 if title else 0), WIDTH / IN_A_ROW * columns
-    figure, places = axes(height, rows, columns, width=width)
-    for axis in places[len(images) :]:
+    figure, panels = axes(height, rows, columns, width=width)
+    for axis in panels[len(images) :]:
         axis.axis("off")
-    for axis, image, own in zip(places, images, titles, strict=False):
+    for axis, image, heading in zip(panels, images, titles, strict=False):
         _draw(axis, image[0])
-        axis.set_title(str(own), fontsize=10)
+        axis.set_title(str(heading), fontsize=10)
     return finish(figure, title)
 
 
@@ -40,17 +40,20 @@ def attributions(
     Targets are `(T, 1, 28, 28)` with T names, two rows of the picture for each; training digits are
     `(N, 1, 28, 28)`, their labels `(N,)`, and their order `(T, N)`, the most raising one first.
     """
-    figure, places = axes(2.3 * len(targets) + 0.4, 2 * len(targets), IN_A_ROW + 1)
-    left = iter(places)
-    for target, name, own in zip(targets, names, order.tolist(), strict=True):
-        for what, chosen in (("raise", own[:IN_A_ROW]), ("lower", own[: -IN_A_ROW - 1 : -1])):
-            first, *row = (next(left) for _ in range(IN_A_ROW + 1))
-            if what == "raise":
+    figure, panels = axes(2.3 * len(targets) + 0.4, 2 * len(targets), IN_A_ROW + 1)
+    panels_left = iter(panels)
+    for target, name, ranking in zip(targets, names, order.tolist(), strict=True):
+        for direction, chosen in (
+            ("raise", ranking[:IN_A_ROW]),
+            ("lower", ranking[: -IN_A_ROW - 1 : -1]),
+        ):
+            first, *row = (next(panels_left) for _ in range(IN_A_ROW + 1))
+            if direction == "raise":
                 _draw(first, target[0])
                 first.set_title(name, fontsize=9)
             else:
                 first.axis("off")
-            row[0].set_ylabel(what, fontsize=10)
+            row[0].set_ylabel(direction, fontsize=10)
             for axis, index in zip(row, chosen, strict=True):
                 _draw(axis, images[index, 0])
                 axis.set_title(f"{labels[index]}", fontsize=9)
