@@ -62,13 +62,11 @@ def leads_to_loop(error: Exception) -> bool:
 
 def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module, cause: str = "") -> Any:
     """Compute in a loop what a transform raised an error for, and warn of the cause."""
-    module, reason = describe(error, model)
+    module, why = describe(error, model)
     result = compute()  # what this raises has nothing to do with the transform
     by = "the helpers" if isinstance(error, Refusal) else "torch.vmap"
     cause = cause or f"{module} cannot be batched by {by}"
-    warn(
-        f"{cause}, so the samples were taken one after the other, which is slower ({reason})", error
-    )
+    warn(f"{cause}, so the samples were taken one after the other, which is slower ({why})", error)
     return result
 
 
