@@ -25,10 +25,10 @@ class Refused(AssertionError):
 
 @contextmanager
 def check(exercise: str, answer: Callable, /, **given: Any) -> Iterator[Callable]:
-    """Print a verdict on the answer that is called in this block.
+    """Print a verdict on the answer, which the block calls.
 
-    A block that ends is correct; `expect` and `require` end it early, and so does an error: it
-    becomes a verdict, after the lines of the lesson that led to it. What the answer changes in
+    The answer is correct if the block ends normally; `expect` and `require` may end it early, and
+    so may errors, shown after the lines of the lesson that led to it. What the answer changes in
     place is put back, since later exercises use it, and the answer is not correct then. Modes of
     models, gradients switched off and filters of warnings are put back without a word.
 
@@ -91,7 +91,7 @@ def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None
 
 
 def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> None:
-    """Demand the shape of a result of which the values are checked in another way.
+    """Require the shape of a result whose values are checked in another way.
 
     Args:
         what: A name of the result, for the verdict.
@@ -107,7 +107,7 @@ def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[i
 
 
 def require(what: str, holds: bool, *, measured: str = "") -> None:
-    """Demand of an answer something besides its values, and print that it holds.
+    """Require something of an answer besides its values, and print that it holds.
 
     Args:
         what: The demand, as a sentence that is true of a right answer.

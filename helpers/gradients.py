@@ -3,7 +3,7 @@
 Each function takes `(model, loss_fn, data, targets, *, wrt=None)` and returns a dictionary from
 parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of each sample alone.
 
-- Names: those with `requires_grad`, in the order of `model.named_parameters()`; with `wrt`, those
+- Names: all with `requires_grad`, in the order of `model.named_parameters()`; with `wrt`, those
   names, in its order, and only they are differentiated.
 - Values: detached, with the parameter's dtype and device; zeros for a parameter that the loss
   does not reach; `(0, *parameter.shape)` for an empty batch.
@@ -12,15 +12,15 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   `model(**data)`, a tuple as `model(*data)`, anything else as `model(data)`. What has no dimension
   B, a number, a string, `None` or a tensor of shape (), is shared by all samples. `loss_fn` gets
   what the model returns, so that `lambda out, _: out.loss` will do where the labels are in `data`.
-- Samples of unequal length are taken one after the other. A `PackedSequence` holds B of them, in
+- Samples of unequal length are processed one at a time. A `PackedSequence` holds B of them, in
   the order in which they were packed. And where the forward of a model with an `nn.EmbeddingBag`
   takes an argument `offsets`, it divides the argument before it, as in that layer.
 - The model that is handed in is the one that runs. Its buffers, `.grad`, flags, modes, attributes
   and the containers in them are put back, but not its random generators; writes to parameters stay,
   with a warning, and so does what a forward pass keeps elsewhere, as in a class or a global.
-- Refused, each with one sentence: sizes that differ, by the paths of two tensors; what is neither a
+- Refused, each with one sentence: batch sizes that differ, naming two tensors; what is neither a
   tensor nor a constant, and a list of B constants; an unknown name in `wrt`, a loss that is not a
-  scalar, BatchNorm in training mode, a model that lies in several processes, and random numbers in
+  scalar, BatchNorm in training mode, a model spread over several processes, and random numbers in
   the forward pass when nothing says how samples share them.
 """
 
@@ -86,7 +86,7 @@ def functorch_gradients(
 ) -> dict[str, Tensor]:
     """Compute per-sample gradients with functorch's `make_functional_with_buffers`, as in 2022.
 
-    Deprecated since torch 2.0, and here to be compared and to port old code from. For new code take
+    Deprecated since torch 2.0; kept for comparison and for porting old code. For new code, use
     `func_gradients`. Arguments, result and errors are those of `loop_gradients`; raises ImportError
     where torch no longer ships functorch.
     """
@@ -146,11 +146,11 @@ def func_gradients(
         randomness: What samples share when the forward draws random numbers: `"error"` refuses,
             `"different"` draws for each sample, `"same"` draws once.
         out: `{name: (B, *parameter.shape)}`, tensors to write the result into, each in memory of
-            its own; `None` means new ones. What is known of layers (`helpers.layers`) is written
+            its own; `None` means new ones. Gradients of known layers (`helpers.layers`) are written
             straight into them, so that no second copy of the result ever exists.
         check: Compare the first and the last sample with the loop, and take all from the loop
-            where they differ by more than the square root of the dtype's `eps`: for faults of torch
-            that nobody knows yet. Two samples in the loop cost much for a small batch.
+            where they differ by more than the square root of the dtype's `eps`: meant for unknown
+            faults of torch. For a small batch, two samples in the loop add much to the cost.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
@@ -255,9 +255,9 @@ def differences(
 ) -> dict[str, float]:
     """Compare gradients by name, in which NaN equals NaN, with those that are expected.
 
-    The `tolerance` is relative to the parameter's largest finite entry; where a gradient is nothing
-    but rounding, a tenth of it is, to that of all. `None` means the square root of the dtype's
-    `eps`, and at most `10 * eps` of all. Returns the errors above it, not finite if one side is.
+    An error may reach `tolerance` times the parameter's largest finite entry or, for gradients that
+    are only rounding, a tenth of it times the largest entry of all. `None` means the square root of
+    the dtype's `eps`, and for that tenth at most `10 * eps`. Returns the errors above these limits.
     """
     sizes, errors = {}, {}
     for name, tensor in expected.items():

@@ -1,7 +1,7 @@
-"""Full per-sample Jacobians `(B, Y, P)`: every output of every sample, by every parameter.
+"""Full per-sample Jacobians `(B, Y, P)`: each sample's outputs differentiated by each parameter.
 
 The P columns are the parameters with `requires_grad`, in the order of `model.named_parameters()`,
-each flattened; `unflatten_jacobians` gives them their names and shapes back. Refusals, and how the
+each flattened; `unflatten_jacobians` restores their names and shapes. Refusals, and how the
 model is left, are as in `helpers.gradients`.
 """
 
@@ -83,7 +83,7 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
 
 
 def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor]:
-    """Give the P columns of flat Jacobians their parameters' names and shapes back.
+    """Restore the parameters' names and shapes to the P columns of flat Jacobians.
 
     Args:
         jacobians: `(..., P)`, for example `(B, Y, P)`, or per-sample gradients `(B, P)`.

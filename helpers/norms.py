@@ -5,7 +5,7 @@ gives the activations of linear layers, convolutions and embeddings and the grad
 outputs, from which norms and sums follow, and the gradients themselves of every parameter that is
 used in another way. Refusals, and how the model is left, are as in `helpers.gradients`.
 
-Opacus 1.6.0 does so for linear layers and embeddings, and misses other uses of their weights.
+Opacus 1.6.0 does this for linear layers and embeddings, but misses other uses of their weights.
 """
 
 import functools
@@ -70,7 +70,7 @@ def gradient_norms(
     Example:
         >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
         >>> _ = nn.init.zeros_(model.weight)
-        >>> gradient_norms(model, nn.functional.mse_loss, data, targets)  # (0 - 1)^2 rises by 2
+        >>> gradient_norms(model, nn.functional.mse_loss, data, targets)  # slope at 0: 2 (0 - 1)
         tensor([2., 2.])
     """
     params, batch = gradients.prepare(model, data, targets, wrt)
@@ -103,13 +103,13 @@ def clipped_sum(
 ) -> dict[str, Tensor]:
     """Compute the sum of the samples' gradients, each scaled down to a norm of at most `limit`.
 
-    No sample adds more than `limit`, and one whose gradient is NaN or infinite adds nothing: else
-    it would show in all numbers. `gradient_norms` shows which these are; that is private, too.
+    No sample adds more than `limit`. One whose gradient is NaN or infinite adds nothing, or every
+    entry would reveal it. `gradient_norms` shows which ones these are; that is private, too.
 
-    The sum itself is rounded in its dtype, by which B samples may move it by a further
+    The sum is itself rounded to its dtype, which with B samples can shift it by a further
     `B * limit * eps` (Casacuberta et al. 2022, arXiv:2207.10635). In bfloat16 that would be more
     than the limit; so the sum stays in float32 or wider, to be rounded after noise is added.
-    On a GPU that takes TF32 for float32, products have ten bits: `devices.make_repeatable`.
+    Where a GPU replaces float32 by TF32, products keep ten bits; see `devices.make_repeatable`.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.

@@ -1,14 +1,14 @@
 """Products of vectors with the Fisher and Gauss-Newton matrices of a model.
 
-Let J_i be the Jacobian `(Y, P)` of the outputs for sample i. Both are means over the B samples:
+Let J_i be the Jacobian `(Y, P)` of the outputs for sample i. Each matrix is a mean over samples:
 
-- the generalised Gauss-Newton matrix, of `J_i^T H_i J_i`, where H_i is the Hessian of the loss of
-  sample i with respect to its outputs;
-- the Fisher matrix of a classifier, of `J_i^T (diag(p_i) - p_i p_i^T) J_i`, where p_i are its own
-  probabilities. No label occurs in it, and it is the Gauss-Newton matrix of cross-entropy.
+- the generalised Gauss-Newton matrix averages `J_i^T H_i J_i`, where H_i is the Hessian of the
+  loss of sample i with respect to its outputs;
+- the Fisher matrix of a classifier averages `J_i^T (diag(p_i) - p_i p_i^T) J_i`, where p_i are
+  its own probabilities. No label occurs in it, and it is the Gauss-Newton matrix of cross-entropy.
 
-A vector is a dictionary `{name: parameter.shape}`; with only some of the parameters, the product is
-that of their block. No product forms a matrix: it goes from the parameters to the outputs, `J_i v`,
+A vector is a dictionary `{name: parameter.shape}`; if it has only some of them, only their block of
+the matrix is used. No product forms a matrix: it goes from the parameters to the outputs, `J_i v`,
 and back, `J_i^T u_i` summed over the samples (Schraudolph 2002, "Fast Curvature Matrix-Vector
 Products for Second-Order Gradient Descent"). Where torch cannot transform the model, it uses
 Jacobians, a sample at a time.
@@ -40,7 +40,7 @@ _LARGEST = 2**33  # bytes of a matrix, 8 GiB
 def fisher_product(
     model: nn.Module, data: Tree, vector: Vector, *, chunk_size: int | None = None
 ) -> Vector:
-    """Multiply a vector with the Fisher matrix of a classifier.
+    """Multiply a vector by the Fisher matrix of a classifier.
 
     Args:
         model: Any module that maps `(B, ...)` to logits `(B, Y)`, Y at least 2. For a single
@@ -90,11 +90,11 @@ def gauss_newton_product(
     *,
     chunk_size: int | None = None,
 ) -> Vector:
-    """Multiply a vector with the generalised Gauss-Newton matrix of a loss.
+    """Multiply a vector by the generalised Gauss-Newton matrix of a loss.
 
     `loss_fn(predictions, targets)`, given a batch of one, returns a scalar; targets are
     `(B, ...)`, or a tree of such tensors, or `None` where the loss needs none. The rest is as in
-    `fisher_product`, for predictions of any kind. The vector has to be given.
+    `fisher_product`, but predictions may be of any kind. `vector` is required.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)

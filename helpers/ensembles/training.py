@@ -1,4 +1,4 @@
-"""Each network trained on batches of its own, and all run on the same inputs, at once."""
+"""Train many networks at once, each on its own batches, and run them all on the same inputs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ def draw_orders(seeds: Iterable[int], size: int, batch_size: int, steps: int) ->
 
     Returns:
         `(M, steps, B)`, int64, on the CPU. Each epoch goes through the samples in a new order and
-        leaves out those at its end that fill no batch.
+        drops the last few if they do not fill a batch.
 
     Raises:
         ValueError: There is no whole batch.
@@ -131,7 +131,7 @@ def predict(ensemble: Ensemble, inputs: Tree) -> Any:
         inputs: `(N, ...)`, or a tree of such tensors.
 
     Returns:
-        `(M, N, ...)`, detached; for a model that returns several tensors, these in what it returns.
+        `(M, N, ...)`, detached; for a model that returns several tensors, in the same structure.
 
     Raises:
         TypeError: `inputs` is no tree of tensors.

@@ -5,9 +5,9 @@
 
 `function` takes no arguments and returns a `Job`. Any number of processes write the same bits:
 
-- `plan.json`: what was computed. A run of anything else is refused there.
+- `plan.json`: what is computed. A run with a different plan is refused.
 - `features-000000.npy` and so on: the rows of one shard each, `(rows, k)`, in NumPy's format, with
-  a checksum behind them, which every later run compares.
+  a checksum after them, which every later run verifies.
 
 A file gets its name only when it is complete. So whatever ends a run, the same command resumes it.
 `open_features` reads the folder.

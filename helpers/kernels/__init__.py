@@ -28,9 +28,9 @@ def ntk(
 ) -> Tensor:
     """Compute the empirical neural tangent kernel between two batches, or of one with itself.
 
-    The weight of a linear layer that meets one vector per sample takes only the layer's inputs and
-    output gradients: `(x x') (g g')`. All other parameters take Jacobians, chunk by chunk. A bar
-    shows the progress of what takes more than a second.
+    Where a linear layer gets one vector per sample, its weight needs only the layer's inputs and
+    output gradients: `(x x') (g g')`. All other parameters need Jacobians, chunk by chunk. If the
+    computation takes more than a second, a progress bar appears.
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.

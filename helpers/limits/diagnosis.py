@@ -1,4 +1,4 @@
-"""A check of a model, by measurement: its per-sample gradients in three ways, and what differs."""
+"""Check a model by measurement: per-sample gradients computed in three ways, and what differs."""
 
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,8 @@
 One step of DP-SGD (Abadi et al. 2016, https://arxiv.org/abs/1607.00133) draws each sample with the
 same probability (`poisson_batches`), adds noise to the sum of the clipped gradients
 (`private_sum`), and divides by the *expected* batch size, a constant chosen without a look at the
-data. `epsilon` is what all steps together guarantee, by Opacus' accountants, for neighboring data
-sets of which one has a sample more; `noise_multiplier_for` searches for the noise.
+data. `epsilon` computes, with Opacus' accountants, what all steps together guarantee for data sets
+that differ by one added sample; `noise_multiplier_for` finds the noise for a wanted `epsilon`.
 
 Several processes draw the same batches from generators with one seed, each passes its share
 `batch[rank::world_size]`, only the first adds noise, and `all_reduce` adds the sums. The noise is
@@ -29,7 +29,7 @@ __all__ = ["ACCOUNTANTS", "epsilon", "noise_multiplier_for", "poisson_batches", 
 def poisson_batches(
     n: int, rate: float, steps: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Draw a batch for each step, in which each sample is with probability `rate`, independently.
+    """Draw a batch for each step; it includes each sample independently with probability `rate`.
 
     Batches differ in size, and one may be empty. The accountants assume such batches; shuffled ones
     have a weaker guarantee.
@@ -79,7 +79,7 @@ def private_sum(
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`, with real parameters. The
-            guarantee does not cover what its buffers know of private data.
+            guarantee does not cover private data that its buffers may hold.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
         data: `(B, ...)`, or a tree of such tensors.
         targets: Likewise; `None` where the loss needs none.

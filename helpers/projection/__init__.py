@@ -1,10 +1,10 @@
-"""Random projection of per-sample gradients, `(B, P)` to `(B, k)`: inner products nearly stay.
+"""Random projection of per-sample gradients, `(B, P)` to `(B, k)`, nearly keeping inner products.
 
 By the lemma of Johnson and Lindenstrauss (1984), a random matrix `(P, k)` keeps inner products of
 gradients x and y up to an error of order `|x| |y| / sqrt(k)`. There are three kinds:
 
 - `"rademacher"`: a dense matrix of random signs, at the cost of B x P x k;
-- `"sparse"`: one entry in each row, for the same error at B x P (`helpers.projection.sketches`);
+- `"sparse"`: one nonzero entry a row, with the same error at B x P (`helpers.projection.sketches`);
 - `"factored"`: gradients of large layers are not even formed (`helpers.projection.factors`).
 """
 
@@ -42,7 +42,7 @@ def project(
         model_id: Which model of an ensemble this is, at least 0; each has its own matrix.
 
     Returns:
-        `(B, k)`, scaled so that inner products have the expectation that they had; float64 for
+        `(B, k)`, scaled so that inner products are right on average; float64 for
         float64 gradients, else float32, since half precision would overflow in sums over P.
 
     Raises:
@@ -81,9 +81,9 @@ def project_batches(
     Args:
         computer: What computes the gradients.
         batches: Batches that the computer takes, for example a `DataLoader`.
-        k: As in `project`, like all that follows.
+        k: As in `project`; so are the other options.
         kind: Or `"factored"`, which reduces the gradient of each parameter to `factors.LARGEST`
-            numbers, and then does as `"sparse"`.
+            numbers, and then proceeds like `"sparse"`.
         seed: A whole number, at least 0.
         model_id: Which model of an ensemble this is.
 
