@@ -5,6 +5,7 @@ import random
 import traceback
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,18 +15,12 @@ from torch import Tensor, nn
 
 from helpers import gradients, jacobians, norms
 from tests.support.oracle import METHODS, every_method, refused
-from tests.support.ways import empty_out, into_out
+from tests.support.ways import WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
-SUMS = {
-    "norms": norms.gradient_norms,
-    "clipped sum": lambda *args, **options: norms.clipped_sum(*args, limit=1.0, **options),
-}
-JACOBIANS = {
-    "loop": jacobians.loop_jacobians,
-    "func": jacobians.func_jacobians,
-}
-every_function = pytest.mark.parametrize("function", [*METHODS.values(), *SUMS.values()])
+SUMS = norms.gradient_norms, functools.partial(norms.clipped_sum, limit=1.0)
+JACOBIANS = jacobians.loop_jacobians, jacobians.func_jacobians
+every_function = pytest.mark.parametrize("function", [*METHODS.values(), *SUMS])
 x, t = torch.zeros(3, 3), torch.zeros(3, 2)
 
 
@@ -52,15 +47,13 @@ RANDOM: dict[nn.Module, str] = {
 }
 
 
-@pytest.mark.parametrize("function", [*METHODS.values(), *SUMS.values(), *JACOBIANS.values()])
+@pytest.mark.parametrize("function", [*METHODS.values(), *SUMS, *JACOBIANS])
 @pytest.mark.parametrize("model", MODELS | RANDOM)
 def test_a_model_is_refused(model, function):
     for size in (3, 0) if model in MODELS else (3,):
         with refused((MODELS | RANDOM)[model]):
-            if function in JACOBIANS.values():
-                function(model, x[:size])
-            else:
-                function(model, squared, x[:size], t[:size])
+            data, targets = x[:size], t[:size]
+            function(*((model, data) if function in JACOBIANS else (model, squared, data, targets)))
 
 
 COUNT = nn.Parameter(torch.tensor(1), requires_grad=False)
@@ -76,6 +69,8 @@ CALLS: list[tuple[type[Exception], str, dict[str, object]]] = [
     (ValueError, "got (1, 2)", {"loss_fn": lambda p, t: F.mse_loss(p, t, reduction="none")}),
     (ValueError, "got tuple", {"loss_fn": lambda p, t: ((p - t).sum(), p)}),
     (ValueError, "got float", {"loss_fn": lambda p, t: 1.0}),
+    (ValueError, "number, got torch.int64", {"loss_fn": lambda p, _: p.long().sum()}),
+    (ValueError, "weight is on the meta device", {"model": nn.Linear(3, 2, device="meta")}),
     (TypeError, "torch.nn.Module", {"model": len}),
     (TypeError, "data must be a tensor (B, ...), got list", {"data": x.tolist()}),
     (TypeError, "data must be a tensor (B, ...), got ndarray", {"data": x.numpy()}),
@@ -94,6 +89,13 @@ def test_a_call_is_refused(error, word, other, function):
     assert not hasattr(raised.value, "__notes__"), "it is no fault of the model"
 
 
+@every_function
+def test_data_of_a_transform_are_refused(function):
+    model = nn.Linear(3, 2)
+    with refused("data belongs to a transform"):
+        torch.func.vmap(lambda data: function(model, squared, data, t))(x[None])
+
+
 OPTIONS = [("chunk_size", value) for value in (0, "2", 2.0, True)]
 OPTIONS += [("randomness", value) for value in ("SAME", None)]
 
@@ -102,7 +104,7 @@ OPTIONS += [("randomness", value) for value in ("SAME", None)]
 @pytest.mark.parametrize(("option", "value"), OPTIONS)
 def test_an_option_is_refused(option, value, size):
     case = make("linear", size)
-    for function in (gradients.func_gradients, *SUMS.values()):
+    for function in (gradients.func_gradients, *SUMS):
         with refused(option, repr(value)):
             function(*case.args, **{option: value})
     if option == "chunk_size":
@@ -125,7 +127,7 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("function", JACOBIANS.values(), ids=JACOBIANS)
+@pytest.mark.parametrize("function", JACOBIANS)
 @pytest.mark.parametrize("batch_size", [0, 3])
 @pytest.mark.parametrize("got", OUTPUTS)
 def test_outputs_of_another_shape_are_refused(got, batch_size, function):
@@ -175,7 +177,7 @@ def test_unflatten_refuses_another_number_of_columns(shape):
         jacobians.unflatten_jacobians(torch.zeros(shape), nn.Linear(3, 2))
 
 
-@pytest.mark.parametrize("function", [gradients.func_gradients, *SUMS.values()])
+@pytest.mark.parametrize("function", [gradients.func_gradients, *SUMS])
 def test_no_memory_is_no_reason_for_a_way_that_takes_more(function):
     ran = []
 
@@ -189,15 +191,6 @@ def test_no_memory_is_no_reason_for_a_way_that_takes_more(function):
 
 
 # What reaches a caller whose model warns, or fails by itself.
-
-ONE = {"chunk_size": 1}
-CHUNKED = {
-    "func": functools.partial(gradients.func_gradients, **ONE),
-    "func, out": lambda *args: into_out(Case(args[0], *args[2:], args[1]), None, **ONE),
-    "norms": functools.partial(norms.gradient_norms, **ONE),
-    "clipped sum": functools.partial(norms.clipped_sum, limit=0.1, **ONE),
-    "Jacobians": lambda model, _, data, __: jacobians.func_jacobians(model, data, **ONE),
-}
 
 
 def test_what_the_model_warns_of_is_passed_on():
@@ -220,11 +213,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("error", FAULTS)
-@pytest.mark.parametrize("way", CHUNKED.values(), ids=CHUNKED)
+@pytest.mark.parametrize("way", [way for way in WAYS if way.endswith("chunks") or "sum" in way])
 def test_a_model_that_fails_by_itself_raises_its_own_error_and_nothing_of_transforms(way, error):
     model = Apply(lambda m, x: m.bad(x), bad=Apply(FAULTS[error], fc=nn.Linear(3, 2)))
+    case = Case(model, torch.zeros(4, 3), torch.zeros(4, 2), squared)
     with pytest.raises(error) as raised:
-        way(model, squared, x, t)
+        WAYS[way].compute(case, SimpleNamespace(limit=0.1))
     (note,) = raised.value.__notes__
     assert note.startswith("bad raised this for a batch of one")
     assert "torch/_functorch" not in "".join(traceback.format_exception(raised.value))
