@@ -24,7 +24,7 @@ from tests.support.zoo import Apply, Case, squared
 from tests.test_torch_faults import Tripled
 
 close = torch.testing.assert_close
-pytestmark = pytest.mark.filterwarnings("ignore:.*which torch.vmap takes one sample")
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def product(shape: tuple[int, ...], function: Callable[..., Tensor]) -> Callable[[], nn.Module]:
@@ -312,7 +312,6 @@ def test_nothing_is_held_in_a_second_copy():
         assert least <= benchmark.memory(call).peak < most
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_table_that_is_renormalised_keeps_the_padding_out():
     model = Apply(
         lambda m, ids: F.embedding(ids, m.table * 1, padding_idx=0, max_norm=9.0),
