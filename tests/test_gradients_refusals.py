@@ -3,8 +3,8 @@
 import functools
 import random
 import traceback
-import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,18 +14,12 @@ from torch import Tensor, nn
 
 from helpers import gradients, jacobians, norms
 from tests.support.oracle import METHODS, every_method, refused
-from tests.support.ways import empty_out, into_out
+from tests.support.ways import WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
-SUMS = {
-    "norms": norms.gradient_norms,
-    "clipped sum": lambda *args, **options: norms.clipped_sum(*args, limit=1.0, **options),
-}
-JACOBIANS = {
-    "loop": jacobians.loop_jacobians,
-    "func": jacobians.func_jacobians,
-}
-every_function = pytest.mark.parametrize("function", [*METHODS.values(), *SUMS.values()])
+SUMS = norms.gradient_norms, functools.partial(norms.clipped_sum, limit=1.0)
+JACOBIANS = jacobians.loop_jacobians, jacobians.func_jacobians
+every_function = pytest.mark.parametrize("function", [*METHODS.values(), *SUMS])
 x, t = torch.zeros(3, 3), torch.zeros(3, 2)
 
 
@@ -35,15 +29,13 @@ def after(layer: nn.Module) -> nn.Module:
 
 HOOKED = nn.Linear(3, 2)
 HOOKED.weight.register_post_accumulate_grad_hook(print)
-# What cannot be done with a batch of any size, by what the message names.
+# What cannot be done with a batch of any size, or of some samples, by what the message names.
 MODELS: dict[nn.Module, str] = {
     after(nn.BatchNorm1d(2)): "BatchNorm",
     after(nn.BatchNorm1d(2, track_running_stats=False).eval()): "BatchNorm",
     after(nn.SyncBatchNorm(2)): "BatchNorm",
     nn.Sequential(nn.Tanh(), nn.LazyLinear(2)): "lazy",
     HOOKED: "hook",
-}
-RANDOM: dict[nn.Module, str] = {
     after(nn.Dropout()): "random",
     after(Apply(lambda m, x: x + torch.rand(2))): "random",
     after(Apply(lambda m, x: x + random.random())): "random",
@@ -52,15 +44,13 @@ RANDOM: dict[nn.Module, str] = {
 }
 
 
-@pytest.mark.parametrize("function", [*METHODS.values(), *SUMS.values(), *JACOBIANS.values()])
-@pytest.mark.parametrize("model", MODELS | RANDOM)
+@pytest.mark.parametrize("function", [*METHODS.values(), *SUMS, *JACOBIANS])
+@pytest.mark.parametrize("model", MODELS)
 def test_a_model_is_refused(model, function):
-    for size in (3, 0) if model in MODELS else (3,):
-        with refused((MODELS | RANDOM)[model]):
-            if function in JACOBIANS.values():
-                function(model, x[:size])
-            else:
-                function(model, squared, x[:size], t[:size])
+    for size in (3,) if MODELS[model] == "random" else (3, 0):
+        with refused(MODELS[model]):
+            losses = () if function in JACOBIANS else (squared,)
+            function(model, *losses, x[:size], *(t[:size] for _ in losses))
 
 
 COUNT = nn.Parameter(torch.tensor(1), requires_grad=False)
@@ -76,9 +66,10 @@ CALLS: list[tuple[type[Exception], str, dict[str, object]]] = [
     (ValueError, "got (1, 2)", {"loss_fn": lambda p, t: F.mse_loss(p, t, reduction="none")}),
     (ValueError, "got tuple", {"loss_fn": lambda p, t: ((p - t).sum(), p)}),
     (ValueError, "got float", {"loss_fn": lambda p, t: 1.0}),
+    (ValueError, "number, got torch.int64", {"loss_fn": lambda p, _: p.long().sum()}),
+    (ValueError, "weight is on the meta device", {"model": nn.Linear(3, 2, device="meta")}),
     (TypeError, "torch.nn.Module", {"model": len}),
     (TypeError, "data must be a tensor (B, ...), got list", {"data": x.tolist()}),
-    (TypeError, "data must be a tensor (B, ...), got ndarray", {"data": x.numpy()}),
     (TypeError, "targets must be a tensor (B, ...), got ndarray", {"targets": t.numpy()}),
     (TypeError, "wrt", {"wrt": "bias"}),
     (TypeError, "wrt", {"wrt": 3}),
@@ -94,6 +85,13 @@ def test_a_call_is_refused(error, word, other, function):
     assert not hasattr(raised.value, "__notes__"), "it is no fault of the model"
 
 
+@every_function
+def test_data_of_a_transform_are_refused(function):
+    model = nn.Linear(3, 2)
+    with refused("data belongs to a transform"):
+        torch.func.vmap(lambda data: function(model, squared, data, t))(x[None])
+
+
 OPTIONS = [("chunk_size", value) for value in (0, "2", 2.0, True)]
 OPTIONS += [("randomness", value) for value in ("SAME", None)]
 
@@ -102,7 +100,7 @@ OPTIONS += [("randomness", value) for value in ("SAME", None)]
 @pytest.mark.parametrize(("option", "value"), OPTIONS)
 def test_an_option_is_refused(option, value, size):
     case = make("linear", size)
-    for function in (gradients.func_gradients, *SUMS.values()):
+    for function in (gradients.func_gradients, *SUMS):
         with refused(option, repr(value)):
             function(*case.args, **{option: value})
     if option == "chunk_size":
@@ -125,7 +123,7 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("function", JACOBIANS.values(), ids=JACOBIANS)
+@pytest.mark.parametrize("function", JACOBIANS)
 @pytest.mark.parametrize("batch_size", [0, 3])
 @pytest.mark.parametrize("got", OUTPUTS)
 def test_outputs_of_another_shape_are_refused(got, batch_size, function):
@@ -139,10 +137,6 @@ def with_bias(change: Callable[[Tensor], object]) -> Callable[[dict[str, Tensor]
     return lambda out, _: out | {"fc2.bias": change(out["fc2.bias"])}
 
 
-def repeated(out: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
-    return {n: case.model.get_parameter(n).detach().expand(out[n].shape) for n in out}
-
-
 # By what the message names, what is done to a right `out`.
 OUTS: dict[str, Callable[[dict[str, Tensor], Case], object]] = {
     "names": lambda out, c: {"other": out["fc2.bias"]},
@@ -151,7 +145,7 @@ OUTS: dict[str, Callable[[dict[str, Tensor], Case], object]] = {
     "meta": with_bias(lambda b: b.to("meta")),
     "require a gradient": with_bias(lambda b: b.clone().requires_grad_()),
     "inference": with_bias(torch.inference_mode()(Tensor.clone)),
-    "memory": repeated,
+    "memory": lambda out, c: {n: c.model.get_parameter(n).data.expand(out[n].shape) for n in out},
     "of out['fc1.weight']": (
         lambda out, c: out | {"fc2.bias": out["fc1.weight"].flatten()[:30].view(3, 10)}
     ),
@@ -175,7 +169,7 @@ def test_unflatten_refuses_another_number_of_columns(shape):
         jacobians.unflatten_jacobians(torch.zeros(shape), nn.Linear(3, 2))
 
 
-@pytest.mark.parametrize("function", [gradients.func_gradients, *SUMS.values()])
+@pytest.mark.parametrize("function", [gradients.func_gradients, *SUMS])
 def test_no_memory_is_no_reason_for_a_way_that_takes_more(function):
     ran = []
 
@@ -188,29 +182,6 @@ def test_no_memory_is_no_reason_for_a_way_that_takes_more(function):
     assert len(ran) == 1
 
 
-# What reaches a caller whose model warns, or fails by itself.
-
-ONE = {"chunk_size": 1}
-CHUNKED = {
-    "func": functools.partial(gradients.func_gradients, **ONE),
-    "func, out": lambda *args: into_out(Case(args[0], *args[2:], args[1]), None, **ONE),
-    "norms": functools.partial(norms.gradient_norms, **ONE),
-    "clipped sum": functools.partial(norms.clipped_sum, limit=0.1, **ONE),
-    "Jacobians": lambda model, _, data, __: jacobians.func_jacobians(model, data, **ONE),
-}
-
-
-def test_what_the_model_warns_of_is_passed_on():
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        warnings.warn("so it says", RuntimeWarning, stacklevel=1)
-        return self.fc(inputs)
-
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        gradients.func_gradients(Apply(run, fc=nn.Linear(3, 2)), squared, x, t)
-    assert {(each.category, str(each.message)) for each in said} == {(RuntimeWarning, "so it says")}
-
-
 FAULTS = {
     RuntimeError: lambda m, x: m.fc(x) @ torch.ones(5, 5),
     AttributeError: lambda m, x: m.fc(x) + m.nothing,
@@ -220,11 +191,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("error", FAULTS)
-@pytest.mark.parametrize("way", CHUNKED.values(), ids=CHUNKED)
+@pytest.mark.parametrize("way", [way for way in WAYS if way.endswith("chunks") or "sum" in way])
 def test_a_model_that_fails_by_itself_raises_its_own_error_and_nothing_of_transforms(way, error):
     model = Apply(lambda m, x: m.bad(x), bad=Apply(FAULTS[error], fc=nn.Linear(3, 2)))
+    case = Case(model, torch.zeros(4, 3), torch.zeros(4, 2), squared)
     with pytest.raises(error) as raised:
-        way(model, squared, x, t)
+        WAYS[way].compute(case, SimpleNamespace(limit=0.1))
     (note,) = raised.value.__notes__
     assert note.startswith("bad raised this for a batch of one")
     assert "torch/_functorch" not in "".join(traceback.format_exception(raised.value))

@@ -11,25 +11,16 @@ every_method = pytest.mark.parametrize("method", [loop_jacobians, func_jacobians
 
 
 @every_method
-def test_results_without_a_number(method):
-    case = make("frozen")
+def test_shapes_dtypes_and_an_empty_batch(method):
+    case, counting = make("frozen"), make("buffer counts")
     assert method(case.model, case.data[:0]).shape == (0, 3, 3 + 9)
     case.model.requires_grad_(False)
     assert method(case.model, case.data).shape == (3, 3, 0)
     assert method(nn.Flatten(), case.data).shape == (3, 3, 0)
-
-
-@every_method
-def test_an_empty_batch_leaves_everything_as_it_was(method):
-    case = make("buffer counts")
-    method(case.model, case.data[:0])
-    assert case.model.calls == 1
-
-
-@every_method
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_dtype_is_that_of_the_parameters(dtype, method):
-    assert method(nn.Linear(3, 2).to(dtype), torch.ones(2, 3, dtype=dtype)).dtype == dtype
+    method(counting.model, counting.data[:0])
+    assert counting.model.calls == 1, "as it was"
+    for dtype in (torch.float32, torch.bfloat16):
+        assert method(nn.Linear(3, 2).to(dtype), torch.ones(2, 3, dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("lead", [(2, 4), (), (0, 3), (2, 3, 4)], ids=str)
