@@ -80,7 +80,6 @@ class Snapshot:
 
 
 def exactly(tensor: Tensor) -> bytes:
-    """Read a tensor's numbers, bit by bit."""
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
