@@ -76,7 +76,6 @@ class Net(nn.Module):
 # What is handed in, and where the network finds it there.
 FORMS = {
     "dictionary": ({"ids": IDS, "x": X, "scale": SCALE}, lambda x, ids, scale: (x, ids, scale)),
-    "ordered": (OrderedDict(x=X, ids=IDS), lambda x, ids: (x, ids, SCALE)),
     "mapping": (Keeping({"x": X, "ids": IDS}), lambda x, ids: (x, ids, SCALE)),
     "BatchEncoding": (UserDict(x=X, ids=IDS, no=None), lambda x, ids, no: (x, ids, SCALE)),
     "tuple": ((X, IDS, torch.tensor(SCALE)), lambda x, ids, s: (x, ids, s.add_(1) - 1)),

@@ -88,10 +88,6 @@ def _newton(truth: Truth) -> Named:
     return _sandwich(truth, lambda z, t: hessian(lambda z: loss_fn(z[None], t[None]), z))
 
 
-def _fisher(truth: Truth) -> Named:
-    return _sandwich(truth, lambda z, t: (p := z.softmax(0)).diag() - p.outer(p))
-
-
 _of_gradients = functools.partial(Way, expected=lambda truth: truth.gradients)
 _of_norms = functools.partial(Way, expected=lambda truth: {"": truth.norms})
 _of_jacobians = functools.partial(
@@ -141,8 +137,8 @@ WAYS = {
     ),
     "Fisher": Way(
         lambda c, _: curvature.fisher_product(c.model, c.data, _vector(c), chunk_size=2),
-        _fisher,
-        lambda truth: _has_curvature(truth) and truth.outputs.shape[1] > 1,
+        lambda t: _sandwich(t, lambda z, _: (p := z.softmax(0)).diag() - p.outer(p)),
+        lambda t: _has_curvature(t) and t.outputs.shape[1] > 1,
     ),
     "Gauss-Newton": Way(
         lambda c, _: curvature.gauss_newton_product(*c.args, _vector(c), chunk_size=3),

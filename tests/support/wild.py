@@ -198,10 +198,6 @@ def _viewed() -> nn.Module:
 
 
 class Unmeasured(tuple):
-    """A tuple without a length, as e3nn has them."""
-
-    __slots__ = ()
-
     def __len__(self) -> int:
         raise NotImplementedError
 
@@ -218,8 +214,6 @@ _sine.register_autograd(
 
 
 class Once(Product):
-    """A product whose backward cannot be differentiated."""
-
     @staticmethod
     def backward(ctx, grads: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(each.detach() for each in Product.backward(ctx, grads))

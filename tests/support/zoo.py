@@ -24,7 +24,6 @@ class Case:
     loss_fn: Callable[[Tensor, Tensor], Tensor]
 
     def to(self, dtype: torch.dtype) -> "Case":
-        """Convert what is floating point."""
         data, targets = (t.to(dtype) if t.is_floating_point() else t for t in self.batch)
         return Case(self.model.to(dtype), data, targets, self.loss_fn)
 
@@ -34,7 +33,6 @@ class Case:
 
     @property
     def args(self) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Tensor, Tensor]:
-        """What every function of `helpers.gradients` takes, in its order."""
         return self.model, self.loss_fn, self.data, self.targets
 
 
@@ -65,11 +63,6 @@ def _buffered(write: Callable[..., object]) -> nn.Module:
 
     seen = nn.Buffer(torch.tensor([1.0, -2.0, 0.5]))
     return Apply(run, fc=nn.Linear(3, 2), seen=seen, calls=nn.Buffer(torch.tensor(1)))
-
-
-def _write_batched(self: Apply, inputs: Tensor) -> None:
-    self.calls.add_(1)
-    self.seen += inputs[0]
 
 
 def _rebind(self: Apply, inputs: Tensor) -> None:
@@ -149,9 +142,8 @@ weight_norm = nn.utils.parametrizations.weight_norm
 
 @torch.no_grad()
 def _hooked(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Put an old-style norm on a layer, and run it once, or the oracle could not copy it."""
     model = norm(nn.Linear(3, 2))
-    model(torch.ones(1, 3))
+    model(torch.ones(1, 3))  # or the oracle could not copy it
     return model
 
 
@@ -183,7 +175,7 @@ ROWS: dict[str, Build] = {
     "unused": lambda: Apply(lambda m, x: m.a(x), z=nn.Linear(2, 2), a=nn.Linear(3, 2)),
     "no_grad inside": lambda: Apply(lambda m, x: torch.no_grad()(m.a)(x), a=nn.Linear(3, 2)),
     "buffer counts": lambda: _buffered(lambda m, x: (m.calls.add_(1), m.seen.mul_(1.5))),
-    "buffer in place": lambda: _buffered(_write_batched),
+    "buffer in place": lambda: _buffered(lambda m, x: (m.calls.add_(1), m.seen.add_(x[0]))),
     "buffer rebound": lambda: _buffered(_rebind),
     "stash": lambda: Apply(_stash, fc=nn.Linear(3, 3), head=nn.Linear(3, 2)),
     "weight norm hook": lambda: _hooked(nn.utils.weight_norm),
