@@ -20,7 +20,7 @@ from helpers.optimizers import sgd_step
 from helpers.privacy import private_sum
 from helpers.projection import project_batches
 from tests.support.oracle import METHODS, TOLERANCE, Truth, assert_equal, refused
-from tests.support.ways import LEGACY, WAYS, LossOf
+from tests.support.ways import LEGACY, WAYS, LossOf, Way
 from tests.support.zoo import Case
 
 SIZE, SCALE = 4, 1.5
@@ -37,23 +37,17 @@ class Sample:
 
 
 class Attributes(dict):
-    """A dictionary whose items are attributes as well."""
-
     def __init__(self, **items) -> None:
         super().__init__(**items)
         self.__dict__ = self
 
 
 class Two(list):
-    """A list that is not made of its items."""
-
     def __init__(self, x, ids) -> None:
         super().__init__([x, ids])
 
 
 class Couple(tuple):
-    """A tuple of this kind."""
-
     __slots__ = ()
 
     def __new__(cls, x, ids):
@@ -61,15 +55,11 @@ class Couple(tuple):
 
 
 class Keeping(ChainMap):
-    """A mapping of which a copy shares what it holds."""
-
     def __copy__(self):
         return Keeping(*self.maps)
 
 
 class Net(nn.Module):
-    """A network that finds its inputs in what it is called with."""
-
     writes = True  # into its inputs
 
     def __init__(self, pick) -> None:
@@ -86,7 +76,6 @@ class Net(nn.Module):
 # What is handed in, and where the network finds it there.
 FORMS = {
     "dictionary": ({"ids": IDS, "x": X, "scale": SCALE}, lambda x, ids, scale: (x, ids, scale)),
-    "ordered": (OrderedDict(x=X, ids=IDS), lambda x, ids: (x, ids, SCALE)),
     "mapping": (Keeping({"x": X, "ids": IDS}), lambda x, ids: (x, ids, SCALE)),
     "BatchEncoding": (UserDict(x=X, ids=IDS, no=None), lambda x, ids, no: (x, ids, SCALE)),
     "tuple": ((X, IDS, torch.tensor(SCALE)), lambda x, ids, s: (x, ids, s.add_(1) - 1)),
@@ -103,7 +92,7 @@ FORMS = {
         lambda a, b: (a[0].x / 2 + b[0]["x"] / 2, a[0].ids[0], SCALE),
     ),
 }
-flat = torch.cat([X, IDS], 1)
+FLAT = torch.cat([X, IDS], 1)
 
 
 def make(name: str) -> Case:
@@ -113,37 +102,28 @@ def make(name: str) -> Case:
 
 
 def in_one_tensor() -> Case:
-    """The same network for one tensor, whose truth is known without any tree."""
     torch.manual_seed(1)
     model = Net(lambda both: (both[:, :3], both[:, 3:].long(), SCALE)).double()
     model.writes = False
-    return Case(model, torch.cat([X, IDS], 1), LABELS, F.cross_entropy)
+    return Case(model, FLAT, LABELS, F.cross_entropy)
 
 
 TRUTH = Truth(in_one_tensor)
 OF_FORMS = {name: way for name, way in (WAYS | LEGACY).items() if "computer" not in name}
-every_form = pytest.mark.parametrize("name", FORMS)
+OF_FORMS["kernel of two"] = Way(
+    lambda c, _: {"": kernels.ntk(c.model, c.data, c.data, chunk_size=3)}, WAYS["kernel"].expected
+)
 
 
-@pytest.mark.parametrize("way", OF_FORMS)
-@every_form
-def test_every_way_is_what_it_is_for_one_tensor(name, way):
-    way = OF_FORMS[way]
-    assert_equal(way.compute(make(name), TRUTH), way.expected(TRUTH), TOLERANCE)
-    assert torch.equal(flat, torch.cat([X, IDS], 1)), "the data are as they were"
-
-
-@every_form
-def test_other_ways_to_a_kernel_and_a_diagnosis(name):
-    case = make(name)
-    kernel = kernels.ntk(case.model, case.data, case.data, chunk_size=3)
-    assert_equal({"": kernel}, WAYS["kernel"].expected(TRUTH), TOLERANCE)
-    assert "equal for all 3" in limits.diagnose(*case.args).conclusion
+@pytest.mark.parametrize("name", FORMS)
+def test_every_way_is_what_it_is_for_one_tensor(name):
+    for way in OF_FORMS.values():
+        assert_equal(way.compute(make(name), TRUTH), way.expected(TRUTH), TOLERANCE)
+        assert torch.equal(torch.cat([X, IDS], 1), FLAT), "the data are as they were"
+    assert "equal for all 3" in limits.diagnose(*make(name).args).conclusion
 
 
 class Labelled(Net):
-    """A network that computes its own loss, as those of transformers do."""
-
     writes = False
 
     def forward(self, labels, **inputs):
@@ -170,12 +150,10 @@ def test_labels_in_the_batch_and_no_targets():
     like = ensembles.train(of_one, *alone.args[1:], order, sgd_step, lr=0.1)
     assert_equal(trained.params, like.params, TOLERANCE)
     logits = ensembles.predict(trained, args[2])["logits"]
-    torch.testing.assert_close(logits, ensembles.predict(like, flat))
+    torch.testing.assert_close(logits, ensembles.predict(like, FLAT))
 
 
 class LossOfTree(LossOf):
-    """A batch that is a mapping comes as one."""
-
     def get_output(self, model, weights, buffers, sample):
         sample = {name: each[None] for name, each in sample.items()}
         return functional_call(model, (weights, buffers), (), sample)["loss"]
@@ -209,7 +187,6 @@ def test_two_batches_of_a_kernel_have_their_own_constants():
 
 
 def test_an_ensemble_leaves_its_inputs_as_they_were():
-    torch.manual_seed(1)
     model = nn.Sequential(nn.LeakyReLU(inplace=True), nn.Linear(3, 2)).double()
     data, order = (X.clone(),), torch.tensor([[[0, 1, 1]]] * 2)
     stacked = ensembles.stack([model, copy.deepcopy(model)])

@@ -21,13 +21,12 @@ from tests.support import workers
 from tests.support.ways import LEGACY, WAYS
 from tests.support.zoo import Case
 
-SAID = {
+SAID = {  # by what was done to a network, what every helper names when it refuses it
     "parallelize_module": "0.weight is a DTensor",
     "fully_shard, unsharded": "the model is a FSDPSequential",
     "fully_shard, a layer": "0 is a FSDPLinear",
     "DDP": "the model is a DistributedDataParallel",
 }
-"""By what was done to a network, what every helper names when it refuses it."""
 
 
 def network() -> nn.Sequential:
@@ -77,22 +76,16 @@ def refusals(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
     return said
 
 
-def way_out(model: nn.Module) -> dict[str, Tensor]:
-    """Take the way that a refusal names: gradients by name, from a copy."""
-    plain = network()
-    whole = {n: p.full_tensor() if n[0] == "0" else p for n, p in model.state_dict().items()}
-    plain.load_state_dict(whole)
-    return gradients.func_gradients(plain, F.cross_entropy, *samples())
-
-
 def in_each_process() -> tuple[dict[str, dict[str, str]], dict[str, Tensor]]:
     """Collect what is raised, by module and helper, and what the way out gives."""
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    modules, (data, targets) = spread(mesh), samples()
+    modules, (data, targets), plain = spread(mesh), samples(), network()
     said = {what: refusals(helpers(model)) for what, model in modules.items()}
-    call = functools.partial(gradients.func_gradients, network(), F.cross_entropy)
+    call = functools.partial(gradients.func_gradients, plain, F.cross_entropy)
     said["data"] = refusals({"": lambda: call(distribute_tensor(data, mesh), targets)})
-    return said, way_out(modules["fully_shard, a layer"])
+    state = modules["fully_shard, a layer"].state_dict().items()
+    plain.load_state_dict({n: p.full_tensor() if n[0] == "0" else p for n, p in state})
+    return said, call(data, targets)
 
 
 def test_every_helper_refuses_it_in_one_sentence_and_the_way_out_is_exact(tmp_path):

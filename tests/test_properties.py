@@ -16,9 +16,8 @@ CLOSE = 100 * TOLERANCE  # recurrences, products of many layers: hundreds of rou
 CURVATURE = "kernel", "Fisher", "Gauss-Newton"
 OF_OUTPUTS = [name for name in WAYS if "Jacobian" in name or name in CURVATURE]
 TOO_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-examples = functools.partial(
-    settings, deadline=None, derandomize=True, database=None, suppress_health_check=TOO_SLOW
-)
+OPTIONS = {"derandomize": True, "database": None, "suppress_health_check": TOO_SLOW}
+examples = functools.partial(settings, deadline=None, **OPTIONS)
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(100, marks=pytest.mark.whole)])

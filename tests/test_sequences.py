@@ -13,15 +13,12 @@ from tests.support.oracle import TOLERANCE, assert_equal, refused
 
 
 def rows_of(model, losses):
-    """Differentiate one loss after the other, `{name: (B, *shape)}`."""
-    rows = [torch.autograd.grad(loss, [*model.parameters()]) for loss in losses]
-    names = [name for name, _ in model.named_parameters()]
-    return dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
+    params = dict(model.named_parameters())
+    rows = [torch.autograd.grad(loss, [*params.values()]) for loss in losses]
+    return dict(zip(params, map(torch.stack, zip(*rows, strict=True)), strict=True))
 
 
 class Bags(nn.Module):
-    """Texts of several lengths in one tensor, as tutorials write it."""
-
     def __init__(self, **options) -> None:
         super().__init__()
         self.bag, self.fc = nn.EmbeddingBag(9, 3, **options), nn.Linear(3, 2)

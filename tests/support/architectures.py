@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from tests.support.zoo import Apply, Case, squared, with_statistics
 
-seeds = st.integers(0, 2**16)
-
 
 def case_of(model: nn.Module, shape: tuple[int, ...], batch_size: int, dtype: torch.dtype) -> Case:
     data = torch.randn(batch_size, *shape, dtype=dtype)
@@ -93,8 +91,7 @@ def _block(draw: st.DrawFn, kind: int) -> nn.Module:
 
 @st.composite
 def architectures(draw: st.DrawFn) -> Case:
-    """Draw a model in float64, a batch and a loss."""
-    torch.manual_seed(draw(seeds))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
     blocks: list[nn.Module] = []
     stem, data = nn.Identity(), torch.randn(6, TOKENS, WIDTH, dtype=torch.float64)
     if draw(st.booleans()):  # words, whose table may be used again at the end

@@ -49,12 +49,10 @@ class Truth:
 
     @functools.cached_property
     def gradients(self) -> dict[str, Tensor]:
-        """`{name: (B, *shape)}`."""
         return self._differentiate(lambda case, x, target: case.loss_fn(case.model(x), target))
 
     @functools.cached_property
     def outputs(self) -> Tensor:
-        """`(B, ...)`."""
         rows = []
         for index in range(len(self.case.data)):
             case = self._make()
@@ -73,7 +71,6 @@ class Truth:
 
     @property
     def norms(self) -> Tensor:
-        """`(B,)`."""
         return self._flat(self.gradients).norm(dim=1)
 
     @property
@@ -83,7 +80,6 @@ class Truth:
 
     @property
     def clipped_sum(self) -> dict[str, Tensor]:
-        """`{name: shape}`."""
         factors = (self.limit / self.norms).clamp(max=1)
         rows = self.gradients.items()
         return {n: torch.einsum("b,b...->...", factors.to(g.dtype), g) for n, g in rows}
@@ -103,11 +99,10 @@ class Truth:
                 result = scalar(case, *(part[index : index + 1] for part in case.batch))
                 if result.requires_grad:
                     result.backward()
-            parameters = dict(case.model.named_parameters())
-            for name, each in rows.items():
-                parameter = parameters[name]
-                nothing = torch.zeros_like(parameter)
-                each.append(nothing if parameter.grad is None else parameter.grad)
+            for name, parameter in case.model.named_parameters():
+                if name in rows:
+                    nothing = torch.zeros_like(parameter)
+                    rows[name].append(nothing if parameter.grad is None else parameter.grad)
         return {
             name: (torch.stack(each) if each else own[name].new_zeros(0, *own[name].shape)).detach()
             for name, each in rows.items()
@@ -154,8 +149,7 @@ def oracle(
     wrt: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
     """Compute the gradients by copies of a model in float64, one for each sample."""
-    wanted = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    wanted = wanted if wrt is None else list(wrt)
+    wanted = [n for n, p in model.named_parameters() if p.requires_grad] if wrt is None else [*wrt]
 
     def make() -> Case:
         case = Case(copy.deepcopy(model), data.detach(), targets.detach(), loss_fn)

@@ -13,9 +13,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 class Snapshot:
     """All that a call promises to leave as it was, as it is now.
 
-    From each root it goes through attributes of modules, of objects of these tests and of plain
-    containers. Values are told apart by identity as well, so that what was replaced by something
-    equal is a change too. What functions close over, classes and files are not a model's own.
+    Values are told apart by identity as well, so that what was replaced by something equal is a
+    change too. What functions close over, classes and files are not a model's own.
     """
 
     def __init__(self, *roots: Any) -> None:
@@ -32,7 +31,6 @@ class Snapshot:
                     self._record_tensor(name, tensor)
 
     def changes(self) -> list[str]:
-        """Name the places that are another now."""
         before, now = self.values, Snapshot(*self._roots).values
         both = before.keys() & now.keys()
         return [each for each in before | now if each not in both or before[each] != now[each]]
@@ -80,7 +78,6 @@ class Snapshot:
 
 
 def exactly(tensor: Tensor) -> bytes:
-    """Read a tensor's numbers, bit by bit."""
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -21,31 +21,24 @@ Named = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Way:
-    """A way, and what it must return."""
-
     compute: Callable[[Case, Truth], Named]
     expected: Callable[[Truth], Named]
     takes: Callable[[Truth], bool] = lambda truth: True
 
 
 class LossOf(AbstractModelOutput):
-    """The loss of a case as a task of the gradient computers."""
-
     def __init__(self, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.loss_fn = loss_fn
 
     def get_output(self, model, weights, buffers, sample, target) -> Tensor:
-        """Return the loss of one sample."""
         prediction = functional_call(model, (weights, buffers), (sample[None],))
         return self.loss_fn(prediction, target[None])
 
     def get_out_to_loss_grad(self, model, weights, buffers, batch) -> Tensor:
-        """Return the first number of each prediction."""
         return functional_call(model, (weights, buffers), (batch[0],)).flatten(1)[:, :1]
 
 
 def computer(kind: type, case: Case, **options: object) -> object:
-    """Make a gradient computer of a case."""
     count = sum(p.numel() for p in _learned(case).values())
     return kind(case.model, LossOf(case.loss_fn), count, torch.float64, case.data.device, **options)
 
@@ -57,7 +50,6 @@ def empty_out(case: Case) -> Named:
 
 
 def into_out(case: Case, truth: Truth, **options: object) -> Named:
-    """Write gradients into given tensors."""
     out = empty_out(case)
     got = gradients.func_gradients(*case.args, out=out, **options)
     assert all(got[name] is out[name] for name in out)
@@ -96,23 +88,16 @@ def _newton(truth: Truth) -> Named:
     return _sandwich(truth, lambda z, t: hessian(lambda z: loss_fn(z[None], t[None]), z))
 
 
-def _fisher(truth: Truth) -> Named:
-    return _sandwich(truth, lambda z, t: (p := z.softmax(0)).diag() - p.outer(p))
-
-
-def _as_gradients(truth: Truth) -> Named:
-    return truth.gradients
-
-
+_of_gradients = functools.partial(Way, expected=lambda truth: truth.gradients)
+_of_norms = functools.partial(Way, expected=lambda truth: {"": truth.norms})
 _of_jacobians = functools.partial(
     Way, expected=lambda truth: {"J": truth.jacobians}, takes=_has_jacobians
 )
 
 
 def _sample_grad(kind: type, **options: object) -> Way:
-    return Way(
-        lambda case, _: computer(kind, case, **options).compute_per_sample_grad(case.batch),
-        _as_gradients,
+    return _of_gradients(
+        lambda case, _: computer(kind, case, **options).compute_per_sample_grad(case.batch)
     )
 
 
@@ -120,24 +105,18 @@ def _loss_grad(kind: type) -> Way:
     return Way(
         lambda case, _: {"": computer(kind, case).compute_loss_grad(case.batch)},
         lambda truth: {"": truth.outputs.flatten(1)[:, :1]},
-        lambda truth: truth.outputs[0].numel() > 0,
     )
 
 
 LOOP = "loop"
 WAYS = {
-    LOOP: Way(lambda c, _: gradients.loop_gradients(*c.args), _as_gradients),
-    "func": Way(lambda c, _: gradients.func_gradients(*c.args), _as_gradients),
-    "func, chunks": Way(
-        lambda c, _: gradients.func_gradients(*c.args, chunk_size=2), _as_gradients
-    ),
-    "func, out": Way(into_out, _as_gradients),
-    "func, out, chunks": Way(functools.partial(into_out, chunk_size=2), _as_gradients),
-    "norms": Way(lambda c, _: {"": norms.gradient_norms(*c.args)}, lambda truth: {"": truth.norms}),
-    "norms, chunks": Way(
-        lambda c, _: {"": norms.gradient_norms(*c.args, chunk_size=1)},
-        lambda truth: {"": truth.norms},
-    ),
+    LOOP: _of_gradients(lambda c, _: gradients.loop_gradients(*c.args)),
+    "func": _of_gradients(lambda c, _: gradients.func_gradients(*c.args)),
+    "func, chunks": _of_gradients(lambda c, _: gradients.func_gradients(*c.args, chunk_size=2)),
+    "func, out": _of_gradients(into_out),
+    "func, out, chunks": _of_gradients(functools.partial(into_out, chunk_size=2)),
+    "norms": _of_norms(lambda c, _: {"": norms.gradient_norms(*c.args)}),
+    "norms, chunks": _of_norms(lambda c, _: {"": norms.gradient_norms(*c.args, chunk_size=1)}),
     "clipped sum": Way(
         lambda c, truth: norms.clipped_sum(*c.args, truth.limit, chunk_size=3),
         lambda truth: truth.clipped_sum,
@@ -158,8 +137,8 @@ WAYS = {
     ),
     "Fisher": Way(
         lambda c, _: curvature.fisher_product(c.model, c.data, _vector(c), chunk_size=2),
-        _fisher,
-        lambda truth: _has_curvature(truth) and truth.outputs.shape[1] > 1,
+        lambda t: _sandwich(t, lambda z, _: (p := z.softmax(0)).diag() - p.outer(p)),
+        lambda t: _has_curvature(t) and t.outputs.shape[1] > 1,
     ),
     "Gauss-Newton": Way(
         lambda c, _: curvature.gauss_newton_product(*c.args, _vector(c), chunk_size=3),
@@ -167,6 +146,4 @@ WAYS = {
         lambda t: _has_curvature(t) and t.case.loss_fn in (squared, F.cross_entropy),
     ),
 }
-LEGACY = {
-    "functorch": Way(lambda c, _: gradients.functorch_gradients(*c.args), _as_gradients),
-}
+LEGACY = {"functorch": _of_gradients(lambda c, _: gradients.functorch_gradients(*c.args))}

@@ -25,17 +25,12 @@ def _two(run: Callable[..., Tensor], **more: object) -> nn.Module:
     return Apply(run, fc=nn.Linear(3, 3), head=nn.Linear(3, 2), **more)
 
 
-# Normalisation, and then its result read in another order.
-
-
 def _tokens_as_images(self: Apply, inputs: Tensor) -> Tensor:
-    """Tokens that lie one after the other are normalised as an image."""
     tokens = (self.conv(inputs).flatten(2).transpose(1, 2) * self.scale).contiguous()
     return self.norm(tokens.transpose(1, 2).unflatten(2, (2, 2))).flatten(1)
 
 
 def _stem(self: Apply, inputs: Tensor) -> Tensor:
-    """The patch stem of hybrid vision transformers."""
     return (self.norm(self.conv(inputs)).flatten(2).transpose(1, 2) * self.scale).sin().flatten(1)
 
 
@@ -51,23 +46,16 @@ def _normalised(run: Callable[..., Tensor]) -> nn.Module:
     return Apply(run, conv=nn.Conv2d(2, 4, 3), **own)
 
 
-# State that a forward keeps on `self`, in place.
-
-
 def _nested(self: Apply, inputs: Tensor) -> Tensor:
     self.cache["inner"]["calls"].append(1)
     return self.fc(inputs) * len(self.cache["inner"]["calls"])
 
 
 class Slotted:
-    """A plain object that a model keeps its state in, without a dictionary of attributes."""
-
     __slots__ = ("steps",)
 
 
 class Memory(Slotted):
-    """The same, with one."""
-
     def __init__(self) -> None:
         self.steps, self.scale = [], 1.0
 
@@ -86,18 +74,11 @@ def _hidden_states(self: Apply, inputs: Tensor) -> Tensor:
     return self.head(sum(self.seen))
 
 
-def _compiled(run: Callable) -> Callable:
-    return torch.compile(run, backend="eager")
-
-
-def _wrapped(wrap: Callable[[Callable], Callable]) -> nn.Module:
-    """Wrap a forward on the instance."""
+def _wrapped() -> nn.Module:
     layer = nn.Linear(3, 3)
-    layer.forward = wrap(layer.forward)
+    forward = layer.forward
+    layer.forward = lambda x: forward(x)
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 2))
-
-
-# A parameter that also stands in a list, or in an object.
 
 
 def _listed() -> nn.Module:
@@ -108,8 +89,6 @@ def _listed() -> nn.Module:
 
 
 class Product(torch.autograd.Function):
-    """A product that torch transforms."""
-
     generate_vmap_rule = True
 
     @staticmethod
@@ -133,9 +112,6 @@ def _in_a_closure() -> nn.Module:
     return Apply(lambda m, x: m.fc(x) + twice(x), fc=fc)
 
 
-# What autograd does, and transforms may not.
-
-
 def _checkpointed(reentrant: bool) -> nn.Module:
     def run(self: Apply, inputs: Tensor) -> Tensor:
         hidden = self.first(inputs)
@@ -154,14 +130,8 @@ def _item(self: Apply, inputs: Tensor) -> Tensor:
     return outputs * 2 if outputs.sum().item() > 0 else outputs
 
 
-def _sparse() -> nn.Module:
-    model = Apply(lambda m, x: m.fc(torch.sparse.mm(m.graph, x.T).T), fc=nn.Linear(3, 2))
-    model.register_buffer("graph", torch.eye(3).to_sparse())
-    return model
-
-
 def _padded() -> nn.Module:
-    """Make a language model with a mask of padding, on the fast path of evaluation."""
+    """With a mask of padding, on the fast path of evaluation."""
 
     def run(self: Apply, tokens: Tensor) -> Tensor:
         padding = (tokens == 0) & (torch.arange(3) > 0)
@@ -173,14 +143,10 @@ def _padded() -> nn.Module:
     return Apply(run, words=nn.Embedding(6, 4), encoder=encoder, head=nn.Linear(4, 2)).eval()
 
 
-# A loss, or another module, that looks at what the forward kept.
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def _auxiliary() -> tuple[nn.Module, Loss]:
-    """Keep a part of the loss, as mixtures of experts do."""
-
     def run(self: Apply, inputs: Tensor) -> Tensor:
         self.aux = self.fc(inputs).square().mean()
         return self.head(inputs)
@@ -190,8 +156,6 @@ def _auxiliary() -> tuple[nn.Module, Loss]:
 
 
 class Collector:
-    """What keeps the output of a layer for a loss, outside of the model."""
-
     def keep(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.output = output
 
@@ -203,23 +167,17 @@ def _collected() -> tuple[nn.Module, Loss]:
 
 
 def _weakly_linked() -> nn.Module:
-    """A part leaves its result with the module that it stands in."""
     parent = Apply(lambda m, x: m.child(x) or m.head(m.last), head=nn.Linear(3, 2), last=None)
     leave = lambda m, x: setattr(m.parent(), "last", m.fc(x))  # noqa: E731
     parent.child = Apply(leave, fc=nn.Linear(3, 3), parent=weakref.ref(parent))
     return parent
 
 
-# What a parameter is, besides its numbers.
-
-
 class Scale(nn.Parameter):
-    """A parameter of a class of its own, which a forward looks at."""
+    pass
 
 
 def _identified() -> tuple[nn.Module, Loss]:
-    """Look at the class of a parameter and which object it is, in the forward and the loss."""
-
     def run(self: Apply, inputs: Tensor) -> Tensor:
         same = isinstance(self.scale, Scale) and self.scale is self.kept[0]
         return self.fc(inputs) * (self.scale if same else 1) * self.rates.get(self.fc.weight, 1)
@@ -233,22 +191,15 @@ def _identified() -> tuple[nn.Module, Loss]:
 
 
 def _viewed() -> nn.Module:
-    """Keep a view of a weight beside it; in float64, since it would not follow `.double()`."""
+    # In float64, since a view would not follow `.double()`.
     model = Apply(lambda m, x: x @ m.top.T + m.fc(x), fc=nn.Linear(3, 2).double())
     model.top = model.fc.weight[:1]
     return model
 
 
 class Unmeasured(tuple):
-    """A tuple without a length, as e3nn has them."""
-
-    __slots__ = ()
-
     def __len__(self) -> int:
         raise NotImplementedError
-
-
-# What differentiates inside.
 
 
 @torch.library.custom_op("wild::sine", mutates_args=())
@@ -263,15 +214,12 @@ _sine.register_autograd(
 
 
 class Once(Product):
-    """A product whose backward cannot be differentiated."""
-
     @staticmethod
     def backward(ctx, grads: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(each.detach() for each in Product.backward(ctx, grads))
 
 
 def _force(self: Apply, inputs: Tensor) -> Tensor:
-    """Return the force of an energy, as networks of molecules do."""
     positions = inputs.detach().requires_grad_()
     energy = self.fc(positions).tanh().sum()
     return torch.autograd.grad(energy, positions, create_graph=True)[0]
@@ -295,18 +243,13 @@ def _seeded(self: Apply, inputs: Tensor) -> Tensor:
         return self.fc(inputs) + torch.randn(2)
 
 
-# What torch itself gets wrong under some transforms.
-
-
 def _solved(self: Apply, inputs: Tensor) -> Tensor:
-    """Solve an equation of as many rows as there are samples."""
+    # As many rows as there are samples.
     matrix = self.fc(inputs).view(-1, 4, 4) + 4 * torch.eye(4, dtype=inputs.dtype)
     return torch.linalg.solve(matrix, self.column)[..., 0]
 
 
 def _adapted_table() -> nn.Module:
-    """Read a table to which a product of low rank is added."""
-
     def run(self: Apply, tokens: Tensor) -> Tensor:
         plain = self.table.weight
         words = F.embedding(tokens, plain + self.down @ self.up, padding_idx=1)
@@ -321,16 +264,12 @@ def _grouped_channels_last() -> nn.Module:
     return nn.Sequential(*convolutions, nn.Flatten()).to(memory_format=torch.channels_last)
 
 
-# Forwards that write into what they are given, or into gradients.
-
-
 def _added(self: Apply, inputs: Tensor) -> Tensor:
     inputs += 1
     return self.fc(inputs)
 
 
 def _gradient_clamped(self: Apply, inputs: Tensor) -> Tensor:
-    """Clamp a gradient, where there is one to come."""
     hidden = self.fc(inputs).tanh()
     if hidden.requires_grad:
         hidden.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
@@ -343,9 +282,8 @@ ROWS: dict[str, Build] = {
     "kept in an object": lambda: _one(_object, cache=Memory()),
     "kept in a tensor": lambda: _one(lambda m, x: m.fc(x * m.cache.mul_(1.5)), cache=torch.rand(3)),
     "hooks on first use": lambda: _two(_hidden_states, cache=[], seen=[]),
-    "wrapped inside": lambda: _wrapped(lambda forward: lambda x: forward(x)),
-    "wrapped by compile": lambda: _wrapped(_compiled),
-    "compiled": lambda: _compiled(nn.Linear(3, 2)),
+    "wrapped inside": _wrapped,
+    "compiled": lambda: torch.compile(nn.Linear(3, 2), backend="eager"),
     "parameters in a list": _listed,
     "parameter in a closure": _in_a_closure,
     "checkpoint": lambda: _checkpointed(False),
@@ -353,7 +291,10 @@ ROWS: dict[str, Build] = {
     "scripted": _scripted,
     "data parallel": lambda: nn.DataParallel(nn.Linear(3, 2)),
     "item": lambda: _one(_item),
-    "sparse buffer": _sparse,
+    "sparse buffer": lambda: _one(
+        lambda m, x: m.fc(torch.sparse.mm(m.graph, x.T).T),
+        graph=nn.Buffer(torch.eye(3).to_sparse()),
+    ),
     "cdist": lambda: Apply(lambda m, x: torch.cdist(m.fc(x), m.w), fc=nn.Linear(3, 3), w=_weight()),
     "as_strided": lambda: Apply(lambda m, x: x @ m.w.as_strided((3, 2), (1, 1)), w=_weight()),
     "solve columns": lambda: Apply(
@@ -402,5 +343,4 @@ MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in gro
 
 
 def make(name: str, batch_size: int = 4) -> Case:
-    """Build a case."""
     return made(*MODELS[name], batch_size, name, words=name in WORDS)

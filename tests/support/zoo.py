@@ -24,7 +24,6 @@ class Case:
     loss_fn: Callable[[Tensor, Tensor], Tensor]
 
     def to(self, dtype: torch.dtype) -> "Case":
-        """Convert what is floating point."""
         data, targets = (t.to(dtype) if t.is_floating_point() else t for t in self.batch)
         return Case(self.model.to(dtype), data, targets, self.loss_fn)
 
@@ -34,7 +33,6 @@ class Case:
 
     @property
     def args(self) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Tensor, Tensor]:
-        """What every function of `helpers.gradients` takes, in its order."""
         return self.model, self.loss_fn, self.data, self.targets
 
 
@@ -56,22 +54,15 @@ class Apply(nn.Module):
         return self.run(self, inputs)
 
 
-def _buffered(write: Callable[..., object], persistent: bool = True) -> nn.Module:
+def _buffered(write: Callable[..., object]) -> nn.Module:
     """Make a layer whose output depends on a buffer, which `write` changes in the forward."""
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
         write(self, inputs)
         return self.fc(inputs * self.seen) * self.calls
 
-    model = Apply(run, fc=nn.Linear(3, 2))
-    model.register_buffer("seen", torch.tensor([1.0, -2.0, 0.5]), persistent=persistent)
-    model.register_buffer("calls", torch.tensor(1))
-    return model
-
-
-def _write_batched(self: Apply, inputs: Tensor) -> None:
-    self.calls.add_(1)
-    self.seen += inputs[0]
+    seen = nn.Buffer(torch.tensor([1.0, -2.0, 0.5]))
+    return Apply(run, fc=nn.Linear(3, 2), seen=seen, calls=nn.Buffer(torch.tensor(1)))
 
 
 def _rebind(self: Apply, inputs: Tensor) -> None:
@@ -82,11 +73,6 @@ def _rebind(self: Apply, inputs: Tensor) -> None:
 def _tie(model: nn.Sequential) -> nn.Sequential:
     model[2].weight = model[0].weight
     return model
-
-
-def _share() -> nn.Module:
-    layer = nn.Linear(3, 3)
-    return Apply(lambda m, x: m.second(m.first(x).tanh()), first=layer, second=layer)
 
 
 def _freeze(model: nn.Sequential) -> nn.Sequential:
@@ -117,8 +103,7 @@ def _last(layer: type[nn.RNNBase], **options: object) -> nn.Module:
     return Apply(lambda m, x: m.layer(x)[0][:, -1], layer=layer)
 
 
-def every_end(self: Apply, inputs: Tensor) -> Tensor:
-    """Use all that a recurrent layer returns."""
+def _every_end(self: Apply, inputs: Tensor) -> Tensor:
     output, end = self.layer(inputs)
     ends = end if isinstance(end, tuple) else (end,)
     parts = (output, *(each.transpose(0, 1) for each in ends))
@@ -152,19 +137,13 @@ def _cell(cell: nn.Module) -> nn.Module:
     return Apply(run, cell=cell)
 
 
-def _encoder(train: bool) -> nn.Module:
-    return nn.TransformerEncoderLayer(4, 2, 6, 0.0 if train else 0.1, batch_first=True).train(train)
-
-
 weight_norm = nn.utils.parametrizations.weight_norm
-spectral_norm = nn.utils.parametrizations.spectral_norm
 
 
 @torch.no_grad()
 def _hooked(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Put an old-style norm on a layer, and run it once, or the oracle could not copy it."""
     model = norm(nn.Linear(3, 2))
-    model(torch.ones(1, 3))
+    model(torch.ones(1, 3))  # or the oracle could not copy it
     return model
 
 
@@ -177,7 +156,6 @@ def _instance_norm(tracking: bool) -> nn.Module:
 
 
 def _cnn() -> nn.Module:
-    """The layers of `helpers.models.SimpleCNN`, small."""
     body = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2)
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 10))
 
@@ -185,7 +163,6 @@ def _cnn() -> nn.Module:
 Build = Callable[[], nn.Module]
 ROWS: dict[str, Build] = {
     "linear": lambda: nn.Linear(3, 2),
-    "no bias": lambda: nn.Linear(3, 2, bias=False),
     "bilinear": lambda: Apply(lambda m, x: m.b(x, x), b=nn.Bilinear(3, 3, 2)),
     "scalars": lambda: Apply(
         lambda m, x: (x * m.a).sin() + m.b,
@@ -193,19 +170,18 @@ ROWS: dict[str, Build] = {
     ),
     "prelu": lambda: nn.Sequential(nn.Linear(3, 3), nn.PReLU()),
     "tied weight": lambda: _tie(_two_layers()),
-    "shared layer": _share,
+    "shared layer": lambda: nn.Sequential(*[nn.Linear(3, 3), nn.Tanh()] * 2),
     "frozen": lambda: _freeze(_two_layers()),
     "unused": lambda: Apply(lambda m, x: m.a(x), z=nn.Linear(2, 2), a=nn.Linear(3, 2)),
     "no_grad inside": lambda: Apply(lambda m, x: torch.no_grad()(m.a)(x), a=nn.Linear(3, 2)),
     "buffer counts": lambda: _buffered(lambda m, x: (m.calls.add_(1), m.seen.mul_(1.5))),
-    "buffer in place": lambda: _buffered(_write_batched),
+    "buffer in place": lambda: _buffered(lambda m, x: (m.calls.add_(1), m.seen.add_(x[0]))),
     "buffer rebound": lambda: _buffered(_rebind),
-    "buffer not persistent": lambda: _buffered(_write_batched, persistent=False),
     "stash": lambda: Apply(_stash, fc=nn.Linear(3, 3), head=nn.Linear(3, 2)),
     "weight norm hook": lambda: _hooked(nn.utils.weight_norm),
     "weight norm": lambda: weight_norm(nn.Linear(3, 2)),
     "spectral norm hook": lambda: _hooked(nn.utils.spectral_norm),
-    "spectral norm": lambda: spectral_norm(nn.Linear(3, 2)),
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)),
 }
 WORDS: dict[str, Build] = {
     "embedding": lambda: nn.Sequential(nn.Embedding(6, 3), nn.Flatten(), nn.Linear(9, 2)),
@@ -214,7 +190,6 @@ WORDS: dict[str, Build] = {
 }
 SEQUENCES: dict[str, Build] = {
     "lstm": lambda: _last(nn.LSTM),
-    "lstm deep": lambda: _last(nn.LSTM, num_layers=2),
     "lstm projected": lambda: _last(nn.LSTM, proj_size=2),
     "gru": lambda: _last(nn.GRU, num_layers=2, bidirectional=True),
     "rnn relu": lambda: _last(nn.RNN, nonlinearity="relu"),
@@ -224,14 +199,14 @@ SEQUENCES: dict[str, Build] = {
     ),
     "lstm cell": lambda: _cell(nn.LSTMCell(4, 3)),
     "gru cell": lambda: _cell(nn.GRUCell(4, 3)),
-    "encoder train": lambda: _encoder(True),
-    "encoder eval": lambda: _encoder(False),
+    "encoder train": lambda: nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True),
+    "encoder eval": lambda: nn.TransformerEncoderLayer(4, 2, 6, 0.1, batch_first=True).eval(),
     "layer norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
     "depthwise": lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
 }
 RECURRENCES: dict[str, Build] = {
     "LSTM every end": lambda: Apply(
-        every_end, layer=nn.LSTM(4, 3, 2, batch_first=True, bidirectional=True)
+        _every_end, layer=nn.LSTM(4, 3, 2, batch_first=True, bidirectional=True)
     ),
     "LSTM steps in front": lambda: Apply(
         lambda m, x: m.layer(x.transpose(0, 1))[0].transpose(0, 1).flatten(1), layer=nn.LSTM(4, 3)
@@ -242,7 +217,7 @@ RECURRENCES: dict[str, Build] = {
     "LSTM from a learned start": _learned_start,
     "LSTM of packed sequences": lambda: Apply(_packed, layer=nn.LSTM(4, 3, batch_first=True)),
     "LSTM with a computed weight": lambda: Apply(
-        every_end, layer=weight_norm(nn.LSTM(4, 3, batch_first=True), "weight_hh_l0")
+        _every_end, layer=weight_norm(nn.LSTM(4, 3, batch_first=True), "weight_hh_l0")
     ),
     "GRU differentiated twice": lambda: Apply(_force, layer=nn.GRU(4, 3, batch_first=True)),
 }
