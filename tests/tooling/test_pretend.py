@@ -7,8 +7,7 @@ import nbformat
 import papermill
 import pytest
 
-from tests.support.tried import SIZES
-from tests.tooling.samples import DOOR, LESSONS, ROOT, cell, run_pytest
+from tests.tooling.samples import DOOR, LESSONS, ROOT, SIZES, cell, run_pytest
 
 # Python imports a module of this name when it starts, in a kernel and in what that starts as well.
 STARTED = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.support.pretend\n"
