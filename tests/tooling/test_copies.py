@@ -1,11 +1,11 @@
-"""What editions of lessons share: their links, their stubs, and what a copy says."""
+"""What editions of lessons share: their links, and what a copy says."""
 
 import pytest
 from nbformat.v4 import new_markdown_cell, new_output
 
 from helpers.tooling import colab, student
 from helpers.tooling.lesson import copies
-from tests.tooling.samples import ANSWER, LESSONS, cell, code, lesson
+from tests.tooling.samples import LESSONS, cell, code, lesson
 
 
 def test_links_to_headings_lead_to_cells():
@@ -22,14 +22,6 @@ def test_links_to_headings_lead_to_cells():
     assert cell(notebook, "index").source == "[first](#scrollTo=here) [none](#nowhere)"
 
 
-def test_links_stay_where_the_lesson_is_there():
-    notebook = lesson(new_markdown_cell("[A](01_a.ipynb#x), [B](02_b.ipynb)", id="links"))
-    copies.relink(notebook, None, there=["01_a.ipynb"])
-    assert cell(notebook, "links").source == "[A](01_a.ipynb#x), B"
-    copies.relink(notebook, "https://example.org/")
-    assert cell(notebook, "links").source == "[A](https://example.org/01_a.ipynb), B"
-
-
 @pytest.mark.parametrize("beside", [colab.BESIDE, student.BESIDE])
 def test_copy_says_what_it_is_and_how_to_find_its_helpers(beside):
     for path in LESSONS:
@@ -38,11 +30,3 @@ def test_copy_says_what_it_is_and_how_to_find_its_helpers(beside):
         text = "\n".join(each.source for each in copy.cells)
         assert copies.LOST not in text
         assert f'raise FileNotFoundError("no folder `helpers` here or above: {beside}")' in text
-
-
-def test_stub_says_what_to_write():
-    raising = 'raise NotImplementedError("still to do: write {}answer")'
-    assert copies.stub(ANSWER) == ANSWER.replace("return 2 * x", raising.format(""))
-    method = ANSWER.replace("\n", "\n    ")
-    held = f'class Double:\n    """It doubles."""\n\n    {method}'
-    assert copies.stub(held) == held.replace("return 2 * x", raising.format("Double."))
