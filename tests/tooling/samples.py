@@ -37,7 +37,6 @@ with exercises.check("Exercise 1", answer) as doubled:
 
 
 def code(identity: str, source: str, *tags: str, printed: str = "") -> NotebookNode:
-    """Make a code cell that has printed something."""
     cell = new_code_cell(source, id=identity)
     if tags:
         cell.metadata["tags"] = list(tags)
@@ -55,7 +54,6 @@ def lesson(*cells: NotebookNode) -> NotebookNode:
 
 
 def good_lesson() -> NotebookNode:
-    """Make a lesson of a set-up and two exercises."""
     exercises = [
         each
         for number in "12"
@@ -69,14 +67,12 @@ def good_lesson() -> NotebookNode:
 
 
 def save(notebook: NotebookNode, stem: str) -> Path:
-    """Write a lesson to where lessons are looked for."""
     path = files.FOLDER / f"{stem}.ipynb"
     nbformat.write(notebook, path)
     return path
 
 
 def cell(notebook: NotebookNode, identity: str) -> NotebookNode:
-    """Get a cell by its id."""
     return next(each for each in notebook.cells if each.id == identity)
 
 
