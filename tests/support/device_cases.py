@@ -30,13 +30,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def moved(case: zoo.Case) -> zoo.Case:
-    """Put a case on the device."""
     data, targets = (tensor.to(DEVICE) for tensor in case.batch)
     return zoo.Case(case.model.to(DEVICE), data, targets, case.loss_fn)
 
 
 def on_cpu(result):
-    """Bring results back, and say so if they were not on the device."""
     assert {tensor.device for tensor in tree_leaves(result)} == {DEVICE}
     return tree_map(torch.Tensor.cpu, result)
 

@@ -41,7 +41,6 @@ class Generator(torch.Generator):
     """Those of the device by address: an operation gets another object for the same stream."""
 
     def __new__(cls, device: str | torch.device = "cpu") -> "Generator":
-        """Make the stream on the CPU, where its numbers are drawn."""
         made = super().__new__(cls)
         if torch.device(device).type == NAME:
             cls.ours[made._cdata] = made
@@ -49,12 +48,10 @@ class Generator(torch.Generator):
 
     @property
     def device(self) -> torch.device:
-        """Where its numbers go."""
         return DEVICE if self._cdata in self.ours else CPU
 
 
 STREAM = torch.Generator()
-"""The device's own random stream."""
 
 
 class _Backend(backend_registration._DummyBackendModule):
@@ -81,7 +78,6 @@ class Pretend(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> "Pretend":
-        """Make a tensor of the same sizes and strides, without memory of its own."""
         if raw.layout != torch.strided:  # a wrapper around one ends the process
             raise NotImplementedError(f"{NAME} has no tensors of layout {raw.layout}")
         options = {"strides": raw.stride(), "storage_offset": raw.storage_offset()}
@@ -206,8 +202,6 @@ def _apply(self: Any, fn: Any, *args: Any, of_torch: Any = torch.nn.Module._appl
 
 
 def _made(function: Callable[..., torch.Tensor]) -> Callable[..., Pretend]:
-    """Let a function make a tensor of the device."""
-
     def make(*args: Any, dtype: Any = None, **options: Any) -> Pretend:
         return Pretend(function(*args, dtype=dtype, device=CPU))
 

@@ -1,4 +1,4 @@
-"""What the tools share: files replaced at once, modules that a lesson reaches, links of editions."""
+"""What the tools share: files replaced at once, modules that a lesson reaches, editions."""
 
 import contextlib
 

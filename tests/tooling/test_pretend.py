@@ -54,7 +54,6 @@ def test_helpers_and_the_zoo():
 @pytest.mark.whole
 @pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
 def test_lesson(path, desk):
-    """It runs there, and its saved outputs that must be the same everywhere are the same."""
     copy = desk / "notebooks" / path.name
     sizes = {"device": "auto"} | SIZES.get(path.stem, {}) | SMALLER.get(path.stem, {})
     notebook = papermill.execute_notebook(path, copy, sizes, prepare_only=True, progress_bar=False)
