@@ -11,8 +11,7 @@ It stands on an interface of torch that is experimental, and a wrapper that lies
 ends the process. So tests import it in a process of their own.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -148,8 +147,12 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError(f"{NAME} has no sparse gradients of embeddings")
     raw_args, raw_kwargs = tree_map(unwrap, (args, kwargs))
     draws = torch.Tag.nondeterministic_seeded in op.tags and kwargs.get("generator") is None
-    with _own_stream() if draws else contextlib.nullcontext():
+    with torch.random.fork_rng(devices=[], enabled=draws):  # leaves the stream of the CPU alone
+        if draws:
+            torch.set_rng_state(STREAM.get_state())
         result = op(*raw_args, **raw_kwargs)
+        if draws:
+            STREAM.set_state(torch.get_rng_state())
     if name == "copy_":
         return args[0]
     if torch.Tag.inplace_view in op.tags:  # unsqueeze_, t_: the wrapper's own shape changes too
@@ -176,18 +179,6 @@ def _require_one_device(name: str, args: Any, kwargs: dict[str, Any]) -> None:
     generator = kwargs.get("generator")
     if generator is not None and generator._cdata not in Generator.ours:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
-
-
-@contextlib.contextmanager
-def _own_stream() -> Iterator[None]:
-    """Draw from the device's stream, and leave that of the CPU alone."""
-    of_cpu = torch.get_rng_state()
-    torch.set_rng_state(STREAM.get_state())
-    try:
-        yield
-    finally:
-        STREAM.set_state(torch.get_rng_state())
-        torch.set_rng_state(of_cpu)
 
 
 def _apply(self: Any, fn: Any, *args: Any, of_torch: Any = torch.nn.Module._apply) -> Any:
