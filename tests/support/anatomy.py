@@ -10,9 +10,7 @@ from helpers.tooling.lesson import copies, files, form
 
 TAGS = {"parameters", "solution", "needs-opacus", "nbval-ignore-output", "nbval-check-output"}
 TAGS |= {"hide-cell", "hide-input", "hide-output"}
-LEVELS = ("warm-up", "standard", "challenge", "real problem")
-"""How hard an exercise is, as its task says."""
-REQUIRED = ("device", "dataset", "batch_size", "seed")
+LEVELS = "warm-up|standard|challenge|real problem"
 PARAMETER = r"(\w+): (int = \d+|str = \"[^\"=#]*\")  # [^=#]+"
 """A line of the parameters cell: what papermill can read, and a reader too."""
 VARYING = {
@@ -29,35 +27,25 @@ VARYING = {
 def check(lesson: Path) -> None:
     """Raise AssertionError with what is wrong with a lesson as it lies there, and in which cell."""
     notebook = files.read(lesson)
-    _form(notebook)
-    for cell in notebook.cells:
+    saved, cells = copy.deepcopy(notebook), files.code_cells(notebook)
+    form.normalise(saved)  # what `make outputs` would change, without running the lesson
+    assert notebook.nbformat_minor == 5
+    assert notebook.metadata == saved.metadata, "its metadata is not what `make outputs` saves"
+    for there, cell in zip(notebook.cells, saved.cells, strict=True):
+        assert there == cell, f"{cell.id}: an old count, metadata or timing: `make outputs`"
         assert {*files.tags(cell)} <= TAGS, f"{cell.id}: there is no such tag"
-    for cell in files.code_cells(notebook):
+    for cell in cells:
         _outputs(cell)
-    _parameters(notebook, files.code_cells(notebook)[0])
+    tagged = [cell.id for cell in notebook.cells if "parameters" in files.tags(cell)]
+    assert tagged == [cells[0].id], "the first code cell, and no other, is tagged 'parameters'"
+    lines = {line: re.fullmatch(PARAMETER, line) for line in cells[0].source.splitlines()}
+    assert all(lines.values()), f"not of the form `name: type = value  # meaning`: {lines}"
+    assert {match[1] for match in lines.values()} >= {"device", "dataset", "batch_size", "seed"}
     # A lesson without helpers, as lesson 0, has no set-up, nor exercises.
-    helped = [cell for cell in files.code_cells(notebook) if "helpers import" in cell.source]
+    helped = [cell for cell in cells if "helpers import" in cell.source]
     if helped:
         assert helped[0].source.startswith(form.SETUP), f"{helped[0].id} does not find the helpers"
         _exercises(notebook)
-
-
-def _form(notebook: NotebookNode) -> None:
-    """Look for what `make outputs` would change, without running the lesson."""
-    saved = copy.deepcopy(notebook)
-    form.normalise(saved)
-    assert notebook.nbformat_minor == 5
-    assert notebook.metadata == saved.metadata, "its metadata is not what `make outputs` saves"
-    for cell, there in zip(saved.cells, notebook.cells, strict=True):
-        assert there == cell, f"{cell.id}: an old count, metadata or timing: `make outputs`"
-
-
-def _parameters(notebook: NotebookNode, first: NotebookNode) -> None:
-    tagged = [cell.id for cell in notebook.cells if "parameters" in files.tags(cell)]
-    assert tagged == [first.id], "the first code cell, and no other, is tagged 'parameters'"
-    lines = {line: re.fullmatch(PARAMETER, line) for line in first.source.splitlines()}
-    assert all(lines.values()), f"not of the form `name: type = value  # meaning`: {lines}"
-    assert {match[1] for match in lines.values()} >= {*REQUIRED}
 
 
 def _outputs(cell: NotebookNode) -> None:
@@ -84,5 +72,5 @@ def _exercises(notebook: NotebookNode) -> None:
         copies.stub(solution.source)
         assert "with exercises.check(" in check.source, f"{check.id}: it checks nothing"
         assert "nbval-check-output" in files.tags(check), f"{check.id} is compared everywhere"
-    begins = rf"(?m)^\*\*Exercise (\d+)\*\* \((?:{'|'.join(LEVELS)}), [1-9]\d* minutes\)\. \S"
+    begins = rf"(?m)^\*\*Exercise (\d+)\*\* \((?:{LEVELS}), [1-9]\d* minutes\)\. \S"
     assert re.findall(begins, text) == [str(number) for number in range(1, len(pairs) + 1)]

@@ -9,24 +9,13 @@ comes: of the first that has what goes, among the solution and the answers above
 import ast
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from nbformat import NotebookNode
 
 from helpers.exercises import STILL_TO_DO
 from helpers.tooling.lesson import copies
-
-
-class Answer(NamedTuple):
-    """An answer, to be run in its lesson in place of the solution."""
-
-    name: str
-    source: str
-    check: NotebookNode
-    verdict: str
-    """How the verdict must begin."""
 
 
 def read(file: Path) -> list[tuple[str, str, str]]:
@@ -36,23 +25,23 @@ def read(file: Path) -> list[tuple[str, str, str]]:
     return [(solution, verdict, source.strip()) for solution, verdict, source in parts]
 
 
-def answers(notebook: NotebookNode, blocks: Sequence[tuple[str, str, str]]) -> list[Answer]:
-    """List all answers to the exercises of a lesson, in the order in which they shall be run.
+def answers(
+    notebook: NotebookNode, blocks: Sequence[tuple[str, str, str]]
+) -> Iterator[tuple[str, str, NotebookNode, str]]:
+    """Yield each answer to a lesson's exercises: name, source, check, how its verdict must begin.
 
     For each exercise these are the student's stub, its answers, and then the solution again, which
     must be correct still: no answer before it has left anything behind.
     """
-    found = []
     for solution, check in copies.exercises(notebook):
         whole = [solution.source]
         stub, name = copies.stub(solution.source), ast.parse(solution.source).body[0].name
-        found.append(Answer(f"{solution.id}-stub", stub, check, f"{STILL_TO_DO}{name}"))
+        yield f"{solution.id}-stub", stub, check, f"{STILL_TO_DO}{name}"
         given = [each for each in blocks if each[0] == solution.id]
         for number, (_, verdict, source) in enumerate(given, 1):
             whole.append(_edited(source, whole) if source.startswith("#") else source)
-            found.append(Answer(f"{solution.id}-answer-{number}", whole[-1], check, verdict))
-        found.append(Answer(f"{solution.id}-again", solution.source, check, "correct"))
-    return found
+            yield f"{solution.id}-answer-{number}", whole[-1], check, verdict
+        yield f"{solution.id}-again", solution.source, check, "correct"
 
 
 def _edited(diff: str, sources: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 import copy
 import traceback
 import warnings
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,36 +16,28 @@ TOLERANCE = 1e-6  # all is float64, but some models compute a part in float32
 TAKEN = LOOP, "func", "func, chunks", "func, out, chunks", "norms", "clipped sum", "func Jacobians"
 
 
-class Verdict(NamedTuple):
-    """What became of a model: sentences that begin with the way, such as `func: other names`."""
+def check(model: nn.Module, data: Tensor) -> tuple[list[str], list[str]]:
+    """Take the ways of a model in evaluation mode, with outputs `(B, Y)`, all in float64.
 
-    broken: list[str]
-    """Where it broke the contract: wrong numbers, a damaged model, an error."""
-    refused: list[str]
-    """What a way refused with a `ValueError` of ours, which the contract allows."""
-
-
-def check(model: nn.Module, data: Tensor) -> Verdict:
-    """Take the ways of a model in evaluation mode, with outputs `(B, Y)`, all in float64."""
+    Returns where it broke the contract, in sentences that begin with the way, and what a way
+    refused with a `ValueError` of ours, which the contract allows.
+    """
     with torch.no_grad():
         targets = torch.randn_like(model(data[:1]).expand(len(data), -1))
     case = Case(model, data, targets, squared)
     truth = Truth(lambda: copy.deepcopy(case))
-    verdict = Verdict([], [])
+    broken, refused = [], []
     for name in TAKEN:
         way, before = WAYS[name], Snapshot(model)
         with warnings.catch_warnings(action="ignore"):
             try:
                 assert_equal(way.compute(case, truth), way.expected(truth), TOLERANCE)
             except Exception as error:  # whatever it is, it is what the verdict is about
-                ours = isinstance(error, ValueError) and _raised_in_helpers(error)
+                *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+                of_helpers = frame.f_globals.get("__name__", "").startswith("helpers.")
+                ours = isinstance(error, ValueError) and of_helpers
                 said = f"{name}: {type(error).__name__}: {error}"
-                (verdict.refused if ours else verdict.broken).append(said)
+                (refused if ours else broken).append(said)
         if places := before.changes():
-            verdict.broken.append(f"{name}: changes {', '.join(places[:3])}")
-    return verdict
-
-
-def _raised_in_helpers(error: Exception) -> bool:
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").startswith("helpers.")
+            broken.append(f"{name}: changes {', '.join(places[:3])}")
+    return broken, refused

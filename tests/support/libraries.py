@@ -5,8 +5,7 @@
 
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -49,16 +48,9 @@ def _flat(model: nn.Module, argument: str | None = None, take: str | None = None
     return Apply(run, model=model)
 
 
-def _on_graph(self: Apply, inputs: Tensor) -> Tensor:
-    """Run a network on one ring; a sample is what its nodes hold, `(nodes, features)`."""
-    ring = torch.arange(inputs.shape[1])
-    edges = torch.stack([ring, ring.roll(1)])
-    return torch.stack([self.model(sample, edges).mean(0) for sample in inputs])
-
-
 def _timm(name: str, size: int, side: int = 0, **options: Any) -> tuple[nn.Module, Tensor]:
     side = side or options.get("img_size", 64)
-    with pretended_torchvision():
+    with PretendedTorchvision():
         create = import_module("timm").create_model
         model = create(name, pretrained=False, num_classes=3, **options)
     return _flat(model), torch.randn(size, 3, side, side)
@@ -82,7 +74,13 @@ def _torch_geometric(name: str, size: int, **options: Any) -> tuple[nn.Module, T
     if "deg" in options:
         options["deg"] = torch.tensor(options["deg"])
     model = getattr(import_module("torch_geometric.nn").models, name)(**options)
-    return Apply(_on_graph, model=model), torch.randn(size, 6, options["in_channels"])
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        ring = torch.arange(inputs.shape[1])  # a sample is what its nodes hold, `(nodes, features)`
+        edges = torch.stack([ring, ring.roll(1)])
+        return torch.stack([self.model(sample, edges).mean(0) for sample in inputs])
+
+    return Apply(run, model=model), torch.randn(size, 6, options["in_channels"])
 
 
 def _neuralop(
@@ -101,19 +99,6 @@ LIBRARIES = {
 """Of each library the name to import, and what makes a model of it and inputs."""
 
 
-@contextmanager
-def pretended_torchvision() -> Iterator[None]:
-    """Let torchvision be imported, which would bring another torch, and which no model needs."""
-    finder = _Pretended()
-    sys.meta_path.append(finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-
-
 class _Anything(type):
     """The kind of a class whose attributes are their own names."""
 
@@ -123,8 +108,16 @@ class _Anything(type):
         return name
 
 
-class _Pretended(MetaPathFinder, Loader):
-    """A torchvision that can be imported, and of which no model here calls anything."""
+class PretendedTorchvision(MetaPathFinder, Loader):
+    """Lets torchvision be imported, which would bring another torch, and which no model needs."""
+
+    def __enter__(self) -> None:
+        sys.meta_path.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         mine = name.partition(".")[0] == "torchvision"

@@ -11,8 +11,7 @@ It stands on an interface of torch that is experimental, and a wrapper that lies
 ends the process. So tests import it in a process of their own.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -41,7 +40,6 @@ class Generator(torch.Generator):
     """Those of the device by address: an operation gets another object for the same stream."""
 
     def __new__(cls, device: str | torch.device = "cpu") -> "Generator":
-        """Make the stream on the CPU, where its numbers are drawn."""
         made = super().__new__(cls)
         if torch.device(device).type == NAME:
             cls.ours[made._cdata] = made
@@ -49,12 +47,10 @@ class Generator(torch.Generator):
 
     @property
     def device(self) -> torch.device:
-        """Where its numbers go."""
         return DEVICE if self._cdata in self.ours else CPU
 
 
 STREAM = torch.Generator()
-"""The device's own random stream."""
 
 
 class _Backend(backend_registration._DummyBackendModule):
@@ -81,7 +77,6 @@ class Pretend(torch.Tensor):
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> "Pretend":
-        """Make a tensor of the same sizes and strides, without memory of its own."""
         if raw.layout != torch.strided:  # a wrapper around one ends the process
             raise NotImplementedError(f"{NAME} has no tensors of layout {raw.layout}")
         options = {"strides": raw.stride(), "storage_offset": raw.storage_offset()}
@@ -152,8 +147,12 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError(f"{NAME} has no sparse gradients of embeddings")
     raw_args, raw_kwargs = tree_map(unwrap, (args, kwargs))
     draws = torch.Tag.nondeterministic_seeded in op.tags and kwargs.get("generator") is None
-    with _own_stream() if draws else contextlib.nullcontext():
+    with torch.random.fork_rng(devices=[], enabled=draws):  # leaves the stream of the CPU alone
+        if draws:
+            torch.set_rng_state(STREAM.get_state())
         result = op(*raw_args, **raw_kwargs)
+        if draws:
+            STREAM.set_state(torch.get_rng_state())
     if name == "copy_":
         return args[0]
     if torch.Tag.inplace_view in op.tags:  # unsqueeze_, t_: the wrapper's own shape changes too
@@ -182,18 +181,6 @@ def _require_one_device(name: str, args: Any, kwargs: dict[str, Any]) -> None:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
 
 
-@contextlib.contextmanager
-def _own_stream() -> Iterator[None]:
-    """Draw from the device's stream, and leave that of the CPU alone."""
-    of_cpu = torch.get_rng_state()
-    torch.set_rng_state(STREAM.get_state())
-    try:
-        yield
-    finally:
-        STREAM.set_state(torch.get_rng_state())
-        torch.set_rng_state(of_cpu)
-
-
 def _apply(self: Any, fn: Any, *args: Any, of_torch: Any = torch.nn.Module._apply) -> Any:
     """Let parameters that move there stay the same objects: tied ones, and those in lists."""
     before = torch.__future__.get_swap_module_params_on_conversion()
@@ -206,8 +193,6 @@ def _apply(self: Any, fn: Any, *args: Any, of_torch: Any = torch.nn.Module._appl
 
 
 def _made(function: Callable[..., torch.Tensor]) -> Callable[..., Pretend]:
-    """Let a function make a tensor of the device."""
-
     def make(*args: Any, dtype: Any = None, **options: Any) -> Pretend:
         return Pretend(function(*args, dtype=dtype, device=CPU))
 

@@ -38,7 +38,6 @@ assert verdicts and verdicts[-1].startswith({verdict!r}), {name!r} + said.stdout
 
 
 def write(lesson: Path, copy: Path) -> None:
-    """Write the copy of a lesson."""
     notebook = papermill.execute_notebook(lesson, copy, SIZES.get(lesson.stem), prepare_only=True)
     notebook.cells.append(new_code_cell(GOOD_GUEST, id="good-guest"))
     blocks = answers.read(TESTS / "exercises" / f"{lesson.stem}.py")

@@ -3,7 +3,6 @@
 import json
 from unittest.mock import Mock
 
-import pytest
 import torch
 
 from helpers.study import processes
@@ -16,37 +15,24 @@ def row(method, iqr, **settings):
     return Candidate(method, **settings)._asdict() | {"median": 0.01, "iqr": iqr, "faults": None}
 
 
-@pytest.fixture
-def rows(monkeypatch, tmp_path):
-    """Measure nothing: every network has these rows."""
+def test_the_record_holds_the_plan_unless_it_was_disturbed_or_ended(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    measured = [row("batch gradient", 0.001), row("vmap(grad)", 0.008, allocator=HUGE_PAGES)]
-
-    def run(task, chosen):
-        return task._asdict() | {"rows": measured, "missing": {"BackPACK": "it is not installed"}}
-
-    monkeypatch.setattr(processes, "run", run)
-    return measured
-
-
-def test_the_record_holds_the_plan_unless_it_was_disturbed(rows, tmp_path, capsys):
+    rows = [row("batch gradient", 0.001), row("vmap(grad)", 0.008, allocator=HUGE_PAGES)]
+    rest = {"rows": rows, "missing": {"BackPACK": "it is not installed"}}
+    monkeypatch.setattr(processes, "run", lambda task, chosen: task._asdict() | rest)
     assert bench.main(["--device", "cpu"]) == 0
-    record = json.loads((tmp_path / "build" / "cpu" / "bench.json").read_text())
-    assert [study["model"] for study in record["studies"]] == list(bench.NETWORKS)
-    assert record["studies"][0]["rows"] == rows
+    record = tmp_path / "build" / "cpu" / "bench.json"
+    studies = json.loads(record.read_text())["studies"]
+    assert [study["model"] for study in studies] == list(bench.NETWORKS)
+    assert studies[0]["rows"] == rows
     assert "BackPACK: it is not installed" in capsys.readouterr().out
     assert bench.main(["--device", "abacus"]) == 2
     rows.append(row("loop", 0.005))
     assert bench.main(["--device", "cpu"]) == 1
     assert "SimpleCNN: loop\n" in capsys.readouterr().err
-
-
-def test_an_interrupt_keeps_what_was_finished(rows, monkeypatch, tmp_path):
-    first = {"model": "SimpleCNN", "rows": rows, "missing": {}}
-    monkeypatch.setattr(processes, "run", Mock(side_effect=[first, KeyboardInterrupt]))
+    monkeypatch.setattr(processes, "run", Mock(side_effect=[studies[0], KeyboardInterrupt]))
     assert bench.main(["--device", "cpu"]) == 130
-    record = json.loads((tmp_path / "build" / "cpu" / "bench.json").read_text())
-    assert [study["model"] for study in record["studies"]] == ["SimpleCNN"]
+    assert json.loads(record.read_text())["studies"] == studies[:1]
 
 
 def test_no_record_that_is_kept_was_disturbed():

@@ -123,30 +123,22 @@ def folded(*cells) -> list[tuple[str | None, str]]:
     return [(cell.metadata.get("answer"), cell.source) for cell in book.cells]
 
 
-@pytest.mark.parametrize(
-    ("answer", "rest"),
-    [
+def test_answer_takes_every_output_and_ends_where_something_else_begins():
+    for answer, rest in (
         ("Seven.\n\nAs it had to be.", ""),
         ("Seven.\n\n```\nrun\n\n# twice\n```", ""),
         ("Seven.\n\n", "## 2. More\n\nText."),
         ("", "**7** it is.\n\nSo."),
         ("Seven.\n\n", "And then? **Predict** it."),
         ("Seven. And then? ", "**Predict** it."),
-    ],
-)
-def test_answer_ends_where_something_else_begins(answer, rest):
-    shown = folded("!code", f">{answer}{rest}")
-    assert shown == [(answer, "!code"), *([(None, rest)] if rest else [])]
-
-
-def test_answer_takes_every_output_and_what_is_said_of_the_last():
+    ):
+        shown = folded("!code", f">{answer}{rest}")
+        assert shown == [(answer, "!code"), *([(None, rest)] if rest else [])]
     question, *shown = folded(">**Predict** it.", "silent", "first", "last", ">Seven.", "more")
     assert question == (None, "**Predict** it.")
     assert shown == [(None, "silent"), ("", "first"), ("Seven.", "last"), (None, "more")]
-    assert folded(">**Predict** it.", "silent", ">Seven.")[1:] == [
-        (None, "silent"),
-        (None, "Seven."),
-    ]
+    shown = folded(">**Predict** it.", "silent", ">Seven.")
+    assert shown[1:] == [(None, "silent"), (None, "Seven.")]
 
 
 def test_formula_that_cannot_be_converted_is_named_and_leaves_the_old_pages(desk, capfd):

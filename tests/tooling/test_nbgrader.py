@@ -46,7 +46,6 @@ NOT_GRADED = {"exits", "truncated", "another name"}
 
 @pytest.fixture(scope="module")
 def environment():
-    """Install nbgrader beside what is there, or find it installed."""
     folder = ROOT / "build" / "-".join(PACKAGES)
     if not folder.exists():
         draft = folder.with_suffix(".part")

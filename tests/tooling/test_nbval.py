@@ -1,12 +1,10 @@
 """What `make test` runs of the lessons: small sizes, answers to each exercise, and full sizes."""
 
-import papermill
 import pytest
 
 from helpers.tooling.lesson import copies, files
 from tests.support import anatomy, answers
-from tests.support.tried import SIZES, TESTS
-from tests.tooling.samples import DOOR, LESSONS, ROOT, run_pytest
+from tests.tooling.samples import DOOR, LESSONS, ROOT, SIZES, run_pytest
 
 
 @pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
@@ -16,17 +14,11 @@ def test_lesson_is_sound_as_a_file(path):
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_each_exercise_has_two_right_answers_and_a_wrong_one(path):
-    blocks = answers.read(TESTS / "exercises" / f"{path.stem}.py")
+    blocks = answers.read(ROOT / "tests" / "exercises" / f"{path.stem}.py")
     verdicts = {check.id: [] for check, _ in copies.exercises(files.read(path))}
     for solution, verdict, _ in blocks:
         verdicts[solution].append(verdict == "correct")
     assert all(sum(right) >= 2 and not all(right) for right in verdicts.values()), verdicts
-
-
-def test_small_sizes_are_of_parameters_that_there_are():
-    for stem, sizes in SIZES.items():
-        declared = papermill.inspect_notebook(ROOT / f"notebooks/{stem}.ipynb")
-        assert all(size < int(declared[name]["default"]) for name, size in sizes.items())
 
 
 @pytest.mark.whole

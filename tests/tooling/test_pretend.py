@@ -7,8 +7,7 @@ import nbformat
 import papermill
 import pytest
 
-from tests.support.tried import SIZES
-from tests.tooling.samples import DOOR, LESSONS, ROOT, cell, run_pytest
+from tests.tooling.samples import DOOR, LESSONS, ROOT, SIZES, cell, run_pytest
 
 # Python imports a module of this name when it starts, in a kernel and in what that starts as well.
 STARTED = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.support.pretend\n"
@@ -55,7 +54,6 @@ def test_helpers_and_the_zoo():
 @pytest.mark.whole
 @pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
 def test_lesson(path, desk):
-    """It runs there, and its saved outputs that must be the same everywhere are the same."""
     copy = desk / "notebooks" / path.name
     sizes = {"device": "auto"} | SIZES.get(path.stem, {}) | SMALLER.get(path.stem, {})
     notebook = papermill.execute_notebook(path, copy, sizes, prepare_only=True, progress_bar=False)

@@ -29,22 +29,20 @@ PINS = read("requirements.txt")
 BOTH = PINS | read("tests/requirements.txt")
 
 
-@pytest.mark.parametrize(
-    ("folder", "pins"), [("helpers", PINS), ("notebooks", PINS), ("tests", BOTH)]
-)
-def test_what_is_imported_is_listed(folder, pins):
-    sources = [path.read_text() for path in (ROOT / folder).rglob("*.py")]
-    for path in (ROOT / folder).rglob("*.ipynb"):
-        sources += [cell.source for cell in files.code_cells(files.read(path))]
-    names = set()
-    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
-        if isinstance(node, ast.Import):
-            names |= {each.name.partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names.add(node.module.partition(".")[0])
+def test_what_is_imported_is_listed():
     packages = metadata.packages_distributions()
-    for name in names - sys.stdlib_module_names - {"helpers", "tests"} - OPTIONAL:
-        assert {*map(canonicalize_name, packages.get(name, []))} & pins.keys(), name
+    for folder, pins in (("helpers", PINS), ("notebooks", PINS), ("tests", BOTH)):
+        sources = [path.read_text() for path in (ROOT / folder).rglob("*.py")]
+        for path in (ROOT / folder).rglob("*.ipynb"):
+            sources += [cell.source for cell in files.code_cells(files.read(path))]
+        names = set()
+        for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+            if isinstance(node, ast.Import):
+                names |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.partition(".")[0])
+        for name in names - sys.stdlib_module_names - {"helpers", "tests"} - OPTIONAL:
+            assert {*map(canonicalize_name, packages.get(name, []))} & pins.keys(), name
 
 
 @pytest.mark.skipif(

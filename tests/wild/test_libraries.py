@@ -26,11 +26,7 @@ MODELS = [
 
 @pytest.mark.parametrize(("library", "name"), MODELS)
 def test_every_way_is_right_and_leaves_the_model_as_it_was(library, name):
-    verdict = contract.check(*libraries.make(library, name, 3))
-    assert not verdict.broken, "\n".join(verdict.broken)
-    if verdict.refused:
-        pytest.xfail("refused: " + "; ".join(verdict.refused))
-
-
-def test_the_list_is_of_all_libraries():
-    assert libraries.LISTED.keys() == libraries.LIBRARIES.keys()
+    broken, refused = contract.check(*libraries.make(library, name, 3))
+    assert not broken, "\n".join(broken)
+    if refused:
+        pytest.xfail("refused: " + "; ".join(refused))

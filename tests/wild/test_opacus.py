@@ -20,11 +20,6 @@ hypothesis.settings.register_profile("the same cases", derandomize=True, databas
 hypothesis.settings.load_profile("the same cases")
 FOLDER = import_module("opacus.tests.grad_samples")
 NAMES = [each.name for each in pkgutil.iter_modules(FOLDER.__path__) if each.name != "common"]
-OTHERS = (
-    gradients.functorch_gradients,
-    gradients.func_gradients,
-    functools.partial(gradients.func_gradients, chunk_size=2),
-)
 
 
 def ours(x, module, batch_first=True, loss_reduction="mean", grad_sample_mode=""):
@@ -41,7 +36,9 @@ def ours(x, module, batch_first=True, loss_reduction="mean", grad_sample_mode=""
         x = x.transpose(0, 1)
     rows = gradients.loop_gradients(model, loss_fn, x)
     out = {name: torch.full_like(each, torch.nan) for name, each in rows.items()}
-    for way in (*OTHERS, functools.partial(gradients.func_gradients, out=out)):
+    chunks = functools.partial(gradients.func_gradients, chunk_size=2)
+    filled = functools.partial(gradients.func_gradients, out=out)
+    for way in (gradients.functorch_gradients, gradients.func_gradients, chunks, filled):
         torch.testing.assert_close(way(model, loss_fn, x), rows, rtol=1e-4, atol=1e-5)
     order = getattr(x, "sorted_indices", None)  # Opacus takes packed sequences by their lengths
     rows = rows if order is None else {name: each[order] for name, each in rows.items()}

@@ -1,0 +1,79 @@
+"""What the tools share: files replaced at once, modules that a lesson reaches, editions."""
+
+import contextlib
+
+import pytest
+from nbformat.v4 import new_markdown_cell, new_output
+
+from helpers.tooling import colab, student
+from helpers.tooling.lesson import copies, drafts, imports
+from tests.tooling.samples import LESSONS, cell, code, lesson
+
+SOURCES = {
+    "__init__.py": "",
+    "text.py": "def shape(): ...",
+    "limits/__init__.py": "def cases():\n    from helpers import text",
+    "limits/entries.toml": "",
+    "limits/slow.py": "import torch, helpersome",
+}
+REACHED = {
+    "def load():\n    from helpers import text": "__init__.py text.py",
+    "import helpers.limits": "__init__.py limits/__init__.py limits/entries.toml text.py",
+    "from helpers.limits import slow": " ".join(sorted(SOURCES)),
+    "import torch, helpersome": "",
+}
+
+
+def test_imports_are_followed(tmp_path, monkeypatch):
+    for name, text in SOURCES.items():
+        path = tmp_path / "helpers" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(imports, "ROOT", tmp_path)
+    for source, names in REACHED.items():
+        found = imports.reached(lesson(code("here", source)))
+        assert [path.as_posix() for path in found] == [f"helpers/{n}" for n in names.split()]
+
+
+@pytest.mark.parametrize("error", [None, KeyError("no"), SystemExit(143)])
+def test_a_file_or_a_folder_is_replaced_unless_it_fails(error, tmp_path):
+    folder, file = tmp_path / "build" / "edition", tmp_path / "file"
+    folder.mkdir(parents=True)
+    for old in (folder / "old", file):
+        old.write_text("old")
+    ends = contextlib.suppress(KeyError, SystemExit)
+    with ends, drafts.replaced(folder) as draft, drafts.replaced(file) as text:
+        draft.mkdir()
+        (draft / "new").touch()
+        text.write_text("new")
+        assert file.read_text() == "old"
+        if error:
+            raise error
+    state = "old" if error else "new"
+    assert (file.read_text(), [*folder.iterdir()]) == (state, [folder / state])
+    assert sorted(tmp_path.iterdir()) == [folder.parent, file]
+    assert [*folder.parent.iterdir()] == [folder]
+
+
+def test_links_to_headings_lead_to_cells():
+    table = new_output("display_data", {"text/markdown": "[first](#first-part) [none](#nowhere)"})
+    notebook = lesson(
+        new_markdown_cell("See [there](#first-part).", id="see"),
+        code("index", "show_index()"),
+        new_markdown_cell("Text\n\n## first part\n\nMore", id="here"),
+    )
+    cell(notebook, "index").outputs = [table]
+    copies.relink_headings(notebook, "#scrollTo=")
+    assert cell(notebook, "see").source == "See [there](#scrollTo=here)."
+    assert cell(notebook, "index").cell_type == "markdown"
+    assert cell(notebook, "index").source == "[first](#scrollTo=here) [none](#nowhere)"
+
+
+@pytest.mark.parametrize("beside", [colab.BESIDE, student.BESIDE])
+def test_copy_says_what_it_is_and_how_to_find_its_helpers(beside):
+    for path in LESSONS:
+        copy = copies.derive(path, beside)
+        assert copy.cells[0].source.count(copies.COPY) == 1
+        text = "\n".join(each.source for each in copy.cells)
+        assert copies.LOST not in text
+        assert f'raise FileNotFoundError("no folder `helpers` here or above: {beside}")' in text
