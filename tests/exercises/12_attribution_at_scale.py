@@ -1,5 +1,3 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def project_layer(x, d, A, C):
     return torch.einsum("bto,mo,bti,ni->bmn", d, A, x, C)
@@ -14,10 +12,6 @@ def project_layer(x, d, A, C):
 # %% solution-1: right shape, wrong values: 5 texts of 7 words
 def project_layer(x, d, A, C):  # a product of sums
     return (d.sum(dim=1) @ A.T)[:, :, None] * (x.sum(dim=1) @ C.T)[:, None]
-
-# %% solution-1: right shape, wrong values: 5 texts of 7 words
-# - (x @ C.T)
-# + (x @ C.T) / x.shape[1]
 
 # %% solution-2: correct
 def step_effects(computer, batch, test, rate):
@@ -37,10 +31,6 @@ def step_effects(computer, batch, test, rate):
     moves = torch.stack([-rate * flat(v) for v in F.cross_entropy(model(x), y, reduction="none")])
     own = margins(model, dict(model.named_parameters()), x_test, y_test)
     return moves @ torch.stack([flat(m) for m in own]).T
-
-# %% solution-2: right shape, wrong values: 60 samples
-# - rate * computer
-# + -rate * computer
 
 # %% solution-2: right shape, wrong values: 60 samples
 # - rate * computer.compute_loss_grad(batch) * own @ others.T
@@ -98,7 +88,3 @@ def reweighted(validation_loss, weights, amount):
 # %% solution-4: right shape, wrong values: least squares
 # - grad(validation_loss)(weights)
 # + grad(validation_loss)(torch.ones_like(weights))
-
-# %% solution-4: right shape, wrong values: least squares
-# - weights - amount
-# + weights + amount
