@@ -37,11 +37,6 @@ def clipped_mean(grads, limit):
 # + limit / norms
 
 # %% solution-2: right shape, wrong values
-# another limit
-# - limit / norms
-# + norms.median() / norms
-
-# %% solution-2: right shape, wrong values
 # each parameter by itself, not all together
 # - "b,b...->...", scale, grad)
 # + "b,b...->...", (limit / grad.flatten(1).norm(dim=1)).clamp(max=1.0), grad)

@@ -84,16 +84,10 @@ def fit(curve, readings, theta):
     return theta, (torch.linalg.inv(J.T @ J) * (r @ r) / (len(r) - 3)).diagonal().sqrt()
 
 # %% solution-3: correct
-def fit(curve, readings, theta):
-    def columns(theta):
-        units = torch.eye(3, dtype=theta.dtype, device=theta.device)
-        return torch.stack([jvp(curve, (theta,), (unit,))[1] for unit in units], dim=1)
-
-    for _ in range(30):
-        J, r = columns(theta), readings - curve(theta)
-        theta = theta + torch.linalg.pinv(J) @ r
-    variance = r.square().sum() / (len(r) - len(theta))
-    return theta, torch.sqrt(variance * torch.linalg.pinv(J).square().sum(dim=1))
+# - range(20)
+# + range(30)
+# - torch.linalg.solve(J.T @ J, J.T @ r)
+# + torch.linalg.pinv(J) @ r
 
 # %% solution-3: not so yet: the squared error has no slope there
 # - range(20)

@@ -26,14 +26,8 @@ def smallest_batch(noise, signal, share):
     return noise / signal * (1 - share) / share
 
 # %% solution-2: correct
-def scale_by_name(grads):
-    result = {}
-    for name, gradient in reversed(grads.items()):
-        size, mean = len(gradient), gradient.mean(dim=0)
-        trace = (gradient - mean).square().sum() / (size - 1)
-        signal = mean.square().sum() - trace / size
-        result[name] = trace / signal if signal > 0 else torch.full_like(trace, torch.inf)
-    return result
+# - in grads.items()
+# + in reversed(grads.items())
 
 # %% solution-2: correct
 # - own_noise, signal = estimate(gradient.flatten(1))

@@ -42,10 +42,6 @@ def loo_errors(theta, residual, ridge):
 # - as_matrix(theta)
 # + as_matrix(theta.transpose(2, 3))
 
-# %% solution-2: right shape, wrong values
-# - ridge * blocks, residual
-# + blocks, residual
-
 # %% solution-3: correct
 def variances(own, across, inside, ridge):
     inverse = torch.linalg.inv(inside + ridge * torch.eye(len(inside)).to(inside))
@@ -56,10 +52,6 @@ def variances(own, across, inside, ridge):
 # + torch.linalg.solve_triangular(
 # +         torch.linalg.cholesky(matrix), across.T, upper=False
 # +     ).square().sum(dim=0)
-
-# %% solution-3: right shape, wrong values: 60 variances
-# - own - explained
-# + explained
 
 # %% solution-3: right shape, wrong values: 60 variances
 # - torch.linalg.solve(matrix, across.T)

@@ -20,17 +20,8 @@ def step_effects(computer, batch, test, rate):
     return rate * products * computer.compute_loss_grad(batch)
 
 # %% solution-2: correct
-def step_effects(computer, batch, test, rate):
-    model, (x, y), (x_test, y_test) = computer.model, batch, test
-    params = list(model.parameters())
-
-    def flat(value):
-        slopes = torch.autograd.grad(value, params, retain_graph=True)
-        return torch.cat([slope.flatten() for slope in slopes])
-
-    moves = torch.stack([-rate * flat(v) for v in F.cross_entropy(model(x), y, reduction="none")])
-    own = margins(model, dict(model.named_parameters()), x_test, y_test)
-    return moves @ torch.stack([flat(m) for m in own]).T
+# - rate * computer.compute_loss_grad(batch) * own @ others.T
+# + torch.einsum("np,tp->nt", own * computer.compute_loss_grad(batch) * rate, others)
 
 # %% solution-2: right shape, wrong values: 60 samples
 # - rate * computer.compute_loss_grad(batch) * own @ others.T
@@ -60,11 +51,6 @@ def ekfac_solve(a, d, ridge, grads):  # by the basis of the block
 # K-FAC: products of the two matrices' eigenvalues
 # - eigenvalues = (d @ U_G).square().sum(dim=0).T @ (a @ U_A).square()
 # + eigenvalues = (d @ U_G).square().sum(dim=(0, 1))[:, None] * (a @ U_A).square().sum(dim=0)
-
-# %% solution-3: right shape, wrong values: 40 samples
-# not rotated back
-# - return U_G @ (U_G.T @ grads @ U_A / (eigenvalues + ridge)) @ U_A.T
-# + return U_G.T @ grads @ U_A / (eigenvalues + ridge)
 
 # %% solution-3: right shape, wrong values: 40 samples
 # - (eigenvalues + ridge)

@@ -37,24 +37,17 @@ def ntk_weights(blocks):  # means over the points
     return traces.sum() / traces
 
 # %% solution-3: correct
-def repair(model):  # through the parents
-    class Exact(nn.Module):
-        def __init__(self, norm):
-            super().__init__()
-            self.dims, self.eps = tuple(range(-len(norm.normalized_shape), 0)), norm.eps
-            self.weight, self.bias = norm.weight, norm.bias
-
-        def forward(self, x):
-            variance, mean = torch.var_mean(x, self.dims, correction=0, keepdim=True)
-            y = (x - mean) * (variance + self.eps) ** -0.5
-            y = y if self.weight is None else y * self.weight
-            return y if self.bias is None else y + self.bias
-
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.LayerNorm):
-                setattr(parent, name, Exact(child))
-    return model
+# through the parents
+# -     for module in model.modules():
+# -         if type(module) is nn.LayerNorm:
+# -             module.__class__ = ExactLayerNorm
+# +     for parent in list(model.modules()):
+# +         for name, child in parent.named_children():
+# +             if isinstance(child, nn.LayerNorm):
+# +                 affine = child.weight is not None
+# +                 exact = ExactLayerNorm(child.normalized_shape, child.eps, affine)
+# +                 exact.weight, exact.bias = child.weight, child.bias
+# +                 setattr(parent, name, exact)
 
 # %% solution-3: correct
 # on the instances
