@@ -61,22 +61,12 @@ def refreshed(fmodel, model):
 # + torch.tensor(history, device=x.device)
 
 # %% solution-3: correct
-def norm_history(model, optimizer, batches):
-    trainable = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-
-    def norm_of(x, y):  # aliases follow the model, so those of the start are those of now
-        def loss(params):
-            return F.cross_entropy(functional_call(model, params, (x[None],)), y[None])
-
-        return sum((g**2).sum() for g in grad(loss)(trainable).values()).sqrt()
-
-    history = []
-    for x, y in batches:
-        history.append(vmap(norm_of)(x, y).mean())
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return torch.stack(history)
+# aliases follow the model, so those of the start are those of now
+# -     history = []
+# +     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+# +     history = []
+# -         params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+# +
 
 # %% solution-3: right shape, wrong values
 # of the model as it was at first
