@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -147,14 +148,10 @@ def test_a_run_that_fails_leaves_complete_files_only(tmp_path, monkeypatch):
     before = contents(tmp_path)
     assert [*before] == ["features-000000.npy", "features-000001.npy", "plan.json"]
     monkeypatch.setattr(job, "load", lambda name: small_job(rows[:4]))
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("No space left on device")))
     with pytest.raises(SystemExit, match="No space"):
         run(tmp_path / "full", "--job", "a:b", "--k", "4", "--shard", "2")
     assert contents(tmp_path / "full") == {}
-
-
-def full(_: int) -> None:
-    raise OSError("No space left on device")
 
 
 def start(folder: Path, *launch: str) -> Popen:

@@ -108,7 +108,7 @@ def random_streams() -> tuple[object, ...]:
 @pytest.mark.parametrize("case", MEASURED, ids=" ".join)
 def test_it_names_the_entry(case):
     name, *told = case
-    names = run(name).names
+    names, _ = run(name)
     model, *others = (eval(each, names) for each in (*told, *USUAL[len(told) - 1 :]))
     like = others[1] if others[1].is_floating_point() else names["images"]
     diagnosis = diagnosed(model.to(like), *others)
@@ -141,19 +141,10 @@ def test_what_goes_wrong_is_found_and_what_does_not_is_clean(name):
     assert diagnosis.conclusion.startswith(EQUAL)
 
 
-class Experts(nn.Module):
+def experts(m, x):
     """A shared expert, and others of which each sample is sent to one."""
-
-    def __init__(self):
-        super().__init__()
-        self.shared, self.route = nn.Linear(3, 2), nn.Linear(3, 3)
-        self.routed = nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
-
-    def forward(self, inputs):
-        chosen = self.route(inputs).argmax(1)[:, None] == torch.arange(3)
-        return self.shared(inputs) + sum(
-            chosen[:, i, None] * expert(inputs) for i, expert in enumerate(self.routed)
-        )
+    chosen = m.route(x).argmax(1)[:, None] == torch.arange(3)
+    return m.fc(x) + sum(chosen[:, i, None] * each(x) for i, each in enumerate(m.routed))
 
 
 class Kept:
@@ -201,7 +192,9 @@ CLEAN = {
     "a deep copy in the forward": lambda: model_of(
         lambda m, x: copy.deepcopy(m.act)(m.fc(x)), act=nn.Tanh()
     ),
-    "experts": lambda: Experts().double(),
+    "experts": lambda: model_of(
+        experts, route=nn.Linear(3, 3), routed=nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
+    ),
     "a float32 layer": lambda: mixed(lambda m, x: m.head(m.fc(x.float()).double())),
     "autocast": lambda: zoo.Apply(under_autocast, fc=nn.Linear(3, 2), head=nn.Linear(2, 2)),
     "requires_grad asked": lambda: model_of(
@@ -234,17 +227,7 @@ def contrastive(predictions, targets):
     return F.cross_entropy(predictions @ targets.T, torch.arange(len(predictions)))
 
 
-def at_zero() -> nn.Module:
-    """A new head, as it is often made: all its losses are equal, whatever their weights."""
-    model = nn.Linear(3, 2).double()
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    return model
-
-
 class Spy:
-    """Part of a model that is copied, and sees in what warnings."""
-
     def __deepcopy__(self, memo):
         self.seen = warnings.filters, warnings.showwarning
         return self
@@ -266,7 +249,9 @@ def test_losses_are_told_apart_by_their_numbers():
     assert "have 0 each" in finding.measured
     labels, weight = torch.tensor([0, 1, 1, 0]), torch.tensor([1.0, 2]).double()
     weighted = functools.partial(F.cross_entropy, weight=weight)
-    (finding,) = diagnosed(at_zero(), weighted, SAMPLES[0], labels).findings
+    head = nn.Linear(3, 2).double()  # as often made anew: all losses equal, whatever their weights
+    head.load_state_dict({name: torch.zeros_like(p) for name, p in head.named_parameters()})
+    (finding,) = diagnosed(head, weighted, SAMPLES[0], labels).findings
     assert finding.entry == "class-weights"
     assert "0.167, 0.333, 0.333, 0.167" in finding.measured
 
@@ -299,7 +284,7 @@ def test_an_error_that_no_entry_covers_is_shown():
     ("name", "kind"), [("shared-layer", "Twice"), ("escaped-tensor", "Stashing")]
 )
 def test_a_model_that_a_transform_has_harmed_is_recognised(name, kind):
-    broken = run(name).names[kind]().to(BATCH[0])
+    broken = run(name)[0][kind]().to(BATCH[0])
     per_sample_grads(broken, F.cross_entropy, *BATCH)
     diagnosis = diagnose(broken, F.cross_entropy, *BATCH)
     assert found(diagnosis) == [name]
@@ -318,9 +303,8 @@ def laplacian(self: zoo.Apply, inputs: Tensor) -> Tensor:
 @pytest.mark.parametrize("forward", [laplacian, lambda m, x: m.net(x)])
 def test_finite_differences_find_what_the_loop_gets_wrong(forward, norm):
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), norm, nn.Linear(8, 1))
-    diagnosis = diagnose(
-        zoo.Apply(forward, net=net), zoo.squared, torch.randn(4, 2), torch.ones(4, 1)
-    )
+    model = zoo.Apply(forward, net=net)
+    diagnosis = diagnose(model, zoo.squared, torch.randn(4, 2), torch.ones(4, 1))
     wrong = forward is laplacian and isinstance(norm, nn.LayerNorm)
     assert ("layernorm-third-order" in found(diagnosis)) == wrong
 

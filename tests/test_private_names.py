@@ -166,6 +166,3 @@ def assigned(nodes: list[ast.AST]) -> set[str]:
 def test_nothing_is_assigned_to_torch():
     found = {file: assigned(nodes) for file, nodes in NODES.items()}
     assert {file: names for file, names in found.items() if names} == SWITCHES
-    planted = """import torch.jit as j; j.ScriptFunction.__call__ = print; old = j; del old.run
-for each in [j.a, 1]: setattr(each, "b", 0)"""
-    assert assigned([*ast.walk(ast.parse(planted))]) == {"__call__", "run", "setattr"}

@@ -1,13 +1,6 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def sample_norms(grads):
     return torch.cat([grad.flatten(1) for grad in grads.values()], dim=1).norm(dim=1)
-
-# %% solution-1: correct
-def sample_norms(grads):
-    norms = [grad.flatten(1).norm(dim=1) for grad in grads.values()]
-    return torch.stack(norms).norm(dim=0)
 
 # %% solution-1: correct
 SQUARED = "bp,bp->b"  # of this cell, and `einsum` rounds more than the others
@@ -23,15 +16,6 @@ def sample_norms(grads):  # the sum over parameters, not all together
 # %% solution-1: wrong shape: norms: expected
 def sample_norms(grads):  # the norm of all samples together
     return sum((grad**2).sum() for grad in grads.values()).sqrt()
-
-# %% solution-2: correct
-def clipped_mean(grads, limit):
-    flat = torch.cat([grad.flatten(1) for grad in grads.values()], dim=1)
-    scale = 1 / (flat.norm(dim=1) / limit).clamp(min=1)
-    return {
-        name: (grad.flatten(1) * scale[:, None]).mean(dim=0).view(grad.shape[1:])
-        for name, grad in grads.items()
-    }
 
 # %% solution-2: correct
 def clipped_mean(grads, limit):
@@ -51,11 +35,6 @@ def clipped_mean(grads, limit):
 # samples below the limit do not stay as they are
 # - (limit / norms).clamp(max=1.0)
 # + limit / norms
-
-# %% solution-2: right shape, wrong values
-# another limit
-# - limit / norms
-# + norms.median() / norms
 
 # %% solution-2: right shape, wrong values
 # each parameter by itself, not all together

@@ -1,24 +1,11 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def named_gradients(fmodel, model, grads):
     named = dict(zip(fmodel.param_names, grads))
     return {n: named[n].detach() for n, p in model.named_parameters() if p.requires_grad}
 
 # %% solution-1: correct
-def named_gradients(fmodel, model, grads):
-    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
-    result = {}
-    with torch.no_grad():
-        for index, name in enumerate(fmodel.param_names):
-            if name in trainable:
-                result[name] = grads[index].clone()
-    return result
-
-# %% solution-1: wrong shape
-def named_gradients(fmodel, model, grads):  # by position
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
-    return {name: gradient.detach() for name, gradient in zip(names, grads)}
+# - gradient.detach()
+# + gradient.detach().clone()
 
 # %% solution-1: wrong shape
 def named_gradients(fmodel, model, grads):  # as if only first layers were frozen
@@ -66,37 +53,20 @@ def refreshed(fmodel, model):
     return tuple(model.get_parameter(name) for name in fmodel.param_names)
 
 # %% solution-3: correct
-def norm_history(model, optimizer, batches):
-    history = []
-    for x, y in batches:
-        from helpers import gradients
-
-        grads = gradients.func_gradients(model, F.cross_entropy, x, y)
-        flat = torch.cat([g.flatten(1) for g in grads.values()], dim=1)
-        history.append(flat.norm(dim=1).mean().item())
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return torch.tensor(history, device=x.device)
+# - vmap(grad(loss_fn), (None, 0, 0))(params, x, y).values()
+# + loop_grads(model, F.cross_entropy, x, y).values()
+# - .sqrt().mean())
+# + .sqrt().mean().item())
+# - torch.stack(history)
+# + torch.tensor(history, device=x.device)
 
 # %% solution-3: correct
-def norm_history(model, optimizer, batches):
-    trainable = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-
-    def norm_of(x, y):  # aliases follow the model, so those of the start are those of now
-        def loss(params):
-            return F.cross_entropy(functional_call(model, params, (x[None],)), y[None])
-
-        return sum((g**2).sum() for g in grad(loss)(trainable).values()).sqrt()
-
-    history = []
-    for x, y in batches:
-        history.append(vmap(norm_of)(x, y).mean())
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return torch.stack(history)
+# aliases follow the model, so those of the start are those of now
+# -     history = []
+# +     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+# +     history = []
+# -         params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+# +
 
 # %% solution-3: right shape, wrong values
 # of the model as it was at first

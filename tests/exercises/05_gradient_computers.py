@@ -1,5 +1,3 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def numbers_needed(error, cosine):
     import numpy
@@ -42,10 +40,6 @@ def leverages(matrix, g, q):
 def leverages(matrix, g, q):
     rows = g * (q * (1 - q)).sqrt()[:, None]  # those of the hat matrix
     return (rows @ torch.linalg.inv(matrix) @ rows.T).diagonal()
-
-# %% solution-2: right shape, wrong values: two parameters
-# - q * (1 - q) * (
-# + (
 
 # %% solution-2: right shape, wrong values: two parameters
 # - q * (1 - q) * (

@@ -1,5 +1,3 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def private_average(numbers, limit, noise_multiplier, expected, generator):
     clipped = torch.minimum(torch.maximum(numbers, torch.tensor(-limit)), torch.tensor(limit))

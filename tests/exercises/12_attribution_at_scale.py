@@ -1,5 +1,3 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def project_layer(x, d, A, C):
     return torch.einsum("bto,mo,bti,ni->bmn", d, A, x, C)
@@ -15,10 +13,6 @@ def project_layer(x, d, A, C):
 def project_layer(x, d, A, C):  # a product of sums
     return (d.sum(dim=1) @ A.T)[:, :, None] * (x.sum(dim=1) @ C.T)[:, None]
 
-# %% solution-1: right shape, wrong values: 5 texts of 7 words
-# - (x @ C.T)
-# + (x @ C.T) / x.shape[1]
-
 # %% solution-2: correct
 def step_effects(computer, batch, test, rate):
     own, others = (computer.compute_per_sample_grad(each) for each in (batch, test))
@@ -26,21 +20,8 @@ def step_effects(computer, batch, test, rate):
     return rate * products * computer.compute_loss_grad(batch)
 
 # %% solution-2: correct
-def step_effects(computer, batch, test, rate):
-    model, (x, y), (x_test, y_test) = computer.model, batch, test
-    params = list(model.parameters())
-
-    def flat(value):
-        slopes = torch.autograd.grad(value, params, retain_graph=True)
-        return torch.cat([slope.flatten() for slope in slopes])
-
-    moves = torch.stack([-rate * flat(v) for v in F.cross_entropy(model(x), y, reduction="none")])
-    own = margins(model, dict(model.named_parameters()), x_test, y_test)
-    return moves @ torch.stack([flat(m) for m in own]).T
-
-# %% solution-2: right shape, wrong values: 60 samples
-# - rate * computer
-# + -rate * computer
+# - rate * computer.compute_loss_grad(batch) * own @ others.T
+# + torch.einsum("np,tp->nt", own * computer.compute_loss_grad(batch) * rate, others)
 
 # %% solution-2: right shape, wrong values: 60 samples
 # - rate * computer.compute_loss_grad(batch) * own @ others.T
@@ -72,11 +53,6 @@ def ekfac_solve(a, d, ridge, grads):  # by the basis of the block
 # + eigenvalues = (d @ U_G).square().sum(dim=(0, 1))[:, None] * (a @ U_A).square().sum(dim=0)
 
 # %% solution-3: right shape, wrong values: 40 samples
-# not rotated back
-# - return U_G @ (U_G.T @ grads @ U_A / (eigenvalues + ridge)) @ U_A.T
-# + return U_G.T @ grads @ U_A / (eigenvalues + ridge)
-
-# %% solution-3: right shape, wrong values: 40 samples
 # - (eigenvalues + ridge)
 # + eigenvalues
 
@@ -98,7 +74,3 @@ def reweighted(validation_loss, weights, amount):
 # %% solution-4: right shape, wrong values: least squares
 # - grad(validation_loss)(weights)
 # + grad(validation_loss)(torch.ones_like(weights))
-
-# %% solution-4: right shape, wrong values: least squares
-# - weights - amount
-# + weights + amount

@@ -1,5 +1,3 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def batch_gradient(grads, counts):
     total = int(counts.sum())
@@ -45,11 +43,6 @@ def token_scores(losses, params, direction):
 # %% solution-2: wrong shape: 64 tokens: expected (64,), got ()
 # - (direction,))[1]
 # + (direction,))[1].mean()  # of the whole window
-
-# %% solution-2: right shape, wrong values: 64 tokens
-# the losses, not their derivatives
-# - [1]
-# + [0]
 
 # %% solution-2: right shape, wrong values: 64 tokens
 def token_scores(losses, params, direction):  # cosines

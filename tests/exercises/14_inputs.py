@@ -1,5 +1,3 @@
-# Answers and their verdicts, as tests/support/answers.py reads them. A wrong one breaks one demand.
-
 # %% solution-1: correct
 def forces(energy, positions):  # plain autograd; one molecule's energy depends on its own atoms
     leaf = positions.clone().requires_grad_()
@@ -9,10 +7,6 @@ def forces(energy, positions):  # plain autograd; one molecule's energy depends 
 # %% solution-1: correct
 def forces(energy, positions):  # one at a time
     return torch.stack([-torch.func.jacrev(energy)(r) for r in positions])
-
-# %% solution-1: right shape, wrong values
-def forces(energy, positions):  # the sign
-    return vmap(grad(energy))(positions)
 
 # %% solution-1: right shape, wrong values
 def forces(energy, positions):  # the mean of the batch
@@ -38,50 +32,27 @@ def ntk_weights(blocks):  # norms, not squared
     return traces.sum() / traces
 
 # %% solution-2: right shape, wrong values
-def ntk_weights(blocks):  # upside down
-    traces = torch.stack([J.square().sum() for J in blocks])
-    return traces / traces.sum()
-
-# %% solution-2: right shape, wrong values
 def ntk_weights(blocks):  # means over the points
     traces = torch.stack([J.square().sum(1).mean() for J in blocks])
     return traces.sum() / traces
 
 # %% solution-3: correct
-def repair(model):  # through the parents
-    class Exact(nn.Module):
-        def __init__(self, norm):
-            super().__init__()
-            self.dims, self.eps = tuple(range(-len(norm.normalized_shape), 0)), norm.eps
-            self.weight, self.bias = norm.weight, norm.bias
-
-        def forward(self, x):
-            variance, mean = torch.var_mean(x, self.dims, correction=0, keepdim=True)
-            y = (x - mean) * (variance + self.eps) ** -0.5
-            y = y if self.weight is None else y * self.weight
-            return y if self.bias is None else y + self.bias
-
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.LayerNorm):
-                setattr(parent, name, Exact(child))
-    return model
+# through the parents
+# -     for module in model.modules():
+# -         if type(module) is nn.LayerNorm:
+# -             module.__class__ = ExactLayerNorm
+# +     for parent in list(model.modules()):
+# +         for name, child in parent.named_children():
+# +             if isinstance(child, nn.LayerNorm):
+# +                 affine = child.weight is not None
+# +                 exact = ExactLayerNorm(child.normalized_shape, child.eps, affine)
+# +                 exact.weight, exact.bias = child.weight, child.bias
+# +                 setattr(parent, name, exact)
 
 # %% solution-3: correct
-def repair(model):  # on the instances, by a method of each
-    def forward(norm, x):
-        axes = [-i - 1 for i in range(len(norm.normalized_shape))]
-        y = x - x.mean(axes, keepdim=True)
-        y = y * torch.rsqrt(y.pow(2).mean(axes, keepdim=True) + norm.eps)
-        for name, combine in (("weight", torch.mul), ("bias", torch.add)):
-            if getattr(norm, name) is not None:
-                y = combine(y, getattr(norm, name))
-        return y
-
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.forward = partial(forward, module)
-    return model
+# on the instances
+# - module.__class__ = ExactLayerNorm
+# + module.forward = partial(ExactLayerNorm.forward, module)
 
 # %% solution-3: not so yet: it returns the model that it got
 def repair(model):  # a copy

@@ -6,7 +6,6 @@ import re
 import sys
 import types
 import warnings
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,7 @@ def _sections() -> dict[str, list[NotebookNode]]:
             name = heading[2]
             found[name] = []
         elif heading:
-            name = (
-                "" if heading[2] == "Reference" or heading[2].startswith(("1. ", "6. ")) else None
-            )
+            name = "" if heading[2].startswith(("Reference", "1. ", "6. ")) else None
         elif name is not None and cell.cell_type == "code":
             found[name].append(cell)
     return found
@@ -79,14 +76,6 @@ def attempt(function: Any, *arguments: Any, **options: Any) -> Any:
             RAISED.extend(each.message for each in heard if "torch.jit" not in str(each.message))
 
 
-@dataclass
-class Run:
-    """What an entry did."""
-
-    names: dict[str, Any]
-    raised: list[Exception] = field(default_factory=list)
-
-
 @functools.cache
 def top() -> dict[str, Any]:
     """Run section 1 and the cell of tools, with a small batch, and return what they define."""
@@ -103,8 +92,8 @@ def top() -> dict[str, Any]:
     return dict(vars(module))
 
 
-def run(name: str) -> Run:
-    """Run the cells of an entry, below the top alone."""
+def run(name: str) -> tuple[dict[str, Any], list[Exception]]:
+    """Run the cells of an entry, below the top alone: what they define, and what was raised."""
     module = types.ModuleType("lesson_06_" + name.replace("-", "_"))  # one for what is compiled
     sys.modules[module.__name__] = module
     given = top()
@@ -119,4 +108,4 @@ def run(name: str) -> Run:
             exec(compile(cell.source, cell.id, "exec"), vars(module))
     taken = {key for key in given if getattr(module, key) is not given[key]}
     assert taken <= {"__name__", "__builtins__"}, f"it takes names of the top: {taken}"
-    return Run(vars(module), [*RAISED])
+    return vars(module), [*RAISED]
