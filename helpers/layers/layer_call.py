@@ -48,9 +48,7 @@ class LayerCall:
 
     def operands(self) -> Iterator[tuple[Tensor, ...]]:
         """Yield what the formula takes, a few samples `(b, ...)` at a time."""
-        yield tuple(
-            tensor for tensor in (self.output_grads, self.activations) if tensor is not None
-        )
+        yield tuple(x for x in (self.output_grads, self.activations) if x is not None)
 
     def gradients(self) -> Tensor:
         """Return the gradients of the samples, `(B, *shape)`."""

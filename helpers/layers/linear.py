@@ -173,12 +173,12 @@ def _addmm(
 
 
 def _matmul(
-    is_weight: IsWeight, input: Tensor, mat2: Tensor | None = None, **others: Any
+    is_weight: IsWeight, input: Tensor, other: Tensor | None = None, **others: Any
 ) -> MatchedCall | None:
-    if is_weight(mat2) and mat2.dim() == 2 and not others:
-        return MatchedCall(Linear, input, mat2, options=_TRANSPOSED)
+    if is_weight(other) and other.dim() == 2 and not others:
+        return MatchedCall(Linear, input, other, options=_TRANSPOSED)
     if is_weight(input) and input.dim() == 2 and not others:
-        return MatchedCall(Linear, mat2, input, options=_FROM_THE_LEFT if mat2.dim() > 1 else {})
+        return MatchedCall(Linear, other, input, options=_FROM_THE_LEFT if other.dim() > 1 else {})
     return None
 
 

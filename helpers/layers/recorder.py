@@ -104,10 +104,8 @@ def _recorded(
         losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
-        restored = streams.streams_kept(batch[0].device, snapshot.generators)
-        with (
-            nullcontext() if randomness == "error" else restored
-        ):  # then only others may have drawn
+        undo = streams.streams_kept(batch[0].device, snapshot.generators)
+        with nullcontext() if randomness == "error" else undo:  # then only others may have drawn
             _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 
@@ -117,7 +115,7 @@ def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Ba
     # A function that reads `requires_grad` may hide them from the record.
     first = [tensor[:1] for tensor in batch]
     grads = loop.gradients(function, model, unmet, first, randomness="different")
-    if any(grad_of_unmet.any() for grad_of_unmet in grads.values()):
+    if any(tensor.any() for tensor in grads.values()):
         raise Refusal("a parameter is used out of reach of the record")
 
 
