@@ -21,7 +21,7 @@ CANNOT = {
         # An accelerator has one operation for a cell of an LSTM or a GRU, which a CPU has not.
         *("data-dependent", "data-dependent-fixed", "operator-fallback", "recurrent-rule"),
     ),
-    "07_speed_and_memory": ("ways", "measure", "table", "picture"),  # ExpandedWeights
+    "07_speed_and_memory": ("ways", "measure", "table", "picture", "small"),  # ExpandedWeights
 }
 """Cells that cannot run there, or not to the digit."""
 SMALLER = {
