@@ -22,6 +22,7 @@ CANNOT = {
         *("data-dependent", "data-dependent-fixed", "operator-fallback", "recurrent-rule"),
     ),
     "07_speed_and_memory": ("ways", "measure", "table", "picture", "small"),  # ExpandedWeights
+    "14_inputs": ("check-1",),  # `triu_indices`
 }
 """Cells that cannot run there, or not to the digit."""
 SMALLER = {
