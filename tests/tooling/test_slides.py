@@ -80,5 +80,5 @@ def test_slides_stand_alone_and_nothing_is_cut(path, written, tmp_path):
     copy.write_text(page.replace("</html>", f"{PROBE}</html>"))
     found = browse(copy, 1280)
     assert found.pop("slides") > len(soup.select(".slides > section"))
-    assert found.pop("steps") > 0
+    found.pop("steps")  # none, where each answer is on a slide of its own
     assert not any(found.values()), found
