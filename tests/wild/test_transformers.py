@@ -4,12 +4,11 @@ import re
 import warnings
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from torch.func import functional_call
 
-from helpers import compare, gradients, limits, noise, norms, privacy
+from helpers import gradients, limits, noise, norms, privacy
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import AbstractModelOutput
 from helpers.projection import project_batches
@@ -97,11 +96,17 @@ def test_padding_changes_nothing_in_any_helper(attention, side):
     assert bool(heard) == (attention == "sdpa"), "its masks are chosen by their values"
 
 
-def test_the_lines_of_lesson_13_run_and_agree_with_the_loop():
-    lesson = Path(__file__).parents[2] / "notebooks" / "13_language_model.ipynb"
-    cells = nbformat.read(lesson, 4).cells
-    (cell,) = (each for each in cells if each.id == "transformers")
-    names = {}
-    exec(re.search(r"```python\n(.*?)```", cell.source, re.DOTALL)[1], names)
-    expected = gradients.loop_gradients(names["gpt2"], loss_fn, names["batch"])
-    compare.check(names["grads"], expected)
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_the_page_on_fine_tuning_prints_what_it_says(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("peft")
+    page = Path(__file__).parents[2] / "notebooks" / "fine_tuning.md"
+    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == page.read_text().count("```python")
+    monkeypatch.chdir(tmp_path)  # the page saves models
+    number, names = r"\d+\.\d+", {}
+    for code, expected in blocks:
+        exec(code, names)
+        printed = capsys.readouterr().out
+        assert re.sub(number, "", printed) == re.sub(number, "", expected)
+        got, wanted = ([float(n) for n in re.findall(number, t)] for t in (printed, expected))
+        assert got == pytest.approx(wanted, abs=0.03)  # training differs between processors
