@@ -48,17 +48,13 @@ def for_float64(device: torch.device) -> torch.device:
 
 
 def make_repeatable(seed: int = 0) -> None:
-    """Seed every random stream and let float32 mean float32.
-
-    GPUs with tensor cores may round the inputs of a float32 convolution or matrix product to
-    TF32, which keeps 10 bits of the mantissa. Results then differ from the CPU's in the third
-    digit. This switches that off.
+    """Seed all generators, and turn off TF32, which rounds float32 inputs to 10 bits on GPUs.
 
     Args:
-        seed: A whole number, at least 0.
+        seed: An integer from 0 to 2**32 - 1.
 
     Raises:
-        ValueError: The seed is not such a number.
+        ValueError: The seed is out of range.
     """
     check_seed(seed)
     random.seed(seed)
@@ -70,6 +66,6 @@ def make_repeatable(seed: int = 0) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raise ValueError unless every random stream takes a seed: from 0 to 2**32 - 1."""
+    """Raise ValueError unless a seed is an integer from 0 to 2**32 - 1."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")

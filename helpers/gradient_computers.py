@@ -107,46 +107,46 @@ class AbstractGradientComputer(ABC):
         """Differentiate the model output of each sample.
 
         Args:
-            batch: A tuple or a list of tensors `(B, ...)`, or of trees of such tensors, as the
-                task's `get_output` takes them; or one mapping, if it takes one argument.
+            batch: A tuple or list of tensors `(B, ...)`, or of pytrees of such tensors, in the
+                order in which the task's `get_output` takes them; or one mapping, if it takes
+                one argument.
 
         Returns:
-            `{name: (B, *parameter.shape)}`, detached, in `dtype` and on `device`; zeros where the
-            output does not reach a parameter.
+            `{name: (B, *parameter.shape)}`, detached, in `dtype` and on `device`; zeros for a
+            parameter that the output does not depend on.
 
         Raises:
-            TypeError: `batch` is no tuple or list of tensors or trees.
-            ValueError: It does not fit the task, the output is no scalar, the model has BatchNorm
-                in training mode, or its forward draws random numbers.
+            TypeError: `batch` is not a tuple, list or mapping of tensors or pytrees.
+            ValueError: `batch` does not fit the task, the output is not a scalar, the model has
+                BatchNorm in training mode, or its forward pass draws random numbers.
         """
         grads = self._gradients(self._checked(batch))
         return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
     @torch.inference_mode(False)
     def compute_loss_grad(self, batch: Given) -> Tensor:
-        """Compute how strongly the loss of each sample depends on its model output.
+        """Differentiate the loss of each sample with respect to its model output.
 
-        A batch is taken and refused as by `compute_per_sample_grad`, and a task that returns no
-        `(B, 1)` with a ValueError. Returns `(B, 1)`, detached, in `dtype` and on `device`: the
-        diagonal of TRAK's Q.
+        Takes and refuses batches as `compute_per_sample_grad` does.
+
+        Returns:
+            `(B, 1)`, detached, in `dtype` and on `device`: the diagonal of TRAK's Q.
         """
         checked = self._checked(batch)
         loss_grads = self._loss_grads(checked, self._loss_grad(checked, batch))
         return loss_grads.detach().to(self.device, self.dtype)
 
     @abstractmethod
-    def _gradients(self, batch: Batch) -> Tensors:
-        """Differentiate `self._output(batch)` for each sample."""
+    def _gradients(self, batch: Batch) -> Tensors: ...
 
     @abstractmethod
-    def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
-        """Call a function of the model and a sample for each sample: `(B, 1)`."""
+    def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor: ...
 
     def _params(self, model: nn.Module) -> Tensors:
         return checks.select_parameters(model, self.grad_wrt, argument="grad_wrt")
 
     def _checked(self, batch: Given) -> Batch:
-        """Take a batch apart, if the task can take it and no BatchNorm is in training mode."""
+        """Flatten a batch, if the task accepts it and no BatchNorm is in training mode."""
         # Not before: `traker` makes a computer first, and calls `model.eval()` later.
         checks.check_model(self.model)
         checks.check_callable(self.model)
@@ -193,16 +193,13 @@ class FunctionalGradientComputer(AbstractGradientComputer):
     """
 
     def watch(self, batch: Given) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
-        """Differentiate, and keep gradients in the factors that layers have of them.
+        """Record each layer's activations and output gradients instead of forming gradients.
 
-        For what follows from factors, such as a projection, in less time and memory than from the
-        gradients. In inference mode, gradients come dense, with a warning. Batch and refusals are
-        those of `compute_per_sample_grad`.
+        Projections and norms need no more. In inference mode, gradients are dense, with a warning.
 
         Returns:
-            The parameters that are differentiated, by name, and an iterator over chunks of the
-            batch: where each lies in it, and its gradients, on the parameters' device, in their
-            dtype.
+            The differentiated parameters by name, and an iterator over (slice, gradients) of the
+            chunks of the batch.
         """
         checked = self._checked(batch)
         params = self._params(self.model)

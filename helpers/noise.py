@@ -37,10 +37,8 @@ class NoiseScale:
 
     @property
     def scale(self) -> float:
-        """Their ratio, in samples; infinite where the signal is not above 0.
-
-        Noise and signal are unbiased, their ratio is not: over several batches, average both first.
-        """
+        """The ratio, in samples, or infinity if the signal is at most 0."""
+        # The ratio is biased: over several batches, average noise and signal first.
         return math.inf if self.signal <= 0 else self.noise / self.signal
 
 

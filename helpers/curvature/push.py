@@ -1,4 +1,4 @@
-"""Products of a Jacobian with a vector, made of backward passes."""
+"""Jacobian-vector products from backward passes alone."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,9 @@ from torch.func import debug_unwrap, vjp
 def push(
     outputs: Tensor, pull: Callable[[Tensor], tuple[dict[str, Tensor]]], vector: dict[str, Tensor]
 ) -> Tensor:
-    """Multiply a Jacobian with a vector, given the `vjp` of a function.
-
-    What `pull` returns is linear in what it is given, so a `vjp` of it is the product: a `jvp` made
-    of backwards. The `jvp` of torch is not the transpose of each backward: it moves the padding of
-    an embedding, and takes a custom operator for a constant. `check_pushed` says if this one is.
-    """
+    """Multiply a Jacobian by a vector, given the `vjp` of a function."""
+    # `pull` is linear, so its own `vjp` is the product. torch's `jvp` is not the transpose of each
+    # backward pass: it moves an embedding's padding and takes custom operators for constants.
     return vjp(pull, torch.zeros_like(outputs))[1]((vector,))[0]
 
 

@@ -36,9 +36,7 @@ class Ensemble:
 
 
 def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:
-    """Make one network from each seed, as it would be made alone after `torch.manual_seed`.
-
-    The random stream of the CPU is left as it was.
+    """Build one network per seed, as after `torch.manual_seed`; the CPU's generator is put back.
 
     Raises:
         ValueError: There is no seed, or the networks cannot be stacked; see `stack`.

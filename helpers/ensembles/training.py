@@ -18,20 +18,20 @@ from helpers.transforms.samples import graph, running, standing_in
 
 
 def draw_orders(seeds: Iterable[int], size: int, batch_size: int, steps: int) -> Tensor:
-    """Draw which samples each network sees in each step, from a random stream for each seed.
+    """Draw which samples each network sees in each step.
 
     Args:
-        seeds: M whole numbers, one for each network.
-        size: N, how many samples there are.
-        batch_size: B, how many a step takes, at most N.
-        steps: How many steps there are.
+        seeds: M integers, one per network.
+        size: N, the number of samples.
+        batch_size: B, at most N.
+        steps: The number of steps.
 
     Returns:
-        `(M, steps, B)`, int64, on the CPU. Each epoch goes through the samples in a new order and
-        drops the last few if they do not fill a batch.
+        Indices `(M, steps, B)`, int64, on the CPU. Each epoch is a new permutation; samples that
+        do not fill a batch are dropped.
 
     Raises:
-        ValueError: There is no whole batch.
+        ValueError: `batch_size` is not from 1 to N.
     """
     if not 1 <= batch_size <= size:
         raise ValueError(f"batch_size must be from 1 to the {size} samples, got {batch_size}")

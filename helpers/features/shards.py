@@ -14,12 +14,9 @@ _DIGEST = 32  # bytes of a checksum
 
 
 def bounds(count: int, size: int) -> list[slice]:
-    """Divide `count` rows into slices of one size, at least 2; the last has fewer, or one more.
-
-    A batch of one row can take other kernels, and get other last bits. So one row that is left
-    over goes with the slice before it.
-    """
+    """Divide `count` rows into slices of one size, at least 2; the last may differ."""
     starts = list(range(0, count, size))
+    # A batch of one row can take other kernels, with other last bits: it joins the slice before it.
     if len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], count], strict=True)]
@@ -32,10 +29,11 @@ def files_of(folder: Path, plan: Plan) -> list[tuple[Path, slice]]:
 
 
 def write(file: Path, content: bytes) -> None:
-    """Write a file under another name, and rename it when all of it is on the disk.
+    """Write a file under another name, and rename it once all of it is on the disk.
 
     Raises:
-        OSError: It could not be written, for example since the disk is full. Nothing is left.
+        OSError: The file could not be written, for example because the disk is full; no part of
+            it remains.
     """
     draft = file.with_name(f".{file.name}.draft")  # after a kill, the next run writes over it
     try:
@@ -50,17 +48,14 @@ def write(file: Path, content: bytes) -> None:
 
 
 def write_rows(file: Path, rows: np.ndarray) -> None:
-    """Write a shard as `write` does, with a checksum at the end, where NumPy stops reading.
-
-    `np.save` into a file may not notice that the disk became full, so it saves into memory.
-    """
-    content = io.BytesIO()
+    """Write a shard with a checksum after the part that NumPy reads."""
+    content = io.BytesIO()  # since `np.save` into a file may not notice that the disk is full
     np.save(content, rows)
     write(file, content.getvalue() + _checksum(file, content.getvalue()))
 
 
 def _checksum(file: Path, content: bytes) -> bytes:
-    """Hash a shard with its name: else it could be a copy of another one."""
+    """Hash a shard together with its name, so that a copy of another shard is found out."""
     return hashlib.blake2b(file.name.encode() + content, digest_size=_DIGEST).digest()
 
 
@@ -68,7 +63,7 @@ def read(file: Path, part: slice, plan: Plan, *, mapped: bool = False) -> np.nda
     """Read a shard `(rows, k)`; if `mapped`, lazily, and without comparing its checksum.
 
     Raises:
-        ValueError: It is damaged, not the one that was written, or has another shape.
+        ValueError: The shard is damaged, has the wrong shape, or is a copy of another.
     """
     rows, shape = None, (part.stop - part.start, plan["k"])
     with suppress(ValueError, EOFError):
@@ -84,14 +79,14 @@ def read(file: Path, part: slice, plan: Plan, *, mapped: bool = False) -> np.nda
 
 
 def open_features(folder: str | os.PathLike[str]) -> list[np.ndarray]:
-    """Open a folder that `python -m helpers.features` wrote, whose rows may exceed the memory.
+    """Open a folder written by `python -m helpers.features`; its rows may exceed the memory.
 
     Returns:
-        The shards `(rows, k)` in the order of the samples, mapped into memory: of each the system
-        reads what is asked for. `np.concatenate` reads them all.
+        The shards `(rows, k)` in the order of the samples, as memory maps: only what you index is
+        read. `np.concatenate` reads them all.
 
     Raises:
-        FileNotFoundError: It is no such folder, or a shard is missing.
+        FileNotFoundError: The folder has no plan, or a shard is missing.
         ValueError: A shard is damaged, or does not have the shape in the plan.
     """
     plan = read_plan(Path(folder))

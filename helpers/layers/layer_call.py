@@ -66,11 +66,8 @@ class LayerCall:
             start += len(rows)
 
     def squares(self, *, then_total: bool = False) -> Tensor | None:
-        """Return the squared norms of the samples' gradients, `(B,)`.
-
-        Returns `None` where the gradients themselves are the cheaper way to them, or the exact
-        one. They are cheaper, too, for a sum that is asked for next, `then_total`.
-        """
+        """Return squared norms `(B,)`, or None if dense gradients are cheaper or more exact."""
+        # With `then_total`, a weighted sum follows, which can reuse dense gradients.
         return None
 
     def total(self, factors: Tensor) -> Tensor:
@@ -78,12 +75,9 @@ class LayerCall:
         return (factors @ self.gradients().reshape(len(factors), -1)).view(self.shape)
 
     def reduced(self, left: Any, right: Any) -> Tensor | None:
-        """Return the samples' gradients `(B, rows, columns)` with sides made smaller, unformed.
-
-        A row is an index of the parameter's first dimension. `left`, a `Sketch` of
-        `helpers.projection`, maps `(..., rows)` to fewer numbers, and `right` `(..., columns)`;
-        `None` leaves a side as it is. Returns `None` where only the gradients lead there.
-        """
+        """Project the gradients `(B, rows, columns)` without forming them, or return None."""
+        # `left`, a `Sketch` of `helpers.projection`, maps (..., rows) to fewer numbers, `right`
+        # (..., columns); None leaves a side as it is. Rows: the parameter's first dimension.
         return None
 
 

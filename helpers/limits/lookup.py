@@ -53,7 +53,7 @@ def entries() -> dict[str, Entry]:
 
 
 def ranked(message: str, traceback: str) -> list[Entry]:
-    """List the entries that show a message: those first that fit the traceback and say most."""
+    """List the entries that show a message, best first: fitting the traceback, then the longest."""
     flat = " ".join(message.split())
     lengths = {entry: entry.matches(flat) for entry in entries().values()}
     fits = {entry: bool(entry.near and re.search(entry.near, traceback, re.M)) for entry in lengths}
@@ -62,21 +62,17 @@ def ranked(message: str, traceback: str) -> list[Entry]:
 
 
 def match(message: str, traceback: str = "") -> Entry | None:
-    """Return the entry that a message leads to, or None.
-
-    Args:
-        message: The message of an error or of a warning, whole.
-        traceback: Files, functions and lines of the innermost code outside PyTorch, and below it.
-    """
+    """Return the entry for a whole message and the innermost lines of its traceback, or None."""
     first = next(iter(ranked(message, traceback)), None)
     return first if first and (not first.near or re.search(first.near, traceback, re.M)) else None
 
 
 def find(message: str) -> Markdown:
-    """Write the entries that a message or a few words lead to, the most likely first.
+    """Show the entries of lesson 6 that fit a message or a few words, the most likely first.
 
     Args:
-        message: The message of an error or a warning, or part of it; a traceback; or words.
+        message: The message of an error or a warning, or a part of it; a traceback; or a few
+            words that describe the problem.
     """
     words = " ".join(message.split())
     hits = ranked(message, message) or _nearest(words.lower())

@@ -89,12 +89,8 @@ def product(tensors: Sequence[Tensor], k: int, like: Tensor, stream: tuple[int, 
 
 
 def generator(stream: tuple[int, ...]) -> np.random.Generator:
-    """Make the generator of one random stream.
-
-    Two streams are the same only if all their numbers are: `SeedSequence` hashes them to 128 bits.
-    A `torch.Generator` of the CPU would read no more than 32 bits of any seed.
-    """
-    seed, *key = stream
+    """Make the generator of one random stream."""
+    seed, *key = stream  # hashed to 128 bits; torch.Generator reads 32 bits of a seed
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 

@@ -56,15 +56,12 @@ def record(device: torch.device, studies: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def table(study: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows of a study, by the fields of its candidates."""
+    """Return the rows of a study, indexed by the fields of its candidates."""
     return pd.DataFrame(study["rows"]).set_index([*Candidate._fields])
 
 
 def disturbed(study: Mapping[str, Any]) -> list[str]:
-    """Name what was disturbed while it was measured.
-
-    Of huge pages nothing is said: on a virtual machine, they are slow in some rounds by themselves.
-    """
+    """Name the measurements that were disturbed, except with huge pages, which vary anyway."""
     wild = [row for row in study["rows"] if row["iqr"] > BOUND * row["median"]]
     names = [Candidate(*(row[field] for field in Candidate._fields)) for row in wild]
     return [f"{study['model']}: {name}" for name in names if name.allocator != HUGE_PAGES]
