@@ -1,4 +1,4 @@
-"""Fair measurement: candidates warmed up and interleaved, medians with spread; peak memory."""
+"""Fair measurement: interleaved rounds after a warm-up, medians with spread; peak memory."""
 
 import logging
 import weakref
@@ -21,7 +21,7 @@ def measure(
 ) -> dict[Any, Measurement]:
     """Time functions against each other, in rounds.
 
-    In each round every candidate runs for a while, so that a machine that slows down slows all of
+    In each round every candidate runs for a while, so a slow phase of the machine affects all of
     them. `torch.utils.benchmark` warms up, waits for the GPU, and times.
 
     Args:
@@ -87,16 +87,16 @@ def timer(candidate: Callable[[], Any]) -> Timer:
 
 
 class Memory(NamedTuple):
-    """Bytes of tensors: at the worst moment of a function, and kept alive by its result."""
+    """Bytes of tensors: the peak during a function, and those kept alive by its result."""
 
     peak: int
     kept: int
 
 
 def memory(run: Callable[[], Any]) -> Memory:
-    """Count the bytes of the tensors that a function makes, intermediate ones too, on any device.
+    """Count the bytes of the tensors that a function makes, on any device.
 
-    Not counted are what existed before and the scratch space inside single operations.
+    Tensors that existed before and scratch space inside single operations are not counted.
 
     Args:
         run: A function without arguments. It is called once.

@@ -1,4 +1,4 @@
-"""The table in which lessons check results: two sets of per-sample gradients, side by side."""
+"""Compare two sets of per-sample gradients, in a table."""
 
 from math import inf, isfinite
 
@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-# Two right methods differ by rounding alone: a few times 1e-16 of the largest entry in float64 and
+# Two correct methods differ by rounding alone: a few times 1e-16 of the largest entry in float64 and
 # 1e-7 in float32, more where long sums meet in another order. On the networks of the lessons
 # 6e-15 and 1e-6 were measured; these leave a factor of 10 and more.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -26,7 +26,7 @@ def table(
         got: `{name: (B, *shape)}`, what is to be checked.
         expected: `{name: (B, *shape)}`, the reference.
         tolerance: The largest error that counts as equal; `None` means that of the dtype of `got`,
-            from `TOLERANCES`. See `largest_error` for what it is relative to.
+            from `TOLERANCES`. It is relative, as in `largest_error`.
         batch_dims: How many dimensions stand in front of a parameter's own: 1 for gradients
             `(B, *shape)`, 2 for Jacobians `(B, Y, *shape)`.
 

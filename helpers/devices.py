@@ -1,4 +1,4 @@
-"""Where tensors live: choose a device by name, and make runs on it repeatable."""
+"""Choose a device by name, and make runs repeatable."""
 
 import random
 from numbers import Integral
@@ -16,10 +16,10 @@ def available() -> list[str]:
 
 
 def resolve(device: str | torch.device = "auto") -> torch.device:
-    """Turn a device name into a device that is there.
+    """Resolve a device name to a device of this machine.
 
     Args:
-        device: `"auto"` (the best there is), `"cpu"`, `"cuda"` (the first GPU), `"cuda:1"`,
+        device: `"auto"` (the best available), `"cpu"`, `"cuda"` (the first GPU), `"cuda:1"`,
             `"mps"`, or a `torch.device`.
 
     Returns:

@@ -2,7 +2,7 @@
 
 The interface is that of TRAK (Park et al. 2023, arXiv:2303.14186), so that a computer of this
 module serves the package `traker` as its own would. The functional computer is fast, on
-`torch.func`; the iterative one takes any model that has a backward.
+`torch.func`; the iterative one takes any differentiable model.
 
 Both return the same dictionary for the same model, with the names, zeros, and refusals of
 `helpers.gradients`, and put the model back as it was.
@@ -41,11 +41,11 @@ class AbstractGradientComputer(ABC):
         grad_wrt: Names of the parameters to differentiate, in the order that the results have;
             `None` means all with `requires_grad`, in the order of `model.named_parameters()`.
         chunk_size: How many samples are differentiated at a time; `None` means all of a batch.
-            The iterative computer takes one at a time, whatever this says.
+            The iterative computer always takes one at a time.
 
     Raises:
-        TypeError: `dtype` is no dtype, `model` no module, `task` lacks a method, or `grad_wrt` is
-            one string.
+        TypeError: `dtype` is not a dtype, `model` is not a module, `task` lacks a method, or
+            `grad_wrt` is a string.
         ValueError: `dtype` is not floating point, `device` is not there, `grad_wrt` has an
             unknown name, a parameter is complex, `grad_dim` is not P, or `chunk_size` is below 1.
     """
@@ -79,9 +79,9 @@ class AbstractGradientComputer(ABC):
         self.load_model_params(model)
 
     def load_model_params(self, model: nn.Module) -> None:
-        """Take the parameters and buffers of this model from now on; refusals are those above.
+        """Use this model's parameters and buffers from now on.
 
-        Nothing is copied: a later step of an optimizer is seen.
+        Nothing is copied, so later optimizer steps take effect. Raises as the constructor does.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -181,15 +181,15 @@ class AbstractGradientComputer(ABC):
     def _loss_grads_by_loop(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
         loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
         if len(batch):
-            names = checks.select_parameters(self.model)  # since a forward may differentiate itself
+            names = checks.select_parameters(self.model)  # since a forward pass may differentiate
             loop.for_each(compute, self.model, names, batch.leaves, loss_grads.__setitem__)
         return loss_grads
 
 
 class FunctionalGradientComputer(AbstractGradientComputer):
-    """All samples at once, with `vmap` over `grad` of `torch.func`.
+    """Differentiate all samples at once, with `vmap` over `grad`.
 
-    Its arguments are those of `AbstractGradientComputer`.
+    Takes the arguments of `AbstractGradientComputer`.
     """
 
     def watch(self, batch: Given) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
@@ -219,7 +219,7 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         function = samples.functional(compute, self.model, names, JACREV, OUTSIDE)
 
         def differentiable(params: Tensors, *leaves: Tensor) -> Tensor:
-            """Pull nothing back: so recurrent layers can be batched."""
+            """Pull nothing back, so that recurrent layers can be batched."""
             return vjp(lambda params_now: function(params_now, *leaves), params)[0]
 
         otherwise = functools.partial(self._loss_grads_by_loop, batch, compute)
@@ -234,12 +234,12 @@ class FunctionalGradientComputer(AbstractGradientComputer):
 
 
 class IterativeGradientComputer(AbstractGradientComputer):
-    """One sample after the other, in plain autograd: for models that `vmap` cannot transform.
+    """Differentiate one sample at a time in plain autograd, for models that `vmap` cannot batch.
 
-    A forward and a backward for each sample, so that B samples cost B times as much as one. One
-    forward for the batch and B backwards through it would cost B * B. Its arguments are those of
-    `AbstractGradientComputer`.
+    Takes the arguments of `AbstractGradientComputer`.
     """
+
+    # One forward pass for the batch and B backward passes through it would cost B * B.
 
     _gradients = AbstractGradientComputer._by_loop
     _loss_grads = AbstractGradientComputer._loss_grads_by_loop
@@ -250,7 +250,7 @@ def _tensors(model: nn.Module) -> tuple[Tensors, Tensors]:
 
 
 def _fitting(batch: Given, parameters: Sequence[inspect.Parameter]) -> dict[str, Tree]:
-    """Name the parts of a batch, if a function with these parameters could take them."""
+    """Bind the parts of a batch to a function's parameters."""
     names = [parameter.name for parameter in parameters]
     if isinstance(batch, MutableMapping) and len(names) == 1:
         return {names[0]: batch}

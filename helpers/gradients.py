@@ -7,15 +7,15 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   names, in its order, and only they are differentiated.
 - Values: detached, with the parameter's dtype and device; zeros for a parameter that the loss
   does not reach; `(0, *parameter.shape)` for an empty batch.
-- Batches: `data` and `targets` are tensors `(B, ...)`, or trees of such tensors: dictionaries and
+- Batches: `data` and `targets` are tensors `(B, ...)`, or pytrees of such tensors: dictionaries and
   other mappings, lists, tuples and dataclasses, nested. A mapping reaches the model as
   `model(**data)`, a tuple as `model(*data)`, anything else as `model(data)`. What has no dimension
   B, a number, a string, `None` or a tensor of shape (), is shared by all samples. `loss_fn` gets
   what the model returns, so that `lambda out, _: out.loss` will do where the labels are in `data`.
 - Samples of unequal length are processed one at a time. A `PackedSequence` holds B of them, in
-  the order in which they were packed. And where the forward of a model with an `nn.EmbeddingBag`
+  the order in which they were packed. And where `forward` of a model with an `nn.EmbeddingBag`
   takes an argument `offsets`, it divides the argument before it, as in that layer.
-- The model that is handed in is the one that runs. Its buffers, `.grad`, flags, modes, attributes
+- Your model itself runs, not a copy. Its buffers, `.grad`, flags, modes, attributes
   and the containers in them are put back, but not its random generators; writes to parameters stay,
   with a warning, and so does what a forward pass keeps elsewhere, as in a class or a global.
 - Refused, each with one sentence: batch sizes that differ, naming two tensors; what is neither a
@@ -59,7 +59,7 @@ def loop_gradients(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors.
+        data: `(B, ...)`, or a pytree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
 
@@ -67,7 +67,7 @@ def loop_gradients(
         `{name: (B, *parameter.shape)}`; see the module's contract.
 
     Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
+        TypeError: `data` or `targets` is not a pytree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
     params, batch = prepare(model, data, targets, wrt)
@@ -138,26 +138,26 @@ def func_gradients(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors.
+        data: `(B, ...)`, or a pytree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
             memory of intermediate values, not that of the result.
-        randomness: What samples share when the forward draws random numbers: `"error"` refuses,
-            `"different"` draws for each sample, `"same"` draws once.
+        randomness: What to do if the forward pass draws random numbers: `"error"` refuses,
+            `"different"` draws for each sample, `"same"` draws once for all.
         out: `{name: (B, *parameter.shape)}`, tensors to write the result into, each in memory of
             its own; `None` means new ones. Gradients of known layers (`helpers.layers`) are written
             straight into them, so that no second copy of the result ever exists.
         check: Compare the first and the last sample with the loop, and take all from the loop
-            where they differ by more than the square root of the dtype's `eps`: meant for unknown
-            faults of torch. For a small batch, two samples in the loop add much to the cost.
+            where they differ by more than the square root of the dtype's `eps`: a guard against
+            unknown faults of torch, which costs two samples of the loop.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
 
     Raises:
-        TypeError: `data` or `targets` is no tree of tensors, `wrt` is one string, or `out` is no
-            dictionary of tensors.
+        TypeError: `data` or `targets` is not a pytree of tensors, `wrt` is a string, or `out` is
+            not a dictionary of tensors.
         ValueError: One of the refusals of the module's contract, a `chunk_size` below 1, an
             unknown `randomness`, an `out` that does not fit the result, or a `check` where random
             numbers may be drawn.
@@ -195,7 +195,7 @@ def func_gradients(
 
 
 def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:
-    """Check that results can be written into tensors, which share no memory with what is read."""
+    """Check that `out` fits the result and shares no memory with the inputs."""
     if not isinstance(out, dict):
         raise TypeError(f"out must be a dictionary of tensors by name, got {type(out).__name__}")
     if set(out) != set(like):
@@ -253,7 +253,7 @@ def _difference(
 def differences(
     got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | None = None
 ) -> dict[str, float]:
-    """Compare gradients by name, in which NaN equals NaN, with those that are expected.
+    """Compare gradients by name with the expected ones; NaN equals NaN.
 
     An error may reach `tolerance` times the parameter's largest finite entry or, for gradients that
     are only rounding, a tenth of it times the largest entry of all. `None` means the square root of
@@ -285,7 +285,7 @@ def largest_difference(got: Tensor, expected: Tensor) -> float:
 def prepare(
     model: nn.Module, data: Tree, targets: Tree, wrt: Iterable[str] | None
 ) -> tuple[dict[str, Tensor], Batch]:
-    """Check the input, choose the parameters, and take the batch apart."""
+    """Check the arguments, select the parameters, and flatten the batch."""
     checks.check_model(model)
     batch = batches.take(model, data=data, targets=targets)
     return checks.select_parameters(model, wrt), batch

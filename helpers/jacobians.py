@@ -1,4 +1,4 @@
-"""Full per-sample Jacobians `(B, Y, P)`: each sample's outputs differentiated by each parameter.
+"""Full per-sample Jacobians `(B, Y, P)`: every output with respect to every parameter.
 
 The P columns are the parameters with `requires_grad`, in the order of `model.named_parameters()`,
 each flattened; `unflatten_jacobians` restores their names and shapes. Refusals, and how the
@@ -25,15 +25,15 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
-        data: `(B, ...)`, or a tree of such tensors.
+        data: `(B, ...)`, or a pytree of such tensors.
 
     Returns:
         `(B, Y, P)`, detached.
 
     Raises:
-        TypeError: `data` is no tree of tensors.
+        TypeError: `data` is not a pytree of tensors.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
-            forward draws random numbers.
+            forward pass draws random numbers.
     """
     checks.check_model(model)
     batch = batches.take(model, data=data)
@@ -46,7 +46,7 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
-        data: `(B, ...)`, or a tree of such tensors.
+        data: `(B, ...)`, or a pytree of such tensors.
         chunk_size: How many samples to differentiate at a time; `None` means all. It bounds the
             memory of intermediate values, not that of the result, B x Y x P numbers.
 
@@ -54,9 +54,9 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
         `(B, Y, P)`, detached.
 
     Raises:
-        TypeError: `data` is no tree of tensors.
+        TypeError: `data` is not a pytree of tensors.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
-            forward draws random numbers, or `chunk_size` is below 1.
+            forward pass draws random numbers, or `chunk_size` is below 1.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -151,6 +151,6 @@ def _count(params: dict[str, Tensor]) -> int:
 def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
     """Return Jacobians `(size, Y, P)`, all zeros; a sample, or zeros, is run to find Y."""
     params = checks.select_parameters(model)
-    with preserved(model, params), torch.enable_grad():  # a forward may differentiate itself
+    with preserved(model, params), torch.enable_grad():  # a forward pass may differentiate
         outputs = _outputs(batch)(model, *batch.sample())
     return outputs.detach().new_zeros((size, len(outputs), _count(params)))

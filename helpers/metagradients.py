@@ -4,9 +4,9 @@ A training is a function of these weights. Its derivative says what a sample did
 this initialization and this order (Maclaurin, Duvenaud and Adams 2015, arXiv:1502.03492; Engstrom
 et al. 2025, arXiv:2503.13751).
 
-Plain `vjp` would keep the graph of all steps. Here the states at about the square root of the steps
-are kept. From each of them its part of the steps is run again, and only the graph of that part is
-held, at the cost of one more forward pass.
+Plain `vjp` would keep the graph of all T steps. Instead, about the square root of T states are
+kept. From each, the steps up to the next one are run again, and only their graph is held, at the
+cost of one more forward pass.
 """
 
 import functools
@@ -51,12 +51,12 @@ def metagradient(
     Args:
         step: `step(state, weights, batch)` returns the next state: one step of the training, for
             example with `torch.func.grad`. It writes nothing in place.
-        start: The first state, a tree of tensors. It is not changed.
-        weights: `(N,)`, floating point: what each sample counts.
-        batches: What each step is given, in order: often indices `(steps, B)`.
-        measure: Maps the last state to numbers `(T,)`, or to one, `()`.
-        chunk_size: For how many of the T numbers to go back at a time, which bounds the memory;
-            `None` means all.
+        start: The first state, a pytree of tensors. It is not changed.
+        weights: `(N,)`, floating point: the weight of each sample's loss.
+        batches: The batch of each step, in order: often indices `(steps, B)`.
+        measure: Maps the last state to numbers `(T,)`, or to a scalar `()`.
+        chunk_size: How many of the T numbers to differentiate at a time, which bounds the
+            memory; `None` means all.
 
     Returns:
         The numbers `(T,)` and their gradients with respect to the weights, `(T, N)`, or `()` and

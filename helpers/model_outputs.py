@@ -1,9 +1,9 @@
-"""Model outputs: the one number for each sample that data attribution differentiates.
+"""Model outputs: the one number per sample that data attribution differentiates.
 
 A model output f(z, theta) is a function of a sample z and of the parameters. TRAK (Park et al.
-2023, arXiv:2303.14186, Section 3) needs two things of it: its value, to be differentiated by
-theta, and how the training loss depends on it. A task answers both; how gradients are computed is
-no concern of it. So one task serves every gradient computer.
+2023, arXiv:2303.14186, Section 3) needs its value, to differentiate it with respect to theta, and
+the derivative of the training loss with respect to it. A task computes both, and serves every
+gradient computer.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ Tensors = dict[str, Tensor]
 
 
 class AbstractModelOutput(ABC):
-    """What to differentiate: a task."""
+    """A task: what a gradient computer differentiates."""
 
     @abstractmethod
     def get_output(
@@ -26,15 +26,15 @@ class AbstractModelOutput(ABC):
     ) -> Tensor:
         """Compute the model output of one sample.
 
-        A gradient computer may call it under `vmap` and `grad`, so a functional one needs it
-        without `.item()`, branches on values, or indexing by a label.
+        The functional computer calls it under `vmap` and `grad`, so avoid `.item()`, branches on
+        values, and indexing by a label.
 
         Args:
-            model: The structure; its own tensors do not count.
+            model: The module to call; its own tensors are not used.
             weights: All parameters by name.
             buffers: All buffers by name.
-            sample: One sample of each tensor, or tree of tensors, of a batch, without the
-                dimension B. A batch that is a mapping is one such tree.
+            sample: One sample of each tensor or pytree of a batch, without the dimension B. A
+                batch that is a mapping is one pytree.
 
         Returns:
             A scalar, a tensor of shape `()`.
@@ -44,16 +44,16 @@ class AbstractModelOutput(ABC):
     def get_out_to_loss_grad(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: Tree
     ) -> Tensor:
-        """Compute how strongly the loss of each sample depends on its model output.
+        """Differentiate the loss of each sample with respect to its model output.
 
         Args:
-            model: The structure; its own tensors do not count.
+            model: The module to call; its own tensors are not used.
             weights: All parameters by name.
             buffers: All buffers by name.
-            batch: Tensors `(B, ...)`, or trees of such tensors; a mapping where it is one.
+            batch: Tensors `(B, ...)`, or pytrees of such tensors; or one mapping.
 
         Returns:
-            `(B, 1)`, detached: minus the derivative of the loss by the output.
+            `(B, 1)`, detached: minus the derivative of the loss with respect to the output.
         """
 
 
@@ -101,9 +101,9 @@ class _Margin(AbstractModelOutput):
     ) -> Tensor:
         """Compute 1 - p for each sample, p being the probability of its label.
 
-        The loss is `-log p = log(1 + exp(-f))`, since the margin f is `log(p / (1 - p))`, and its
-        derivative by f is -(1 - p); TRAK takes its size, the diagonal of Q (Section 3.4). It is
-        `sigmoid(-f)`, which unlike 1 minus a softmax keeps its digits where p is close to 1.
+        The loss is `-log p = log(1 + exp(-f))`, since the margin f is `log(p / (1 - p))`. Its
+        derivative with respect to f is -(1 - p), and TRAK uses the absolute value (Section 3.4).
+        Computed as `sigmoid(-f)`, it keeps its digits where p is close to 1.
 
         The batch is that of `get_output`, with a dimension B. Returns `(B, 1)`, detached, from 0 to
         1, in the dtype of the logits.
@@ -139,8 +139,8 @@ class TextClassificationModelOutput(_Margin):
     ) -> Tensor:
         """Compute the margin `()` of one text of T tokens.
 
-        Their numbers, which of two segments each belongs to, and a mask, 1 for a token and 0 for
-        padding, are whole numbers `(T,)`.
+        Token numbers, segment numbers and the mask (1 for a token, 0 for padding) are integers
+        `(T,)`.
         """
         text = input_ids, token_type_ids, attention_mask
         return self._output(model, weights, buffers, *text, label)

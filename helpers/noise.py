@@ -1,4 +1,4 @@
-"""The gradient noise scale: how large a batch still pays, from the gradients of single samples.
+"""The gradient noise scale: the batch size up to which larger batches pay off.
 
 With G the mean and Sigma the covariance matrix of the samples' gradients, the mean gradient of a
 batch of B has the noise tr(Sigma) / B around G. The scale is the B at which this equals |G|^2:
@@ -53,14 +53,14 @@ def noise_scale(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors, B at least 2, a random sample.
+        data: `(B, ...)`, or a pytree of such tensors, B at least 2, a random sample.
         targets: Likewise; `None` where the loss needs none.
 
     Returns:
         Noise, signal and their ratio, for the parameters with `requires_grad` together.
 
     Raises:
-        TypeError: `data` or `targets` is no tree of tensors.
+        TypeError: `data` or `targets` is not a pytree of tensors.
         ValueError: There are fewer than 2 samples, a gradient or their sum is not finite, or one
             of the refusals of `func_gradients`.
 

@@ -51,7 +51,7 @@ def gradient_norms(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors.
+        data: `(B, ...)`, or a pytree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time, which bounds the memory; `None` means all,
@@ -64,7 +64,7 @@ def gradient_norms(
         finite, infinite or NaN.
 
     Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
+        TypeError: `data` or `targets` is not a pytree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of `func_gradients`.
 
     Example:
@@ -114,7 +114,7 @@ def clipped_sum(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors.
+        data: `(B, ...)`, or a pytree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         limit: The largest norm, over all parameters together, that a gradient keeps.
         mask: `(B,)`, boolean: which samples count, where a batch is padded to a fixed size
@@ -128,7 +128,7 @@ def clipped_sum(
         `{name: parameter.shape}`, detached, in float32 or wider; zeros for an empty batch.
 
     Raises:
-        TypeError: `data` or `targets` is no tree of tensors, or `wrt` is one string.
+        TypeError: `data` or `targets` is not a pytree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of `func_gradients`, a `limit` that is not above 0,
             or a `mask` of another form.
 

@@ -1,4 +1,4 @@
-"""English that every Python brings, cut into tokens: the data of a small language model."""
+"""English text that ships with Python, and a tokenizer: the data of a small language model."""
 
 import random
 import re
@@ -21,7 +21,7 @@ def load_documents(dataset: str = "topics") -> list[str]:
     than 400 characters are left out; about 150 remain, with 365,000 characters or more.
 
     Args:
-        dataset: `"topics"`, or `"random"` for 150 documents of words that mean nothing.
+        dataset: `"topics"`, or `"random"` for 150 documents of meaningless words.
 
     Returns:
         Documents, in the order of their topics' names; no paragraph is in two of them.
@@ -107,7 +107,7 @@ class BytePairs:
 def windows(documents: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
     """Cut documents, as lists of tokens, into windows of `length + 1` tokens: `length` to predict.
 
-    Neighbors share a token; the end of a document that fills no window is left out.
+    Neighboring windows share a token; a remainder shorter than a window is dropped.
 
     Returns:
         Windows `(N, length + 1)`, int64, and the number of each one's document, `(N,)`.

@@ -60,7 +60,7 @@ def test_each_is_what_it_would_be_alone(name, momentum):
     data, order = samples(shape).requires_grad_(), ensembles.draw_orders(SEEDS, 24, 6, 6)
     targets = samples(make().double()(data).shape[1:])
     before = torch.get_rng_state()
-    start = ensembles.initialise(lambda: make().double(), SEEDS)
+    start = ensembles.initialize(lambda: make().double(), SEEDS)
     assert torch.equal(torch.get_rng_state(), before)
     given = start, F.mse_loss, data, targets, order, step
     for _ in range(2):  # the first leaves nothing on the networks that are given
@@ -110,7 +110,7 @@ def fill(model: zoo.Apply, x: torch.Tensor) -> torch.Tensor:
 
 def train(make=build, **changed) -> None:
     settings = {"order": ensembles.draw_orders(SEEDS, 24, 6, 2), "lr": 0.1, **changed}
-    given = ensembles.initialise(make, SEEDS), F.cross_entropy, samples(), torch.arange(24) % 3
+    given = ensembles.initialize(make, SEEDS), F.cross_entropy, samples(), torch.arange(24) % 3
     ensembles.train(*given, step=optimizers.sgd_step, **settings)
 
 

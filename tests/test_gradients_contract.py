@@ -55,7 +55,7 @@ def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(name, method):
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_what_is_scripted_is_right_whatever_has_run_before(trained):
-    """What the compiler optimises for one kind of run is wrong in another."""
+    """What the compiler optimizes for one kind of run is wrong in another."""
     product = torch.jit.CompilationUnit("def f(x, w, b):\n    return x @ w.t() + b\n").f
     model = Apply(lambda m, x: product(x, m.fc.weight, m.fc.bias).tanh(), fc=make("linear").model)
     plain = Apply(lambda m, x: m.fc(x).tanh(), fc=model.fc)

@@ -312,7 +312,7 @@ def test_nothing_is_held_in_a_second_copy():
         assert least <= benchmark.memory(call).peak < most
 
 
-def test_a_table_that_is_renormalised_keeps_the_padding_out():
+def test_a_table_that_is_renormalized_keeps_the_padding_out():
     model = Apply(
         lambda m, ids: F.embedding(ids, m.table * 1, padding_idx=0, max_norm=9.0),
         table=nn.Parameter(torch.ones(3, 1)),

@@ -26,7 +26,7 @@ def differ(found, expected):
     return found.shape != expected.shape or (found - expected).abs().max() > 1e-3
 
 
-def normalised_alone(images, behind):
+def normalized_alone(images, behind):
     """Compare the gradient by one image on a CPU with that in a batch of two equal ones."""
     norm = nn.BatchNorm2d(3).eval()
 
@@ -133,8 +133,8 @@ KNOWN = {
     "while_loop": (while_loop_in_autograd,),
 }
 FAULTS = KNOWN | {
-    "normalisation, transposed": (normalised_alone, IMAGES, lambda x: x.flatten(2).mT),
-    "normalisation of tokens": (normalised_alone, TOKENS, nn.Identity()),
+    "normalization, transposed": (normalized_alone, IMAGES, lambda x: x.flatten(2).mT),
+    "normalization of tokens": (normalized_alone, TOKENS, nn.Identity()),
     "recurrent rule": (recurrent_rule,),
 }
 

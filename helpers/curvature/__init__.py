@@ -2,7 +2,7 @@
 
 Let J_i be the Jacobian `(Y, P)` of the outputs for sample i. Each matrix is a mean over samples:
 
-- the generalised Gauss-Newton matrix averages `J_i^T H_i J_i`, where H_i is the Hessian of the
+- the generalized Gauss-Newton matrix averages `J_i^T H_i J_i`, where H_i is the Hessian of the
   loss of sample i with respect to its outputs;
 - the Fisher matrix of a classifier averages `J_i^T (diag(p_i) - p_i p_i^T) J_i`, where p_i are
   its own probabilities. No label occurs in it, and it is the Gauss-Newton matrix of cross-entropy.
@@ -11,10 +11,10 @@ A vector is a dictionary `{name: parameter.shape}`; if it has only some of them,
 the matrix is used. No product forms a matrix: it goes from the parameters to the outputs, `J_i v`,
 and back, `J_i^T u_i` summed over the samples (Schraudolph 2002, "Fast Curvature Matrix-Vector
 Products for Second-Order Gradient Descent"). Where torch cannot transform the model, it uses
-Jacobians, a sample at a time.
+Jacobians, one sample at a time.
 
-The model is put back as it was. Refused, each with one sentence: what `helpers.gradients` refuses,
-an empty batch, and a vector that does not fit the parameters.
+The model is put back. Refused: what `helpers.gradients` refuses, an empty batch, and a vector that
+does not fit the parameters.
 """
 
 import functools
@@ -47,7 +47,7 @@ def fisher_product(
             logit or a regression, use `gauss_newton_product` with
             `binary_cross_entropy_with_logits` or half the squared error, whose Gauss-Newton matrix
             is the Fisher matrix (Martens 2014, arXiv:1412.1193, Section 9.2).
-        data: `(B, ...)`, or a tree of such tensors, B at least 1.
+        data: `(B, ...)`, or a pytree of such tensors, B at least 1.
         vector: `{name: parameter.shape}`.
         chunk_size: How many samples to take at a time; `None` means all. It bounds the memory.
 
@@ -55,7 +55,7 @@ def fisher_product(
         `{name: parameter.shape}`, detached.
 
     Raises:
-        TypeError: `data` is no tree of tensors, or `vector` no dictionary of tensors.
+        TypeError: `data` is not a pytree of tensors, or `vector` is not a dictionary of tensors.
         ValueError: One of the refusals of the module, or outputs that are not `(B, Y)` with Y at
             least 2.
 
@@ -90,10 +90,10 @@ def gauss_newton_product(
     *,
     chunk_size: int | None = None,
 ) -> Vector:
-    """Multiply a vector by the generalised Gauss-Newton matrix of a loss.
+    """Multiply a vector by the generalized Gauss-Newton matrix of a loss.
 
     `loss_fn(predictions, targets)`, given a batch of one, returns a scalar; targets are
-    `(B, ...)`, or a tree of such tensors, or `None` where the loss needs none. The rest is as in
+    `(B, ...)`, or a pytree of such tensors, or `None` where the loss needs none. The rest is as in
     `fisher_product`, but predictions may be of any kind. `vector` is required.
 
     Example:
@@ -132,9 +132,9 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
         `(P, P)`, detached, in the widest dtype of `like`.
 
     Raises:
-        TypeError: `like` is no dictionary of tensors.
+        TypeError: `like` is not a dictionary of tensors.
         ValueError: It is empty, the matrix would take more than 8 GiB, the product returns other
-            names or shapes, or `chunk_size` is no whole number, at least 1.
+            names or shapes, or `chunk_size` is not a positive integer.
 
     Example:
         >>> double = lambda vector: {name: 2 * tensor for name, tensor in vector.items()}

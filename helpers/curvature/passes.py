@@ -1,4 +1,4 @@
-"""From the parameters to the outputs of a model, and back: what all products are made of."""
+"""From the parameters to the outputs of a model and back: the passes behind all products."""
 
 from collections.abc import Callable
 from functools import partial

@@ -19,13 +19,12 @@ def push(
 def check_pushed(
     pushed: Tensor, outputs: Tensor, pulled: dict[str, Tensor], vector: dict[str, Tensor]
 ) -> None:
-    """Check that a push and a pull belong to one Jacobian: `u (J v)` is `(u J) v`.
+    """Check that a push and a pull belong to one Jacobian: `u (J v)` equals `(u J) v`.
 
-    It is not where a backward cannot be differentiated, or a hook on gradients is not linear. The
-    vector became `pushed`, and `outputs`, of its shape, became `pulled`.
+    This fails if a backward pass cannot be differentiated, or if a gradient hook is not linear.
 
     Raises:
-        NotImplementedError: They do not.
+        NotImplementedError: The two differ.
     """
     one, other = (torch.cat([e[name].flatten() for name in vector]) for e in (pulled, vector))
     there, back = pushed.flatten().dot(outputs.flatten()), one.dot(other)

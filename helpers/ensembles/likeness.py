@@ -1,4 +1,4 @@
-"""What networks must share for the code of one to stand for all."""
+"""What networks must share so that one network's code can run all of them."""
 
 import hashlib
 from enum import Enum
@@ -31,7 +31,7 @@ def facts_of(model: nn.Module) -> dict[str, str]:
                 continue
             if _is_constant(value):
                 facts[prefix + name] = repr(value)
-            elif isinstance(value, Tensor) and value.is_leaf:  # others a forward has computed
+            elif isinstance(value, Tensor) and value.is_leaf:  # others are computed
                 numbers = hashlib.blake2b(content(value), digest_size=8).hexdigest()
                 facts[prefix + name] = f"a tensor {tuple(value.shape)}, its numbers' hash {numbers}"
             elif hasattr(value, "__qualname__"):  # a function or a class

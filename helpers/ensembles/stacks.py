@@ -35,7 +35,7 @@ class Ensemble:
         return {name: stacked[names[id(t)]][index] for name, t in state if id(t) in names}
 
 
-def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:
+def initialize(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:
     """Build one network per seed, as after `torch.manual_seed`; the CPU's generator is put back.
 
     Raises:
@@ -50,14 +50,14 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
 
 
 def stack(models: Sequence[nn.Module]) -> Ensemble:
-    """Stack copies of the tensors of networks, of which the first is what runs.
+    """Stack copies of the networks' tensors; the first network's code runs all of them.
 
-    Unlike `torch.func.stack_module_state`, it compares the networks: classes, modes, shapes of
-    tensors, and attributes that are numbers, texts, tensors or functions, these by their names.
+    Unlike `torch.func.stack_module_state`, this compares the networks: classes, modes, shapes of
+    tensors, and attributes that are numbers, strings, tensors or functions (by name).
 
     Raises:
-        ValueError: There is no model, or no tensor in it; one is in several processes; two differ
-            in what is compared, or share a tensor.
+        ValueError: There is no model, or no tensor in it; a model is spread over processes; two
+            models differ or share a tensor.
     """
     owners: dict[int, tuple[int, str]] = {}
     tensors: list[Tensors] = []

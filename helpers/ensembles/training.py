@@ -61,7 +61,7 @@ def train(
     Args:
         ensemble: M networks, which are not changed.
         loss_fn: `loss_fn(predictions, targets)`, given a batch, returns a scalar.
-        data: `(N, ...)`, on the device of the networks, or a tree of such tensors.
+        data: `(N, ...)`, on the device of the networks, or a pytree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         order: `(M, steps, B)`, indices of samples: what `draw_orders` returns.
         step: `sgd_step` or `momentum_step` of `helpers.optimizers`, or another of their form.
@@ -73,7 +73,7 @@ def train(
 
     Raises:
         ValueError: `order` or a rate is not of this form, all parameters are frozen or one has
-            hooks, the loss is no scalar, or `vmap` gets the forward pass wrong.
+            hooks, the loss is not a scalar, or `vmap` gets the forward pass wrong.
         RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """
     batch, model, size = _batch_of(data=data, targets=targets), ensemble.model, len(ensemble)
@@ -98,7 +98,7 @@ def train(
 
             def forward() -> tuple[Tensor, Tensors]:
                 loss = checks.check_scalar(loss_fn(call(model, x), y), given="a batch")
-                now = _tensors_of(model)  # a forward may bind buffers anew
+                now = _tensors_of(model)  # a forward pass may rebind buffers
                 leaf_ids = {id(getattr(node, "variable", None)) for node in graph(loss)}
                 in_loss.extend(name for name in params if id(now[name]) in leaf_ids)
                 return loss, own_buffers | {name: now[name] for name in own_buffers if name in now}
@@ -115,7 +115,7 @@ def train(
 
     params, buffers, state = ensemble.params, ensemble.buffers, {}
     rates = [rate.expand(size) for rate in rates]
-    # What a forward keeps on modules, a count or a cache say, starts anew.
+    # State that a forward pass keeps on modules, such as a count or a cache, starts anew.
     with _explained(), running(model, ensemble.params, loss_fn):
         for indices in order.to(batch.leaves[0].device).unbind(dim=1):  # (M, B)
             leaves = batch[indices].leaves
@@ -128,13 +128,13 @@ def predict(ensemble: Ensemble, inputs: Tree) -> Any:
 
     Args:
         ensemble: M networks, which are not changed.
-        inputs: `(N, ...)`, or a tree of such tensors.
+        inputs: `(N, ...)`, or a pytree of such tensors.
 
     Returns:
         `(M, N, ...)`, detached; for a model that returns several tensors, in the same structure.
 
     Raises:
-        TypeError: `inputs` is no tree of tensors.
+        TypeError: `inputs` is not a pytree of tensors.
         ValueError: Samples are of unequal length, or `vmap` gets the forward pass wrong.
         RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """

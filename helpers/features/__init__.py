@@ -9,7 +9,7 @@
 - `features-000000.npy` and so on: the rows of one shard each, `(rows, k)`, in NumPy's format, with
   a checksum after them, which every later run verifies.
 
-A file gets its name only when it is complete. So whatever ends a run, the same command resumes it.
+A file gets its name only when it is complete. So the same command resumes an interrupted run.
 `open_features` reads the folder.
 """
 

@@ -1,4 +1,4 @@
-"""What features are computed from, and the plan that says so: a folder holds one plan's rows."""
+"""Jobs, and the plan that records what a folder's features were computed from."""
 
 import hashlib
 import importlib
@@ -34,7 +34,7 @@ class Job:
     Attributes:
         computer: Every process makes its own, with the same weights.
         dataset: It has a length, at least 1, and `dataset[i]` is sample i, the same in every
-            process: a tuple of tensors or numbers, or of trees of them, or a mapping.
+            process: a tuple of tensors, numbers or pytrees of them, or a mapping.
     """
 
     computer: AbstractGradientComputer

@@ -21,7 +21,7 @@ _PATIENCE = timedelta(days=1)  # for the slowest shard of another process
 
 @contextmanager
 def joined() -> Iterator[dist.Store]:
-    """Join the group of all processes, of one without torchrun, and yield what they share."""
+    """Join the process group (of one, without torchrun), and yield its store."""
     rank, world, store = 0, 1, dist.HashStore()
     if "RANK" in os.environ:
         store, rank, world = next(dist.rendezvous("env://", timeout=_PATIENCE))
@@ -38,7 +38,7 @@ def joined() -> Iterator[dist.Store]:
 
 
 def compute(job: Job, folder: Path, plan: Plan, store: dist.Store) -> None:
-    """Compute what is missing in a folder, which gets the plan or must have it; print the counts.
+    """Compute the missing shards of a folder with this plan, or a new folder; print the counts.
 
     Raises:
         ValueError: The folder has another plan, or features without one; a shard in it is damaged,

@@ -34,7 +34,7 @@ def ntk(
 
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
-        x1: `(N1, ...)`, or a tree of such tensors.
+        x1: `(N1, ...)`, or a pytree of such tensors.
         x2: `(N2, ...)`, likewise, with samples of the same shape; `None` means `x1`, and half of
             the work.
         chunk_size: How many samples of a side to take at a time; `None` takes as many as 512 MB
@@ -44,7 +44,7 @@ def ntk(
         `(N1, N2, Y, Y)`, detached.
 
     Raises:
-        TypeError: `x1` or `x2` is no tree of tensors.
+        TypeError: `x1` or `x2` is not a pytree of tensors.
         ValueError: The samples of `x1` and `x2` differ in shape, the kernel or the derivatives of
             two chunks would not fit into the memory that is free, or one of the refusals of
             `helpers.jacobians.func_jacobians`.

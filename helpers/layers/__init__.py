@@ -1,6 +1,6 @@
-"""What is known of layers: their per-sample gradients by activations and output gradients.
+"""Per-sample gradients of known layers, from activations and output gradients.
 
-A kind of layer is one file: its rule, a subclass of `LayerCall` with the formula, and for each
-function of torch that makes such a call a matcher, which takes the function's arguments and returns
-a `MatchedCall`. A new kind is one more file, and its line in `LAYER_RULES` of the recorder.
+Each kind of layer has one file: its rule, a subclass of `LayerCall` with the formula, and a matcher
+for each function of torch that makes such a call, which takes the function's arguments and returns
+a `MatchedCall`. To add a kind, write such a file and add it to the recorder's `LAYER_RULES`.
 """

@@ -1,4 +1,4 @@
-"""Convolutions of one to three dimensions, transposed too: linear in the windows of an image."""
+"""Convolutions, plain and transposed, in one to three dimensions: linear in an image's windows."""
 
 import itertools
 import math
@@ -90,7 +90,7 @@ class Convolution(Linear):
         return out.unflatten(1, (self.options["groups"], -1))
 
     def _windows(self, images: Tensor, size: torch.Size) -> Tensor:
-        """Return what the kernel sees at each position: `(N, channels, *kernel, *size)`."""
+        """Return the windows of an image: `(N, channels, *kernel, *size)`."""
         kernel, dims = self.shape[2:], len(size)
         widths = [n for n in reversed(self.options["padding"]) for _ in range(2)]
         windows = F.pad(images, widths) if any(widths) else images

@@ -1,4 +1,4 @@
-"""Embeddings: tables of rows, of which a sample reads some."""
+"""Embeddings: a sample reads some rows of a table."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ class Embedding(LayerCall):
     FORMULA = "n...o,n...i->nio"
 
     def operands(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield gradients and one-hot vectors, which the methods below do without."""
+        """Yield gradients and one-hot vectors; the methods below avoid these."""
         index, rows = self._rows()
         yield rows, F.one_hot(index, self.shape[0]).to(rows.dtype)
 
@@ -25,7 +25,7 @@ class Embedding(LayerCall):
         _add_rows(*self._rows(), out if add else out.zero_())
 
     def reduced(self, left: Any, right: Any) -> Tensor:
-        """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
+        """Project the gradients without forming them; see `LayerCall`."""
         index, rows = self._rows()
         rows, height = rows if right is None else right(rows), self.shape[0]
         if left is not None:
@@ -71,7 +71,7 @@ def _add_rows(index: Tensor, rows: Tensor, out: Tensor) -> Tensor:
 def _embedding(
     is_weight: IsWeight, input: Tensor, weight: Tensor, padding_idx: Any = None, **options: Any
 ) -> MatchedCall | None:
-    """Take a call as `F.embedding` hands it on: all options by name."""
+    """Match a call of `F.embedding`, with all options by name."""
     refused = options.get("scale_grad_by_freq") or options.get("sparse")
     if refused or options.get("max_norm") is not None:
         return None

@@ -1,8 +1,8 @@
-"""What a forward does with a parameter: a layer's activations, and the gradients at its outputs.
+"""How a forward pass uses a parameter: a layer's activations and output gradients.
 
-From these two alone follow the gradients of the samples, their norms and the sum of scaled
-gradients (Goodfellow, arXiv:1510.01799; sequences: Li et al., arXiv:2110.05679; convolutions: Bu et
-al., arXiv:2205.10683; the sum without a second backward pass: Bu et al., arXiv:2210.00038).
+They determine the samples' gradients, their norms and the sum of scaled gradients (Goodfellow,
+arXiv:1510.01799; sequences: Li et al., arXiv:2110.05679; convolutions: Bu et al., arXiv:2205.10683;
+the sum without a second backward pass: Bu et al., arXiv:2210.00038).
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from helpers.transforms.numbers import wide
 
-# How many squares are added up at a time, and then these sums: long sums in float32 lose digits.
+# Squares are added up in groups of this size, since long sums in float32 lose digits.
 _RUN = 256
 
-# The Gram way adds products of many signs. Where its sum is this much smaller than the sum of
-# their sizes, rounding could be seen in the norm, and the gradient itself is taken.
+# Gram matrices add products of both signs. If the sum is this much smaller than the sum of absolute
+# values, rounding could show in the norm, and the gradient itself is used.
 _CANCELLED = 1 / 100
 
 # Norms are right to their last digits, or to some digits of this, whichever is more.
@@ -27,11 +27,11 @@ SMALL = 2.0**-20
 
 @dataclass
 class LayerCall:
-    """What one call of a layer does with one parameter, for all samples of a chunk.
+    """One call of a layer with one parameter, for all samples of a chunk.
 
     A rule is a subclass. Its `FORMULA` is the einsum of output gradients and activations, in this
-    order, that gives the gradients of the samples, which its first letter counts. All methods
-    follow from it; a rule overrides those for which the einsum takes too much memory or time.
+    order, that gives the samples' gradients; its first letter is the sample. Rules override those
+    methods for which the einsum takes too much memory or time.
     """
 
     FORMULA: ClassVar[str]
@@ -47,7 +47,7 @@ class LayerCall:
         return self.options.get("formula", self.FORMULA)
 
     def operands(self) -> Iterator[tuple[Tensor, ...]]:
-        """Yield what the formula takes, a few samples `(b, ...)` at a time."""
+        """Yield the formula's operands, a few samples `(b, ...)` at a time."""
         yield tuple(x for x in (self.output_grads, self.activations) if x is not None)
 
     def gradients(self) -> Tensor:
@@ -82,12 +82,12 @@ class LayerCall:
 
 
 class Bias(LayerCall):
-    """A parameter that is added to the outputs, whose last dimension is its own."""
+    """A parameter added to the outputs along their last dimension."""
 
     FORMULA = "n...o->no"
 
     def gradients(self) -> Tensor:
-        """Return the gradients of the samples, `(B, *shape)`, which are not to be written into."""
+        """Return the gradients of the samples, `(B, *shape)`, possibly a view."""
         grads = self.output_grads
         if grads.numel() == len(grads) * self.shape.numel():
             return grads.reshape(-1, *self.shape)
@@ -99,13 +99,13 @@ class Bias(LayerCall):
 
 
 class Dense(Bias):
-    """What no rule describes: the gradients of the samples themselves, as `output_grads`."""
+    """Dense gradients of the samples, where no rule applies, as `output_grads`."""
 
     FORMULA = "n...->n..."
 
 
 def dense(gradients: Tensor) -> Dense:
-    """Describe gradients `(B, *shape)` as a call."""
+    """Wrap gradients `(B, *shape)` as a call."""
     return Dense(gradients.shape[1:], {}, output_grads=gradients)
 
 
@@ -127,7 +127,7 @@ Matcher = Callable[..., MatchedCall | None]
 
 
 def squared_norms(gradients: Tensor) -> Tensor:
-    """Return the squared norms of gradients `(B, *shape)`, real, in float32 at least."""
+    """Return the squared norms of gradients `(B, *shape)`, in float32 or wider."""
     if gradients.is_complex():
         gradients = torch.view_as_real(gradients.resolve_conj())
     rows = gradients.flatten(1) if gradients.dim() > 1 else gradients[:, None]

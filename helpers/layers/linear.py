@@ -1,4 +1,4 @@
-"""Linear layers, by whatever function: `linear`, `addmm`, `matmul`, or `einsum` with a weight."""
+"""Linear layers: `linear`, `addmm`, `matmul`, or `einsum` with a weight."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ _LARGE = 2**18
 
 
 class Linear(LayerCall):
-    """A weight times inputs: a sum of outer products, and the base of what is one in some way."""
+    """A weight times inputs: the gradient is a sum of outer products. Also a base class."""
 
     FORMULA = "n...o,n...i->noi"
 
@@ -35,7 +35,7 @@ class Linear(LayerCall):
             yield _matrices(grads, order[0]), _matrices(inputs, order[1])
 
     def write(self, out: Tensor, *, add: bool = False) -> None:
-        """Write the gradients of the samples into `out`; no second copy of them exists."""
+        """Write the gradients of the samples straight into `out`."""
         start = 0
         for grads, inputs in self.matrices():
             rows = self._ordered(out[start : start + len(grads)])
@@ -43,7 +43,7 @@ class Linear(LayerCall):
             start += len(grads)
 
     def squares(self, *, then_total: bool = False) -> Tensor | None:
-        """Return the squared norms of the samples' gradients, by T x T products of their sides."""
+        """Return squared norms from T x T products; see `LayerCall`."""
         positions, inputs, outputs = self._sizes()
         share = _GRAM_THEN_TOTAL if then_total else _GRAM
         if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
@@ -62,7 +62,7 @@ class Linear(LayerCall):
         return total.permute([order.index(dim + 1) for dim in range(len(order))])
 
     def reduced(self, left: Any, right: Any) -> Tensor | None:
-        """Return the samples' gradients with both sides made smaller; see `LayerCall`."""
+        """Project the gradients without forming them; see `LayerCall`."""
         (_, outputs, inputs), pieces = self._orders()[2], []
         first = min(outputs + inputs)
         for grads, values in self.matrices():
@@ -76,7 +76,7 @@ class Linear(LayerCall):
         return torch.cat(pieces)
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Return T, and how many inputs and outputs a group has."""
+        """Return T and the numbers of inputs and outputs of a group."""
         (_, positions, outputs), (_, _, inputs), _ = self._orders()
         grads, activations = self.output_grads.shape, self.activations.shape
         return _size(grads, positions), _size(activations, inputs), _size(grads, outputs)
@@ -91,9 +91,9 @@ class Linear(LayerCall):
 
 @functools.cache
 def _orders(formula: str, dims: int) -> tuple[list[list[int]], ...]:
-    """Return which dimensions of a formula's terms are groups, positions, outputs and inputs.
+    """Classify the dimensions of a formula's three terms.
 
-    That is `[groups, positions, outputs]` of the output gradients, `[groups, positions, inputs]` of
+    Returns `[groups, positions, outputs]` of the output gradients, `[groups, positions, inputs]` of
     the activations, and `[groups, outputs, inputs]` of the weight.
     """
     dots = dims - len(formula.partition(",")[0].replace("...", ""))
@@ -183,7 +183,7 @@ def _matmul(
 
 
 def _einsum(is_weight: IsWeight, equation: str, *operands: Any) -> MatchedCall | None:
-    """Take a contraction with a weight in which each letter is in two of the three terms."""
+    """Match a contraction with a weight in which each letter occurs in two of the three terms."""
     terms = re.split(",|->", equation.replace(" ", ""))
     if len(operands) != 2 or len(terms) != 3 or "->" not in equation or "." in equation:
         return None

@@ -1,4 +1,4 @@
-"""Per-sample gradients as they come: in the factors that layers have of them, or dense."""
+"""Per-sample gradients as recorded calls of layers, or dense."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ class PerSampleGradients:
     calls: dict[str, list[LayerCall]]  # by parameter name
 
     def rows(self, index: slice | Tensor) -> "PerSampleGradients":
-        """Return those of some samples, in float32 or wider, as they are to be added up."""
+        """Return some samples' gradients, in float32 or wider, ready to be added up."""
 
         def chosen(call: LayerCall) -> LayerCall:
             grads, inputs = call.output_grads[index], call.activations
@@ -29,7 +29,7 @@ class PerSampleGradients:
         return PerSampleGradients({n: [*map(chosen, calls)] for n, calls in self.calls.items()})
 
     def only_call(self, name: str) -> LayerCall | None:
-        """Return the one call that describes the whole gradient of a parameter, if one does."""
+        """Return the only call that a parameter's gradient comes from, if there is just one."""
         calls = self.calls.get(name, [])
         return calls[0] if len(calls) == 1 else None
 

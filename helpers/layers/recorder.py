@@ -1,10 +1,10 @@
-"""Per-sample gradients by what layers meet in one forward and backward pass of a batch.
+"""Recording layers: per-sample gradients from one forward and backward pass of a batch.
 
 The samples run under `torch.vmap`, so that none sees another, and plain autograd, outside `vmap`,
 runs the backward pass. Each parameter enters as a leaf `(B, *shape)` that takes no memory, so
-whatever a forward pass does with it, autograd finds the gradients of the samples. Calls that
-`LAYER_RULES` knows get the parameter itself, without a graph; their activations and the gradients
-at their outputs are recorded. The gradient of a parameter is the sum over its calls and its leaf.
+autograd finds the samples' gradients for any use of it. Calls that match `LAYER_RULES` get the
+parameter itself, without a graph; their activations and output gradients are recorded. The
+gradient of a parameter is the sum over its calls and its leaf.
 """
 
 import functools
@@ -41,11 +41,11 @@ def per_sample_gradients(
     *,
     randomness: str = "error",
 ) -> Iterator[tuple[slice, PerSampleGradients]]:
-    """Differentiate a scalar function of each sample, for one chunk of samples after the other.
+    """Differentiate a scalar function of each sample, chunk by chunk.
 
-    Yields where the chunk lies in the batch, and its gradients, in the factors that layers have of
-    them; those of a model that cannot be recorded come from `vmap` over `grad`, with a warning, and
-    are dense. There is a parameter and a sample at least.
+    Yields the chunk's slice of the batch, and its gradients as recorded calls. If a model cannot be
+    recorded, they come dense from `vmap` over `grad`, with a warning. Needs at least one parameter
+    and one sample.
     """
     step, failed, slow = chunk_size or len(batch[0]), None, False
     if randomness == "same":
@@ -80,7 +80,7 @@ def per_sample_gradients(
 def _dense(
     function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str, slow: bool
 ) -> tuple[PerSampleGradients, bool]:
-    """Form gradients by `vmap` over `grad`, or in the loop, if that is or was needed; say which."""
+    """Form gradients by `vmap` over `grad`, or in the loop if need be; return which."""
 
     def by_loop() -> Tensors:
         nonlocal slow
@@ -97,7 +97,7 @@ def _dense(
 def _recorded(
     function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str
 ) -> PerSampleGradients:
-    """Run the function forward and backward; raise a refusal where that cannot be followed."""
+    """Run the function forward and backward; raise a refusal if that cannot be recorded."""
     draws = {"device": batch[0].device, "randomness": randomness}
     with samples.running(model, params, function, **draws) as (snapshot, params, _):
         record = _Record(function, model, params, len(batch[0]))
@@ -111,7 +111,7 @@ def _recorded(
 
 
 def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Batch) -> None:
-    """Run the first sample; raise a refusal if parameters that were not met have a gradient."""
+    """Run the first sample; raise a refusal if an unrecorded parameter has a gradient."""
     # A function that reads `requires_grad` may hide them from the record.
     first = [tensor[:1] for tensor in batch]
     grads = loop.gradients(function, model, unmet, first, randomness="different")
@@ -149,7 +149,7 @@ class _Record(Watched):
             return self._function(self._model, *sample).clone()
 
     def backward(self, losses: Tensor) -> dict[str, list[LayerCall]]:
-        """Return the calls of each parameter, with what has arrived at its leaf as the last."""
+        """Return the calls of each parameter; the last holds the gradient of its leaf."""
         # Torch forbids most writes into a batch that shares its memory, but not all.
         if self._versions != [tensor._version for tensor in self._params.values()]:
             raise Refusal("the model writes into its weights")
@@ -201,7 +201,7 @@ class _Record(Watched):
         return id(value) in self._names
 
     def _arrive(self, calls: Named, activations: Tensor, grads: Tensor) -> None:
-        """Complete the calls of a layer, to which the backward pass comes once."""
+        """Add the output gradient to a layer's calls, once in the backward pass."""
         if not self._in_backward or torch.is_grad_enabled() or calls[0][1].output_grads is not None:
             raise Refusal("the model differentiates something itself")
         for name, call in calls:
@@ -234,7 +234,7 @@ def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Call
 
 
 class _Recorded(torch.autograd.Function):
-    """Pass outputs on; in the backward, record the activations and the gradient that arrives."""
+    """Pass outputs on; in the backward pass, record activations and the incoming gradient."""
 
     @staticmethod
     def forward(

@@ -35,7 +35,7 @@ def diagnose(
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
         loss_fn: `loss_fn(predictions, targets)`, as in `helpers.gradients`.
-        data: `(B, ...)`, or a tree of such tensors; with four samples, more is seen than with one.
+        data: `(B, ...)`, or a pytree of such tensors; four samples show more than one.
         targets: Likewise; `None` where the loss needs none.
 
     Returns:

@@ -4,7 +4,7 @@ One step of DP-SGD (Abadi et al. 2016, https://arxiv.org/abs/1607.00133) draws e
 same probability (`poisson_batches`), adds noise to the sum of the clipped gradients
 (`private_sum`), and divides by the *expected* batch size, a constant chosen without a look at the
 data. `epsilon` computes, with Opacus' accountants, what all steps together guarantee for data sets
-that differ by one added sample; `noise_multiplier_for` finds the noise for a wanted `epsilon`.
+that differ by one added sample; `noise_multiplier_for` finds the noise for a target `epsilon`.
 
 Several processes draw the same batches from generators with one seed, each passes its share
 `batch[rank::world_size]`, only the first adds noise, and `all_reduce` adds the sums. The noise is
@@ -46,7 +46,7 @@ def poisson_batches(
         generator's device.
 
     Raises:
-        ValueError: `rate` is out of range, or `n` or `steps` is no whole number above 0.
+        ValueError: `rate` is out of range, or `n` or `steps` is not a positive integer.
     """
     check_count("n", n)
     accounting.check_rate(rate)
@@ -81,7 +81,7 @@ def private_sum(
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`, with real parameters. The
             guarantee does not cover private data that its buffers may hold.
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
-        data: `(B, ...)`, or a tree of such tensors.
+        data: `(B, ...)`, or a pytree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         limit: The clipping norm, over all parameters together.
         noise_multiplier: The noise's standard deviation as a multiple of `limit`; 0 for none.
@@ -94,7 +94,7 @@ def private_sum(
         `requires_grad`.
 
     Raises:
-        TypeError: `data` or `targets` is no tree of tensors.
+        TypeError: `data` or `targets` is not a pytree of tensors.
         ValueError: One of the refusals of `helpers.norms.clipped_sum`, BatchNorm in training mode
             and a `limit` out of range among them; `noise_multiplier` is negative or not finite, or
             the noise too small or too large for the dtype of the sum; a parameter is complex, or

@@ -55,7 +55,7 @@ def noise_multiplier_for(
     """Search for the smallest noise multiplier with which training guarantees `epsilon`.
 
     Args:
-        epsilon: The wanted guarantee, above 0.
+        epsilon: The target guarantee, above 0.
         rate: As in `epsilon`.
         steps: The number of steps.
         delta: As in `epsilon`.

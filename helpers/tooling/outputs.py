@@ -39,7 +39,7 @@ def refresh(lesson: Path, *, timings: bool) -> str | None:
     for cell, new in zip(notebook.cells, done.notebook.cells, strict=True):
         if cell.cell_type == "code" and (timings or not form.keeps_output(cell)):
             cell.outputs = new.outputs
-    form.normalise(notebook)
+    form.normalize(notebook)
     with drafts.replaced(lesson) as draft:
         nbformat.write(notebook, draft)
     return None

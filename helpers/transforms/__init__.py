@@ -1,1 +1,1 @@
-"""What all ways to per-sample gradients stand on: modules, samples, derivatives, checks."""
+"""What all methods share: model state, samples, derivatives, checks and fallbacks."""

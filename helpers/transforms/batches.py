@@ -1,7 +1,7 @@
-"""Batches as people have them: trees of tensors, taken apart into leaves, and made again.
+"""Batches as pytrees of tensors: flattened into leaves, and rebuilt.
 
-A tree is a tensor `(B, ...)`, a `PackedSequence` of B sequences, or a mapping, list, tuple or
-dataclass of trees. What has no dimension B is shared: a number, a string, `None`, a tensor `()`.
+A pytree is a tensor `(B, ...)`, a `PackedSequence` of B sequences, or a mapping, list, tuple or
+dataclass of pytrees. Numbers, strings, `None` and tensors of shape `()` are shared by all samples.
 """
 
 import copy
@@ -28,7 +28,7 @@ _SHARED = str | bytes | Number | np.bool_ | Enum | torch.dtype | torch.device | 
 
 
 def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str = "") -> Tree:
-    """Return a tree with `change(path, leaf)` for each leaf, such as a list of constants."""
+    """Return a pytree with `change(path, leaf)` in place of each leaf."""
     if isinstance(tree, Tensor | PackedSequence | _SHARED):
         return change(path, tree)
     names: list[str] = []
@@ -58,7 +58,7 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str = "") -> Tre
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value, which may be a dictionary, list or tuple of such values."""
+    """Yield the tensors in a value or in nested dictionaries, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
@@ -74,7 +74,7 @@ def _copied(value: Any) -> Any:
 
 
 def _of_parts(tree: list | tuple, items: list[Tree], path: str) -> list | tuple:
-    """Make a list or a tuple of the same class, with other parts, if the class is made of parts."""
+    """Rebuild a list or tuple of the same class from other parts, if its class allows that."""
     if isinstance(tree, list):
         changed = copy.copy(tree)
         changed[:] = items
@@ -96,7 +96,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def call(model: Callable[..., Any], data: Tree) -> Any:
-    """Call a model as people do: `model(**mapping)`, `model(*tuple)`, `model(anything_else)`."""
+    """Call a model: `model(**mapping)`, `model(*tuple)` or `model(anything_else)`."""
     if isinstance(data, MutableMapping):
         return model(**data)
     if isinstance(data, tuple) and not isinstance(data, PackedSequence):
@@ -105,7 +105,7 @@ def call(model: Callable[..., Any], data: Tree) -> Any:
 
 
 def take(model: nn.Module, **trees: Tree) -> "Batch":
-    """Make a `Batch` of what a model is called with, unless it is one, and of other trees."""
+    """Make a `Batch` of a model's data and of other pytrees, unless the data are one already."""
     name, data = next(iter(trees.items()))
     if isinstance(data, Batch):
         return data
@@ -119,10 +119,10 @@ class _Place:
 
 
 class Batch:
-    """The leaves of trees, `(B, ...)`, indexed like a tensor, and how to make trees of others.
+    """The leaves `(B, ...)` of named pytrees, indexed like a tensor, and the way to rebuild them.
 
-    The trees are given by the names of arguments; the first has a leaf at least. Raises TypeError
-    for what is neither a tensor nor a constant, and ValueError for sizes that differ.
+    The first pytree has at least one leaf. Raises TypeError for a leaf that is neither a tensor
+    nor a constant, and ValueError if batch sizes differ.
     """
 
     def __init__(self, **trees: Tree) -> None:
@@ -182,7 +182,7 @@ class Batch:
         return chosen
 
     def sample(self) -> list[Tensor]:
-        """Copy the leaves of the first sample, or make such leaves of zeros."""
+        """Copy the leaves of the first sample, or make zeros like them."""
         if len(self):
             return [leaf[0].clone() for leaf in self.leaves]
         return [
@@ -197,7 +197,7 @@ class Batch:
         return {path: leaf for path, leaf in pairs if isinstance(leaf, Tensor)}
 
     def trees(self, leaves: Sequence[Tensor], *, of_one: bool = False) -> list[Tree]:
-        """Make the trees of other leaves, as they are or as batches `of_one` sample each."""
+        """Rebuild the pytrees from other leaves, with a dimension B of 1 if `of_one`."""
 
         def put(_: str, value: Any) -> Any:
             if not isinstance(value, _Place):
@@ -210,11 +210,11 @@ class Batch:
         return [*map(partial(mapped, put), self._trees)]
 
     def of_one(self, sample: Sequence[Tensor]) -> list[Tree]:
-        """Make the trees of one sample, with a dimension B of 1."""
+        """Rebuild the pytrees of one sample, with a dimension B of 1."""
         return self.trees(sample, of_one=True)
 
     def whole(self) -> list[Tree]:
-        """Make the trees of copies of all leaves, not for `Sequences` of several samples."""
+        """Rebuild the pytrees from copies of all leaves; not for `Sequences` of several samples."""
         if len(self) == 1:
             return self.of_one(self.sample())
         return self.trees([leaf.clone() for leaf in self.leaves])

@@ -11,11 +11,11 @@ from helpers.transforms.numbers import check_count
 
 _SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
 """Where the classes of modules and tensors come from that lie in several processes."""
-BATCH_NORM = nn.BatchNorm1d.__base__  # of all layers that normalise over the batch
+BATCH_NORM = nn.BatchNorm1d.__base__  # of all layers that normalize over the batch
 
 
 def check_model(model: nn.Module) -> None:
-    """Check that a model is one, in one process, with no BatchNorm over the batch and no cache."""
+    """Check that a model is a module in one process, without BatchNorm in training mode."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_one_process(model)
@@ -35,7 +35,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_one_process(model: nn.Module) -> None:
-    """Check that a model lies in one process, and that its backward reduces over no others."""
+    """Check that a model lies in one process, and that its backward pass reduces over no others."""
     members = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     for name, member in members:
         for kind in type(member).__mro__:
@@ -48,7 +48,7 @@ def check_one_process(model: nn.Module) -> None:
 
 
 def check_callable(model: nn.Module) -> None:
-    """Check that `functional_call` can give a model other weights, for tasks that use it."""
+    """Check that `functional_call` can swap the weights of a model."""
     if isinstance(model, torch.jit.ScriptModule | nn.DataParallel):
         raise ValueError(
             f"functional_call cannot give a {type(model).__name__} other weights: take the module "
@@ -57,7 +57,7 @@ def check_callable(model: nn.Module) -> None:
 
 
 def check_batch(name: str, batch: Tensor) -> None:
-    """Check that a tensor is a batch, with numbers, in this process."""
+    """Check that a tensor is a batch, holds numbers, and lies in this process."""
     if not isinstance(batch, Tensor):
         raise TypeError(f"{name} must be a tensor (B, ...), got {type(batch).__name__}")
     if batch.dim() == 0:
@@ -79,7 +79,7 @@ def check_scalar(
     given: str = "a batch of one",
     remedy: str = "reduction='sum' or 'mean'",
 ) -> Tensor:
-    """Return the value of a function for one sample, if it is one number, a tensor `()`."""
+    """Return the value of a function for one sample, if it is a scalar tensor."""
     if not isinstance(value, Tensor) or value.dim() != 0:
         what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
@@ -92,7 +92,7 @@ def check_scalar(
 
 
 def check_options(chunk_size: int | None = None, randomness: str = "error") -> None:
-    """Check that chunks hold a sample at least, and that `torch.vmap` knows what samples share."""
+    """Check the arguments `chunk_size` and `randomness`."""
     if chunk_size is not None:
         check_count("chunk_size", chunk_size)
     if randomness not in ("error", "different", "same"):
@@ -102,15 +102,15 @@ def check_options(chunk_size: int | None = None, randomness: str = "error") -> N
 def select_parameters(
     model: nn.Module, wrt: Iterable[str] | None = None, *, argument: str = "wrt"
 ) -> dict[str, Tensor]:
-    """Choose the parameters to differentiate: all with `requires_grad`, or those named in `wrt`.
+    """Return the parameters to differentiate, detached: those in `wrt`, or all trainable ones.
 
-    Returns them detached, by name, in that order. `argument` is what the caller calls `wrt`.
+    `argument` is the caller's name for `wrt`.
     """
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if nn.parameter.is_lazy(parameter):
             raise ValueError(
-                f"{name} belongs to a lazy layer that was never initialised, so it has no shape: "
+                f"{name} belongs to a lazy layer that was never initialized, so it has no shape: "
                 "run the model once on a batch first"
             )
     if isinstance(wrt, str):

@@ -1,4 +1,4 @@
-"""What the loop takes over from `vmap`: which errors lead there, and the warning that says so."""
+"""The fallback from `vmap` to the loop: which errors lead there, and the warning."""
 
 import functools
 import sys
@@ -18,7 +18,7 @@ _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 class FallbackWarning(UserWarning):
-    """The samples were taken one after the other; `__cause__` is what `vmap` raised."""
+    """Samples were processed one at a time; `__cause__` is the error that `vmap` raised."""
 
 
 _warned: ContextVar[set[str]] = ContextVar("warned")
@@ -27,7 +27,7 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Warn of nothing in a block; other threads do."""
+    """Suppress fallback warnings in a block, in this thread."""
     token = _silent.set(True)
     try:
         yield
@@ -36,7 +36,7 @@ def silent() -> Iterator[None]:
 
 
 def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let each call of a function warn of a thing once, however many of its chunks meet it."""
+    """Let each call of a function give a warning once, however many chunks cause it."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leads_to_loop(error: Exception) -> bool:
-    """Return whether a loop may answer where a transform raised: not missing memory or our bugs."""
+    """Return whether an error leads to the loop: not if memory ran out or the bug is ours."""
     # A model may raise any of torch's errors itself. If it does, the loop raises the same.
     if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError) or any(
         words in str(error) for words in _NO_MEMORY
@@ -61,7 +61,7 @@ def leads_to_loop(error: Exception) -> bool:
 
 
 def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module, cause: str = "") -> Any:
-    """Compute in a loop what a transform raised an error for, and warn of the cause."""
+    """Compute in a loop after an error under a transform, and warn of the cause."""
     module, why = describe(error, model)
     result = compute()  # what this raises has nothing to do with the transform
     by = "the helpers" if isinstance(error, Refusal) else "torch.vmap"
@@ -80,7 +80,7 @@ def describe(error: Exception, model: nn.Module) -> tuple[str, str]:
 
 
 def add_place(error: Exception, model: nn.Module) -> None:
-    """Note on an error of the model or the loss that no transform is to blame."""
+    """Add a note to an error of the model or the loss: no transform is involved."""
     causes = [error]
     while causes[-1] is not None:  # Dynamo wraps refusals
         causes.append(causes[-1].__cause__ or causes[-1].__context__)
@@ -105,7 +105,7 @@ def find_place(error: Exception, model: nn.Module) -> str:
 def warn(
     text: str, cause: Exception | None = None, category: type[Warning] = FallbackWarning
 ) -> None:
-    """Warn at the line of code that called these helpers."""
+    """Warn at the line that called the helpers."""
     warned = _warned.get(set())
     if text in warned or _silent.get():
         return
@@ -121,7 +121,7 @@ def warn(
 
 
 def _is_ours(error: Exception) -> bool:
-    """Tell whether the innermost frame is of helpers, and not where `Watched` calls torch."""
+    """Tell whether the innermost frame lies in helpers, other than where `Watched` calls torch."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     name = frame.f_globals.get("__name__", "")
     calls_torch = name == Refusal.__module__ and frame.f_code.co_name == "__torch_function__"

@@ -1,4 +1,4 @@
-"""Functions of torch whose gradients are wrong: a few are mended, the others end a transform."""
+"""Functions of torch with wrong gradients: a few are corrected, the others lead to the loop."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -14,19 +14,16 @@ from torch.overrides import TorchFunctionMode
 AUTOGRAD = "in plain autograd, and under transforms"
 VMAP, JACREV = "under vmap", "under vmap over jacrev"
 OUTSIDE = "where autograd lies outside of vmap"
-SCRIPTED = torch.jit.ScriptFunction, torch.jit.ScriptModule  # optimised for one kind of run
+SCRIPTED = torch.jit.ScriptFunction, torch.jit.ScriptModule  # optimized for one kind of run
 BY_HAND = "BatchNorm", "WhileLoop"  # parts of the names of graphs' nodes, as of `AUTOGRAD`
 
 
 class Refusal(Exception):
-    """What the engine cannot guarantee under a transform; most of it is right in the loop."""
+    """The engine cannot guarantee the result under a transform; the loop may."""
 
 
 class Watched(TorchFunctionMode):
-    """Let a forward pass call functions of torch, but for those that are wrong in `places`.
-
-    `AUTOGRAD` is always one of these. Nor may it write into `parameters`.
-    """
+    """Refuse functions of torch that are wrong in `places`, and writes to `parameters`."""
 
     def __init__(self, *places: str, parameters: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -36,7 +33,7 @@ class Watched(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch; what it raises is the error of the code that calls it."""
+        """Call a function of torch, unless it is refused."""
         self._check(func, args, kwargs or {})
         return MENDED.get(func, func)(*args, **(kwargs or {}))
 
@@ -62,7 +59,7 @@ class Watched(TorchFunctionMode):
 
 
 def reached(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield what modules or functions lead to, by attributes, closures, globals and containers."""
+    """Yield all that modules or functions reach: attributes, closures, globals, containers."""
     visited: set[int] = set()
     waiting = [*roots]
     while waiting:
@@ -74,7 +71,7 @@ def reached(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 def _named_by(value: Any) -> Iterable[Any]:
-    """Return what an object may call."""
+    """Return the objects that an object may call."""
     value = getattr(value, "__func__", value)
     if isinstance(value, nn.Module):
         return (type(value).forward, *vars(value).values(), *value.children())
@@ -101,7 +98,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_unknown(tensor: Tensor) -> bool:
-    """Tell whether a tensor may require a gradient that only a transform further out knows of."""
+    """Tell whether a tensor may require a gradient in an outer transform alone."""
     return debug_unwrap(tensor) is not tensor and not tensor.requires_grad
 
 
@@ -119,14 +116,14 @@ def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:
 
 
 def _has_options(*args: Any, padding_idx: int | None = None, **kwargs: Any) -> bool:
-    """Tell whether a call of `F.embedding` looks at its indices in the backward."""
+    """Tell whether a call of `F.embedding` uses its indices in the backward pass."""
     padding = args[2] if len(args) > 2 else padding_idx
     frequency = args[5] if len(args) > 5 else kwargs.get("scale_grad_by_freq")
     return padding not in (None, -1) or bool(frequency)
 
 
 def _has_own_rule(kind: type[torch.autograd.Function], *_: Any, **__: Any) -> bool:
-    """Tell whether a custom function may compute in batches what hides its backward."""
+    """Tell whether a custom function may hide its backward pass in a `vmap` rule of its own."""
     return not kind.generate_vmap_rule
 
 
@@ -160,7 +157,7 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
 
 
 def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Normalise images, with gradients in their order: in another, torch misreads those of one."""
+    """Normalize images with contiguous gradients: torch misreads others for a batch of one."""
     outputs = func(input.contiguous(), *args, **kwargs)
     return outputs.flatten().view(outputs.shape)
 

@@ -1,4 +1,4 @@
-"""One sample after the other, in plain autograd: slow, and right for every differentiable model."""
+"""One sample at a time, in plain autograd: slow, and right for every differentiable model."""
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Differentiate a scalar function of each sample: `{name: (B, *shape)}`, detached.
 
-    They come in `dtype` or that of the parameter; zeros where the function does not reach one.
+    The dtype is `dtype` or the parameter's; zeros for a parameter that the function does not use.
     """
     grads = {
         name: tensor.new_zeros((len(batch[0]), *tensor.shape), dtype=dtype, requires_grad=False)
@@ -64,8 +64,8 @@ def for_each(
 ) -> None:
     """Call `take(index, backward(function(model, *sample)))` for each, and put the model back.
 
-    Exactly the parameters of these names require a gradient. Raises ValueError where random numbers
-    are drawn and `randomness` is `"error"`.
+    Exactly the named parameters require a gradient. Raises ValueError if random numbers are drawn
+    and `randomness` is `"error"`.
     """
     watched = False
 
@@ -102,7 +102,7 @@ def for_each(
 
 
 def _first(run: Callable[[], Any], state: Callable[[], streams.State], snapshot: Snapshot) -> Any:
-    """Run the first sample until the streams end where they were before; raise if they never do."""
+    """Run the first sample until the generators end where they started; raise if they never do."""
     states = [state()]
     for _ in range(3):  # another thread may have drawn, but hardly each time
         result, end = run(), state()
@@ -117,7 +117,7 @@ def _first(run: Callable[[], Any], state: Callable[[], streams.State], snapshot:
 def by_backward(
     scalar: Tensor, leaves: list[Tensor], *, retain_graph: bool = False
 ) -> list[Tensor]:
-    """Differentiate a scalar with respect to leaves: dense, zeros where it reaches none."""
+    """Differentiate a scalar with respect to leaves: dense, zeros for unused ones."""
     nodes = [*graph(scalar)]
     # The backward pass of a custom function, such as a reentrant checkpoint, may run another one,
     # for leaves that this graph does not show. Those that it shows may be the loss's own.

@@ -1,4 +1,4 @@
-"""Random streams of the process and of a model: where they are, and how to set them back."""
+"""Random generators of the process and of a model: reading and restoring their state."""
 
 import pickle
 import random
@@ -31,7 +31,7 @@ State = list[tuple[Callable[[Any], Any], Any]]  # what sets a stream back, and w
 
 
 def random_state(device: torch.device, generators: Iterable[Any] = ()) -> State:
-    """Read where the streams are that a forward pass on this device may draw from."""
+    """Read the state of all generators that a forward pass on this device may use."""
     state = [
         (random.setstate, random.getstate()),
         (np.random.set_state, np.random.get_state()),  # noqa: NPY002
@@ -49,13 +49,13 @@ def random_state(device: torch.device, generators: Iterable[Any] = ()) -> State:
 
 
 def restore_random_state(state: State) -> None:
-    """Set the streams back to where `random_state` read them."""
+    """Restore the state that `random_state` read."""
     for put_back, value in state:
         put_back(value)
 
 
 def alike(first: State, second: State, *, outside_torch: bool = False) -> bool:
-    """Return whether streams are where they were: all, or those that no transform knows of."""
+    """Return whether two states agree: of all generators, or of those unknown to transforms."""
     for (_, before), (_, after) in zip(first, second, strict=True):
         if isinstance(before, Tensor):
             same = outside_torch or torch.equal(before, after)
@@ -69,7 +69,7 @@ def alike(first: State, second: State, *, outside_torch: bool = False) -> bool:
 
 @contextmanager
 def streams_kept(device: torch.device, generators: Iterable[Any] = ()) -> Iterator[None]:
-    """Set all random streams back at the end of a block."""
+    """Restore all generators at the end of a block."""
     before = random_state(device, generators)
     try:
         yield

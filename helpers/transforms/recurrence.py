@@ -1,4 +1,4 @@
-"""Recurrent layers under `vmap`: on `switches.native_kernels`, from a state of their batch size."""
+"""Recurrent layers under `vmap`: native kernels, and an initial state with the batch dimension."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _FORWARDS = {kind.forward for kind in _CLASSES}
 
 
 def check_forward(layer: nn.RNNBase | nn.RNNCellBase) -> None:
-    """Refuse a layer whose forward is not torch's: a state that it gets may mean something else."""
+    """Refuse a layer with its own `forward`, to which a state may mean something else."""
     if getattr(layer.forward, "__func__", None) not in _FORWARDS:
         raise Refusal(f"{type(layer).__name__} has a forward of its own, not that of torch")
 
@@ -20,9 +20,9 @@ def check_forward(layer: nn.RNNBase | nn.RNNCellBase) -> None:
 def add_zero_state(
     layer: nn.RNNBase | nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Give a layer its initial state, zeros unless it got one, with the dimension of `vmap`.
+    """Pass a layer zeros as its initial state, unless it got one.
 
-    A state that the layer makes itself lacks that dimension, and the layer writes into it.
+    A state that the layer makes itself lacks the dimension of `vmap`, and cannot be written into.
     """
     inputs = args[0] if args else kwargs.get("input")
     initial = args[1] if len(args) > 1 else kwargs.get("hx")

@@ -1,7 +1,7 @@
-"""A model put back as it was: its buffers, flags, gradients, attributes and containers.
+"""Putting a model back: its buffers, flags, gradients, attributes and containers.
 
-Parameters are neither copied nor compared: writes to them stay, as does what a forward pass keeps
-outside of the model.
+Parameters are neither copied nor compared: in-place changes persist, as does state that a forward
+pass keeps outside the model.
 """
 
 import copy
@@ -36,7 +36,7 @@ _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging
 
 @contextmanager
 def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapshot]":
-    """Let a block run a model, and put the model back at its end, except its parameters' values.
+    """Put a model back at the end of a block, except its parameters' values.
 
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
     state, to be restored within the block as well. Warns of parameters that were written into.
@@ -74,7 +74,7 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
 
 
 class Snapshot:
-    """The state of modules and buffers, but for the values of `parameters`, and `generators`."""
+    """The state of modules and buffers, except the values of `parameters` and `generators`."""
 
     def __init__(self, roots: Iterable[Any], parameters: Iterable[Tensor] = ()) -> None:
         self.generators: list[Any] = []
@@ -110,7 +110,7 @@ class Snapshot:
             self.restore()
 
     def restore(self) -> None:
-        """Bring the state back."""
+        """Restore the state."""
         for dictionary in self._empty:
             dictionary.clear()
         for collection, values in self._collections:
@@ -136,7 +136,7 @@ class Snapshot:
             if same and tensor.grad_fn is None:
                 continue
             with torch.no_grad():
-                if tensor.grad_fn is not None:  # of the graph that a forward put it into
+                if tensor.grad_fn is not None:  # of the graph that a forward pass put it into
                     tensor.detach_()
                 if tensor.shape == values.shape:
                     tensor.copy_(values)

@@ -1,4 +1,4 @@
-"""Samples of unequal length: what a `PackedSequence` holds, and the bags of `nn.EmbeddingBag`."""
+"""Samples of unequal length: a `PackedSequence`, and the bags of `nn.EmbeddingBag`."""
 
 import inspect
 from collections.abc import Callable, MutableMapping, Sequence
@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 
 class Sequences:
-    """B tensors `(T, ...)`, each with a T of its own, indexed as a tensor `(B, ...)` is.
+    """B tensors `(T, ...)` of unequal T, indexed like a tensor `(B, ...)`.
 
     `of_one` turns one into the model's input; `like` is an example.
     """
@@ -34,15 +34,15 @@ class Sequences:
 
 
 def unpacked(packed: PackedSequence) -> Sequences:
-    """Divide a `PackedSequence`; each sample is one, too."""
+    """Split a `PackedSequence` into one per sample."""
     samples = [sample.detach() for sample in unpack_sequence(packed)]
     return Sequences(samples, lambda sample: pack_sequence([sample]), samples[0])
 
 
 def with_bags(model: nn.Module, data: Any) -> Any:
-    """Divide what a model gives to its `nn.EmbeddingBag`, if `offsets` are in the data.
+    """Split the input of an `nn.EmbeddingBag` by sample, if the data contain `offsets`.
 
-    Where the forward takes an argument `offsets`, that and the argument before it, both `(n,)`, are
+    Where `forward` takes an argument `offsets`, that and the argument before it, both `(n,)`, are
     the layer's `offsets` and `input`. Sample i has the entries from `offsets[i]` up to `offsets[i +
     1]`; likewise of `per_sample_weights`. Returns the data with `Sequences` in their place.
     """

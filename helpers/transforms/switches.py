@@ -1,6 +1,6 @@
-"""Switches of torch that hold for the whole process, set while a call needs them.
+"""Global settings of torch, changed during a call.
 
-Each is set by the first call that needs it and set back by the last one to leave, so that calls in
+The first call that needs a setting changes it and the last one to end restores it, so calls in
 several threads may overlap in any order.
 """
 
@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Shared:
-    """A context for all threads: the first to enter makes one and opens it, the last closes it."""
+    """A context shared by threads: the first to enter opens it, the last to leave closes it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make, self._lock, self._users = make, threading.Lock(), 0

@@ -94,12 +94,12 @@ def cosine_scores(computer, train, test):
 # + split(333)
 
 # %% solution-4: correct
-def find_mislabelled(computer, images, labels, count):
+def find_mislabeled(computer, images, labels, count):
     losses = F.cross_entropy(computer.model(images), labels, reduction="none")
     return losses.argsort(descending=True)[:count]
 
 # %% solution-4: correct
-def find_mislabelled(computer, images, labels, count):
+def find_mislabeled(computer, images, labels, count):
     pull = torch.sigmoid(-computer.outputs((images, labels)))
     return (computer.compute((images, labels)).norm(dim=1) * pull).topk(count).indices
 

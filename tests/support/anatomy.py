@@ -28,7 +28,7 @@ def check(lesson: Path) -> None:
     """Raise AssertionError with what is wrong with a lesson as it lies there, and in which cell."""
     notebook = files.read(lesson)
     saved, cells = copy.deepcopy(notebook), files.code_cells(notebook)
-    form.normalise(saved)  # what `make outputs` would change, without running the lesson
+    form.normalize(saved)  # what `make outputs` would change, without running the lesson
     assert notebook.nbformat_minor == 5
     assert notebook.metadata == saved.metadata, "its metadata is not what `make outputs` saves"
     for there, cell in zip(notebook.cells, saved.cells, strict=True):

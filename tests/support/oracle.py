@@ -113,7 +113,7 @@ class Truth:
 def by_hand() -> Iterator[None]:
     """Normalise by elementary functions: torch's own backward is wrong for a batch of one."""
 
-    def normalise(inputs, mean, var, weight, bias, eps, dims):
+    def normalize(inputs, mean, var, weight, bias, eps, dims):
         shape = (1, -1, *(1,) * (inputs.dim() - 2))
         if mean is None:
             mean, var = inputs.mean(dims, keepdim=True), inputs.var(dims, False, keepdim=True)
@@ -125,13 +125,13 @@ def by_hand() -> Iterator[None]:
 
     def batch_norm(inputs, mean, var, weight=None, bias=None, training=False, momentum=0, eps=1e-5):
         mean = None if training else mean
-        return normalise(inputs, mean, var, weight, bias, eps, (0, *range(2, inputs.dim())))
+        return normalize(inputs, mean, var, weight, bias, eps, (0, *range(2, inputs.dim())))
 
     def instance_norm(
         inputs, mean=None, var=None, weight=None, bias=None, use_input_stats=True, _=0.1, eps=1e-5
     ):
         mean, var = (None, None) if use_input_stats else (mean, var)
-        return normalise(inputs, mean, var, weight, bias, eps, tuple(range(2, inputs.dim())))
+        return normalize(inputs, mean, var, weight, bias, eps, tuple(range(2, inputs.dim())))
 
     ignored = warnings.catch_warnings(action="ignore")
     with pytest.MonkeyPatch.context() as patch, eagerly(), ignored:

@@ -41,7 +41,7 @@ def _norm_then_added(self: Apply, inputs: Tensor) -> Tensor:
     return maps.flatten(2).transpose(1, 2).reshape(len(inputs), -1).sin_()
 
 
-def _normalised(run: Callable[..., Tensor]) -> nn.Module:
+def _normalized(run: Callable[..., Tensor]) -> nn.Module:
     own = {"norm": with_statistics(nn.BatchNorm2d(4)), "scale": nn.Parameter(torch.randn(4))}
     return Apply(run, conv=nn.Conv2d(2, 4, 3), **own)
 
@@ -333,9 +333,9 @@ WORDS: dict[str, Build] = {
     ),
 }
 IMAGES: dict[str, Build] = {
-    "stem batch norm": lambda: _normalised(_stem),
-    "norm, then writes": lambda: _normalised(_norm_then_added),
-    "tokens as images": lambda: _normalised(_tokens_as_images),
+    "stem batch norm": lambda: _normalized(_stem),
+    "norm, then writes": lambda: _normalized(_norm_then_added),
+    "tokens as images": lambda: _normalized(_tokens_as_images),
     "grouped, channels last": _grouped_channels_last,
 }
 GROUPS = [((3,), ROWS | LINKED | WORDS), ((2, 4, 4), IMAGES)]

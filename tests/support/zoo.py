@@ -91,7 +91,7 @@ def _stash(self: Apply, inputs: Tensor) -> Tensor:
 
 
 def with_statistics(norm: nn.Module) -> nn.Module:
-    """Give a normalisation running statistics other than 0 and 1, if it has any, and use them."""
+    """Give a normalization running statistics other than 0 and 1, if it has any, and use them."""
     if getattr(norm, "running_mean", None) is not None:
         norm.running_mean.uniform_(-1, 1)
         norm.running_var.uniform_(0.5, 2)

@@ -49,7 +49,7 @@ def lesson(*cells: NotebookNode) -> NotebookNode:
     """Make a lesson of a title, the parameters cell and these cells, as if they had been run."""
     first = [new_markdown_cell("# A lesson", id="title"), code("sizes", PARAMETERS, "parameters")]
     notebook = new_notebook(cells=[*first, *cells])
-    form.normalise(notebook)
+    form.normalize(notebook)
     return notebook
 
 

@@ -69,7 +69,7 @@ def test_deck_holds_no_answer_before_its_step(path):
 def test_slides_stand_alone_and_nothing_is_cut(path, written, tmp_path):
     page = (written / f"{path.stem}.slides.html").read_text()
     soup = BeautifulSoup(page, "html.parser")
-    assert "Permission is hereby granted" in page  # as the licence of reveal.js asks
+    assert "Permission is hereby granted" in page  # as the license of reveal.js asks
     for each in soup.select("img, script, link, iframe, source"):
         assert (each.get("src") or each.get("href") or "data:").startswith("data:"), each
     for link in soup.select('.slides a[href^="#"]'):

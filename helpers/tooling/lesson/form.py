@@ -31,7 +31,7 @@ def keeps_output(cell: NotebookNode) -> bool:
     return not files.is_compared(cell) and cell.metadata.get("output_of") == _hash(cell.source)
 
 
-def normalise(notebook: NotebookNode) -> None:
+def normalize(notebook: NotebookNode) -> None:
     """Leave in an executed notebook only what is the same whenever and wherever it ran."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
