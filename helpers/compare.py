@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-# Two correct methods differ by rounding alone: a few times 1e-16 of the largest entry in float64 and
+# Correct methods differ by rounding alone: a few times 1e-16 of the largest entry in float64 and
 # 1e-7 in float32, more where long sums meet in another order. On the networks of the lessons
 # 6e-15 and 1e-6 were measured; these leave a factor of 10 and more.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}

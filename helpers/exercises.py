@@ -1,4 +1,4 @@
-"""Checks of exercises: is it still to do, of a wrong shape, of wrong values, or correct?"""
+"""Checks of exercises: still to do, wrong shape, wrong values, or correct?"""
 
 import os
 import traceback
@@ -20,17 +20,17 @@ STILL_TO_DO = "still to do: write "
 
 
 class Refused(AssertionError):
-    """What is wrong with an answer, in one sentence."""
+    """An answer is wrong, in the way that the message says."""
 
 
 @contextmanager
 def check(exercise: str, answer: Callable, /, **given: Any) -> Iterator[Callable]:
-    """Print a verdict on the answer, which the block calls.
+    """Print a verdict on an answer that the block calls.
 
     The answer is correct if the block ends normally; `expect` and `require` may end it early, and
     so may errors, shown after the lines of the lesson that led to it. What the answer changes in
     place is put back, since later exercises use it, and the answer is not correct then. Modes of
-    models, gradients switched off and filters of warnings are put back without a word.
+    models, disabled gradients and warning filters are put back silently.
 
     Args:
         exercise: The name of the exercise, for example `"Exercise 1"`.
@@ -62,12 +62,12 @@ def check(exercise: str, answer: Callable, /, **given: Any) -> Iterator[Callable
 
 
 def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None) -> None:
-    """Compare what an answer gave with what is right: first shapes, then dtypes, then values.
+    """Compare a result with the right one: first shapes, then dtypes, then values.
 
     Args:
         what: A name of the result, for the verdict.
-        got: What the answer gave: a tensor, a number, or a dictionary, tuple or list of these.
-        expected: What is right, in the same form; tuples and lists are taken for each other, and
+        got: The answer's result: a tensor, a number, or a dictionary, tuple or list of these.
+        expected: The right result, in the same form; tuples and lists are taken for each other, and
             dtypes of one kind where `got` has at least the bits of `expected`.
         tolerance: The largest error that counts as equal, relative to the largest entry of
             `expected`; `None` means that of the dtype expected, as in `helpers.compare`.
@@ -91,15 +91,15 @@ def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None
 
 
 def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> None:
-    """Require the shape of a result whose values are checked in another way.
+    """Require the shape of a result whose values are checked otherwise.
 
     Args:
         what: A name of the result, for the verdict.
-        got: What the answer gave.
-        shape: The shape of a right answer, or `{name: shape}` if that is a dictionary.
+        got: The answer's result.
+        shape: The right shape, or `{name: shape}` for a dictionary.
 
     Raises:
-        Refused: It is no tensor or dictionary of these, or has another shape.
+        Refused: It is not a tensor or a dictionary of tensors, or has another shape.
     """
     shapes = shape if isinstance(shape, dict) else {what: shape}
     expected = {name: torch.empty(each, device="meta") for name, each in shapes.items()}
@@ -107,15 +107,15 @@ def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[i
 
 
 def require(what: str, holds: bool, *, measured: str = "") -> None:
-    """Require something of an answer besides its values, and print that it holds.
+    """Require a property of an answer besides its values, and print that it holds.
 
     Args:
-        what: The demand, as a sentence that is true of a right answer.
-        holds: Whether it is true of this one.
-        measured: What was measured instead, for the verdict, for example `"1.9 times"`.
+        what: The requirement, as a sentence that is true of a right answer.
+        holds: Whether it is true of this answer.
+        measured: The measured value, for the verdict, for example `"1.9 times"`.
 
     Raises:
-        Refused: It is not.
+        Refused: It does not hold.
     """
     if not holds:
         raise Refused(f"not so yet: {what}" + (f": measured {measured}" if measured else ""))
@@ -123,7 +123,7 @@ def require(what: str, holds: bool, *, measured: str = "") -> None:
 
 
 def _pairs_of_one_shape(what: str, got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:
-    """List the tensors of two results in pairs, with their names, and demand that shapes agree."""
+    """List the tensors of two results in pairs, with their names; shapes must agree."""
     pairs = list(_pairs(what, got, expected))
     for name, mine, target in pairs:
         shape, due = tuple(mine.shape), tuple(target.shape)
@@ -160,7 +160,7 @@ def _serves(mine: torch.dtype, wanted_dtype: torch.dtype) -> bool:
 
 
 def _wrong_type(what: str, got: Any, expected: str) -> Refused:
-    # Python's name of it says little to those who forgot to return.
+    # "NoneType" says little to people who forgot to return.
     hint = ": the function returned nothing (does it end in `return`?)" if got is None else ""
     return Refused(f"wrong type: {what}: expected a {expected}, got {type(got).__name__}{hint}")
 
@@ -185,7 +185,7 @@ def _some(names: list[str]) -> str:
 
 
 class _Snapshot:
-    """What tensors, models and dictionaries hold at one moment."""
+    """The contents of tensors, models and dictionaries at one moment."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._tensors: dict[str, tuple[Tensor, Tensor, Tensor, bool]] = {}
@@ -209,7 +209,7 @@ class _Snapshot:
             self._remember(f"{name}[{key!r}]", item)
 
     def restore(self) -> list[str]:
-        """Make everything what it was; name what was not but modes: `grads['fc1.weight']`."""
+        """Restore everything; name what had changed, except modes: `grads['fc1.weight']`."""
         changed = []
         for name, (value, entries) in self._dicts.items():
             if [(k, id(v)) for k, v in value.items()] != [(k, id(v)) for k, v in entries.items()]:

@@ -1,8 +1,8 @@
-"""The memory of this process: what it holds, the most it held, and whether what is freed is kept.
+"""The memory of this process: current, peak, and keeping freed memory.
 
-On Linux a large tensor lies in memory that the C library (glibc) maps for it alone and unmaps when
-it is freed. The next tensor is mapped anew, and the system fills every page of it with zeros when
-it is first touched: a page fault for each 4096 bytes. Memory that is kept has its pages already.
+On Linux, the C library (glibc) maps memory for each large tensor and unmaps it when the tensor is
+freed. The next tensor gets a new mapping, and the system fills every page with zeros on first use:
+a page fault for each 4096 bytes. Memory that is kept causes none.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _GROWN = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 * 2**20, _MXFAST: 128, _MMAP_THR
 
 @contextlib.contextmanager
 def keep_freed() -> Iterator[bool]:
-    """Keep freed memory in this process, so that later tensors find it without page faults.
+    """Keep freed memory in this process, so that later tensors cause no page faults.
 
     Inside, no tensor gets a mapping of its own (`M_MMAP_MAX`), and the heap is not shortened when
     its end is freed (`M_TRIM_THRESHOLD`). So the resident memory stays at its highest point, and
@@ -81,7 +81,7 @@ def high_water() -> int | None:
 
 
 def page_faults() -> int | None:
-    """Return the page faults without a disk so far; `None` where the system does not tell."""
+    """Return the number of minor page faults so far; `None` where the system does not tell."""
     return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 

@@ -67,9 +67,9 @@ class SmallTransformer(nn.Module):
 
 
 class GPT(nn.Module):
-    """A small language model, whose output layer is its embedding of tokens.
+    """A small language model whose output layer is its token embedding.
 
-    With the sizes that are the default P = 169,728 parameters, of which the embedding has 65,536.
+    With the default sizes P = 169,728 parameters, 65,536 of them in the embedding.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What breaks under `torch.func`, loudly, silently or slowly: the two tools of lesson 6.
+"""What breaks under `torch.func`: the two tools of lesson 6.
 
-`find` says what an error message, a warning or a word leads to, `index` lists all entries, and
-`entries` gives them by name. `diagnose` looks for them in a model of your own.
+`find` looks up an error message, a warning or a few words, `index` lists all entries, and `entries`
+returns them by name. `diagnose` looks for them in your own model.
 """
 
 from helpers.limits.diagnosis import diagnose

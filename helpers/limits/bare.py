@@ -1,4 +1,4 @@
-"""The bare composition, `vmap(grad(loss))` over `functional_call`: what it raises and leaves."""
+"""The bare composition, `vmap(grad(loss))` over `functional_call`: its errors and side effects."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from helpers.transforms.sequences import Sequences
 
 @dataclass
 class Case:
-    """A model, its loss and a few samples, which run again and again."""
+    """A model, its loss and a few samples, to run repeatedly."""
 
     model: nn.Module
     loss_fn: Callable[[Any, Any], Tensor]
@@ -32,7 +32,7 @@ class Case:
 
     @contextmanager
     def put_back(self) -> Iterator[streams.State]:
-        """Put the model and the random streams back at the end of a block; yield where they are."""
+        """Put the model and the random generators back at the end of a block; yield their state."""
         values = Snapshot(self.model.parameters())
         trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
         device = self.batch.leaves[0].device
@@ -49,7 +49,7 @@ class Case:
 
 
 def run(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
-    """Run the composition; what raises in training mode goes to evaluation mode, and on."""
+    """Run the composition; modules that raise in training mode run in evaluation mode."""
     if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
         return [Finding("data", "packed, and vmap takes tensors alone", "data-dependent")], None
     findings: list[Finding] = []
@@ -93,7 +93,7 @@ def _gradients(case: Case) -> dict[str, Tensor]:
 
 
 def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], dict[str, Tensor]]:
-    """Compute gradients, see what that changed in the model, and compute them again with it."""
+    """Compute gradients twice, and note what the first run changed in the model."""
     model, device = case.model, case.batch.leaves[0].device
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     before = params | buffers
@@ -125,7 +125,7 @@ def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], dict[st
 
 
 def _noting_fallbacks(model: nn.Module, fallbacks: dict[str, str]) -> Callable[..., None]:
-    """Note which operations `vmap` has no rule for, and so runs slice by slice, and where."""
+    """Note the operations for which `vmap` has no rule and runs slices in a loop."""
     from torch._C import DispatchKey
 
     names = {id(module): name or "the model" for name, module in model.named_modules()}

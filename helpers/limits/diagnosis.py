@@ -1,4 +1,4 @@
-"""Check a model by measurement: per-sample gradients computed in three ways, and what differs."""
+"""Check a model by measurement: compute per-sample gradients in three ways, and compare."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ def diagnose(
         The findings, by module name, and a comparison of `func_gradients` with the loop.
 
     Raises:
-        TypeError: An argument is of a wrong kind.
+        TypeError: An argument has the wrong type.
         ValueError: There is no sample, the batch sizes differ, a sample is not finite, the model
             is lazy, spread over processes, or does not run on these samples without transforms.
 

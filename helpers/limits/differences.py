@@ -22,7 +22,7 @@ DIRECTIONS, STEP, LARGEST = 8, 1e-5, 1e-3
 
 
 class _Noting(TorchFunctionMode):
-    """Note whether something is differentiated, by autograd or under a transform."""
+    """Note whether a forward pass differentiates, by autograd or under a transform."""
 
     differentiates = False
 

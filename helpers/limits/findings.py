@@ -1,4 +1,4 @@
-"""What `diagnose` returns: findings, each with what lesson 6 says of it, and a conclusion."""
+"""What `diagnose` returns: findings, with the entries of lesson 6, and a conclusion."""
 
 import textwrap
 import traceback
@@ -17,7 +17,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was measured, and that the bare composition does not take as it is."""
+    """One measured problem of the bare composition."""
 
     where: str  # modules, parameters or buffers, by name; or the loss
     measured: str  # what was seen, with its numbers or its message
@@ -55,7 +55,7 @@ class Diagnosis:
 
 
 def of_error(error: Exception, model: nn.Module) -> Finding:
-    """Look up what was raised, by its message and by the end of its traceback."""
+    """Look up an error by its message and the end of its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [i for i, frame in enumerate(frames) if not frame.filename.startswith(_TORCH)]
     end = "\n".join(f"{f.filename}\n{f.name}\n{f.line}" for f in frames[outside[-1] :])
@@ -65,17 +65,17 @@ def of_error(error: Exception, model: nn.Module) -> Finding:
 
 
 def described(error: Exception) -> str:
-    """Write an error in one line."""
+    """Format an error in one line."""
     message = textwrap.shorten(str(error), 100, placeholder=" ...")
     return f"{type(error).__name__}: {message}"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Write three names, and how many more there are."""
+    """Write three names and the number of others."""
     names = list(dict.fromkeys(names))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def most(errors: dict[str, float]) -> str:
-    """Write the largest of some relative errors."""
+    """Format the largest of several relative errors."""
     return f"by up to {max(errors.values()):.1e} of the largest entry"

@@ -1,4 +1,4 @@
-"""The entries of lesson 6, by name, by message and by word: what is seen, why, and the fix."""
+"""The entries of lesson 6, by name, message and words: symptom, cause and fix."""
 
 import functools
 import math
@@ -27,13 +27,13 @@ class Entry:
     """A pattern that its traceback holds, if its message alone says too little."""
 
     def matches(self, message: str) -> int:
-        """Return how many characters of a message the entry shows; 0 if not all of its own."""
+        """Return how many characters of a message the entry's pattern covers; 0 for no match."""
         shown = [parts for parts in map(_fragments, self.seen) if parts]
         return max((sum(map(len, p)) for p in shown if all(x in message for x in p)), default=0)
 
 
 class Markdown(str):
-    """Text that a notebook shows as Markdown, and that prints as it is."""
+    """Text that a notebook renders as Markdown and that prints as it is."""
 
     __slots__ = ()
 
@@ -83,7 +83,7 @@ def find(message: str) -> Markdown:
 
 
 def _nearest(query: str) -> list[Entry]:
-    """List three entries that hold what is said, or a third of its words; rare words count more."""
+    """List the three entries closest to some words; rare words count more."""
     candidates = entries().values()
     texts = {x: " ".join((x.name, *x.seen, x.cause, x.fix, x.apart)).lower() for x in candidates}
     words = {x: _words(text) for x, text in texts.items()}
@@ -112,7 +112,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def index() -> Markdown:
-    """Write the list of all entries: name, and what one sees."""
+    """Write the list of all entries: name and symptoms."""
     return Markdown("\n".join(f"- {_link(entry)}: {_seen(entry)}" for entry in entries().values()))
 
 
@@ -129,11 +129,11 @@ def _seen(entry: Entry) -> str:
 
 
 def _fragments(symptom: str) -> list[str]:
-    """Return the parts of a message that stand between dots, without its type."""
+    """Return the parts of a message pattern between its dots, without the type of error."""
     return [fragment for fragment in symptom.partition(": ...")[2].split("...") if fragment]
 
 
 def _code(text: str) -> str:
-    """Write text as code, between as many backticks as its own do not end."""
+    """Write text as code, between enough backticks to hold its own."""
     ticks = "``" if "`" in text else "`"
     return f"{ticks}{text}{ticks}"

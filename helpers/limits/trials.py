@@ -1,4 +1,4 @@
-"""Samples that meet, in the forward or in the loss, which comparing ways of a gradient misses."""
+"""Samples that meet in the forward pass or the loss, which comparing two gradients cannot show."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from helpers.transforms.fallback import find_place
 
 @dataclass
 class Run:
-    """What a model did with some samples, without transforms."""
+    """The results of a model on some samples, without transforms."""
 
     predictions: Any
     loss: Any
@@ -57,7 +57,7 @@ def run(case: Case, rows: slice) -> Run:
 
 
 def meeting(whole: Run, singles: list[Run], far: float) -> list[Finding]:
-    """Compare rows alone with rows together; where they differ, find the first module that does."""
+    """Compare rows alone with rows together, and find the first module that differs."""
     off = _apart(whole.predictions, [run.predictions for run in singles])
     if off <= far:
         return []

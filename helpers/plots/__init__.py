@@ -1,7 +1,7 @@
 """The pictures of the lessons: each function takes numbers and returns a matplotlib figure.
 
-A `title` says what there is to see, `xlabel` and `ylabel` what the numbers on the axes are, with
-their unit. Of a measured time there is no title, since it would be another on another machine.
+A `title` states the finding; `xlabel` and `ylabel` name quantities and units. Figures of times have
+no title, since another machine may show something else.
 """
 
 # ruff: noqa: F401

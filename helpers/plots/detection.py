@@ -1,4 +1,4 @@
-"""What stands out: a sample in a release or in a training."""
+"""Detecting one sample: in a release, or in a training run."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from helpers.plots.figures import axes, finish
 def releases(
     values: Tensor, without: Tensor, with_one: Tensor, *, allowed: float, title: str
 ) -> Figure:
-    """Draw the densities of a release for two neighboring data sets, and what exceeds a factor.
+    """Draw the densities of a release for two neighboring data sets, and the excess over a factor.
 
     The values that may be released, in ascending order, and the densities without and with a
     sample are `(N,)`. The second may be larger than the first by the factor `allowed`, e to the

@@ -1,11 +1,11 @@
-"""What all pictures share: a width, colors, axes, a figure that is shown once."""
+"""What all figures share: width, colors, axes, and being shown once."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 WIDTH = 5.4
 """Inches. On a phone, 358 pixels wide, text of 9 points is then 8 pixels high; none is smaller."""
-# Colours that the color-blind tell apart (Okabe and Ito, 2008), for what lessons draw, too.
+# Colors that color-blind readers can tell apart (Okabe and Ito, 2008), for what lessons draw, too.
 plt.rcParams["axes.prop_cycle"] = plt.cycler(
     color=["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#555555"]
 )

@@ -1,1 +1,1 @@
-"""Ways to per-sample gradients measured against each other; `jax_worker` has no torch."""
+"""Methods for per-sample gradients, measured against each other; `jax_worker` has no torch."""

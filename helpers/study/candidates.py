@@ -1,4 +1,4 @@
-"""What is measured: each way to per-sample gradients, as a function to be timed."""
+"""The candidates: each method for per-sample gradients, as a function to be timed."""
 
 import shutil
 import sys
@@ -22,7 +22,7 @@ REFERENCE = "batch gradient"
 
 
 class Task(NamedTuple):
-    """What is to be differentiated: a network of `helpers.models` on a batch."""
+    """The task: a network of `helpers.models` on a batch."""
 
     model: str
     batch_size: int

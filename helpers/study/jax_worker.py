@@ -48,7 +48,7 @@ def build(method: str, inputs: str) -> Callable[[], Weights]:
 
 
 def measure(run: Callable[[], Any]) -> dict[str, Any]:
-    """Time a function; three runs come before, of which the first compiles."""
+    """Time a function after three warm-up runs, the first of which compiles."""
     times = []
     for _ in range(3 + _ROUNDS):
         start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""The libraries that compute per-sample gradients too.
+"""Other libraries that compute per-sample gradients.
 
-JAX has a process and an environment of its own. The others run beside torch.
+JAX runs in an environment of its own, the others beside torch.
 """
 
 import copy
@@ -34,7 +34,7 @@ def absent(method: str) -> str | None:
 
 
 def _per_sample(model: nn.Module, attribute: str, backward: Callable[[], None]) -> Run:
-    """Run a backward pass, after which each parameter has its gradients in an attribute."""
+    """Run a backward pass that stores per-sample gradients in an attribute of each parameter."""
 
     def run() -> dict[str, Tensor]:
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Candidates in processes of their own: none changes another's memory or finds its caches."""
+"""Candidates in processes of their own, so that they share neither memory nor caches."""
 
 import json
 import os
@@ -80,7 +80,7 @@ class _Process:
 
 
 def _start(candidate: Candidate, task: Task) -> dict[str, Any]:
-    """Build and run twice: how long the first takes, and the bytes that are held from then on."""
+    """Build and run twice; return the time of the first run and the bytes held afterwards."""
     devices.make_repeatable(0)  # on a GPU, too, float32 is measured, and not TF32
     if candidate.allocator == KEEP_FREED:
         _here["kept"] = memory.keep_freed()
@@ -96,7 +96,7 @@ def _start(candidate: Candidate, task: Task) -> dict[str, Any]:
 
 
 def _held(task: Task) -> int | None:
-    """Return the bytes that this process holds; on a GPU, those that PyTorch holds there."""
+    """Return the bytes held by this process, or by PyTorch on a GPU."""
     if torch.device(task.device).type != "cuda":
         return memory.resident()
     torch.cuda.synchronize(task.device)
@@ -104,7 +104,7 @@ def _held(task: Task) -> int | None:
 
 
 def _time(number: int) -> tuple[list[float], int | None]:
-    """Time so many runs with torch's timer, and count the page faults of one of its calls."""
+    """Time some runs with torch's timer, and count the page faults of one call."""
     before = memory.page_faults()
     seconds = _here["timer"].timeit(number).raw_times
     runs = number + max(2, number // 100)  # with those that warm up

@@ -1,6 +1,6 @@
-"""Measure what lesson 7 speaks of on this machine, each candidate in its own process: `make bench`.
+"""`make bench`: measure the candidates of lesson 7, each in its own process.
 
-Prints tables and writes `build/<device>/bench.json`, after each network what there is so far.
+Prints tables and writes `build/<device>/bench.json`, updated after each network.
 """
 
 import argparse
@@ -30,7 +30,7 @@ then lie further apart than that, and the ratios of two such rows say nothing.""
 
 
 def on(device: torch.device, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Leave out what says nothing of a GPU: the allocators of a CPU, and JAX, which runs on one."""
+    """Leave out what does not concern a GPU: CPU allocators, and JAX, which runs on the CPU."""
     cpu, jax = device.type == "cpu", peers.JAX
     return [c for c in candidates if cpu or (c.allocator == DEFAULT and c.method not in jax)]
 

@@ -1,4 +1,4 @@
-"""Execute lessons and save their outputs in place, in the one form that never changes by itself.
+"""Execute lessons and save their outputs in place, in a reproducible form.
 
 Run from the folder that holds `notebooks/`: `python -m helpers.tooling.outputs --help`.
 """

@@ -1,4 +1,4 @@
-"""Execute lessons on a device into `build/<device>/`, and tell how each of them went.
+"""Execute lessons on a device into `build/<device>/`, and report how each went.
 
 Run from the folder that holds `notebooks/`: `python -m helpers.tooling.run --help`.
 """

@@ -1,4 +1,4 @@
-"""What a class gets, and what its teacher keeps: lessons with stubs, and a course for nbgrader.
+"""Editions for a class: lessons with stubs for students, a course for nbgrader for the teacher.
 
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` makes two folders
 anew, with lesson 3, and with all lessons if none is named:

@@ -1,4 +1,4 @@
-"""What is generated is made aside, and takes its place only when it is finished."""
+"""Drafts: generated files take their place only when they are complete."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""Execute a lesson with papermill, as far as it goes, and tell how it went."""
+"""Execute a lesson with papermill, and report how far it came."""
 
 import ast
 import logging
