@@ -256,6 +256,17 @@ def test_losses_are_told_apart_by_their_numbers():
     assert "0.167, 0.333, 0.333, 0.167" in finding.measured
 
 
+@pytest.mark.parametrize("shape", [(-1,), ()], ids=["Flatten", "squeeze"])
+def test_predictions_of_one_number_each(shape):
+    """Of a batch of one, `squeeze` leaves no dimension."""
+    one = zoo.Apply(lambda m, x: m.fc(x).view(-1 if len(x) > 1 else shape), fc=nn.Linear(3, 1))
+    scaled = lambda p, t: (t.exp() * (p - t) ** 2).sum() / t.exp().sum()  # noqa: E731
+    losses = F.mse_loss, functools.partial(F.mse_loss, reduction="sum"), scaled
+    data = SAMPLES[0], SAMPLES[1][:, 0]
+    entry = [found(diagnosed(one.double(), loss_fn, *data)) for loss_fn in losses]
+    assert entry == [[], [], ["class-weights"]]
+
+
 def test_what_raises_in_training_mode_does_not_hide_the_rest():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten())
     model = model.append(nn.Linear(2 * 26 * 26, 10)).double()

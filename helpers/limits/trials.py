@@ -134,4 +134,6 @@ def _slopes(runs: list[Run]) -> Tensor | None:
             slopes += torch.autograd.grad(run.loss, run.predictions)
         except RuntimeError:  # the loss does not depend on them, or called backward() itself
             return None
-    return torch.cat(slopes).flatten(1) if slopes[0].dim() else None
+    if not slopes[0].dim() and len(slopes) == 1:
+        return None
+    return torch.cat([*map(torch.atleast_1d, slopes)])[..., None].flatten(1)
