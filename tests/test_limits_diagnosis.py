@@ -254,6 +254,11 @@ def test_losses_are_told_apart_by_their_numbers():
     (finding,) = diagnosed(head, weighted, SAMPLES[0], labels).findings
     assert finding.entry == "class-weights"
     assert "0.167, 0.333, 0.333, 0.167" in finding.measured
+    run = lambda m, x: (m.fc(x), m.fc(x).softmax(1).mean(0).square().sum())  # noqa: E731
+    loss_fn = lambda p, _: p[0].square().mean() + 10 + 1e-5 * p[1]  # noqa: E731
+    (finding,) = diagnosed(model_of(run), loss_fn, *SAMPLES).findings
+    assert finding.entry == "samples-that-meet-in-the-loss"
+    assert re.search(r"\(\S+e-0\d\) each", finding.measured)
 
 
 @pytest.mark.parametrize("shape", [(-1,), ()], ids=["Flatten", "squeeze"])
