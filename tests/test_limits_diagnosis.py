@@ -258,7 +258,7 @@ def test_losses_are_told_apart_by_their_numbers():
     loss_fn = lambda p, _: p[0].square().mean() + 10 + 1e-5 * p[1]  # noqa: E731
     (finding,) = diagnosed(model_of(run), loss_fn, *SAMPLES).findings
     assert finding.entry == "samples-that-meet-in-the-loss"
-    assert re.search(r"\(\S+e-0\d\) each", finding.measured)
+    assert re.search(r"in the mean, a difference of \S+e-0\d", finding.measured)
 
 
 @pytest.mark.parametrize("shape", [(-1,), ()], ids=["Flatten", "squeeze"])

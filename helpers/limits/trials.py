@@ -94,12 +94,12 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
         return []
     loss, alone = whole.loss.detach(), torch.stack(losses).detach()
     each, of_all = f"{alone.mean():.4g}", f"{loss:.4g}"
-    each += f" ({alone.mean() - loss:+.1e})" * (each == of_all)
     measured = f"{of_all} for {len(alone)} samples, which have {each} each in the mean"
+    gap = f", a difference of {(alone.mean() - loss).abs():.1e}" * (each == of_all)
     together, apart = _slopes([whole], whole), _slopes(singles, whole)
     if together is None or apart is None:
         fits = alike(loss, alone.mean(), alone.sum(), alone[0])
-        return [] if fits else [Finding("loss_fn", measured)]
+        return [] if fits else [Finding("loss_fn", measured + gap)]
     if together.shape != apart.shape or not together[1:].any():  # written for a batch of one
         return []
     sizes = apart.square().sum(1)
@@ -128,7 +128,7 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
             each = torch.stack(values).detach()
             weighted &= alike(value.detach(), each.mean(), each.sum())
     entry = Finding.entry if weighted else "samples-that-meet-in-the-loss"
-    return [Finding("loss_fn", f"{measured}, and no weights of the samples give it", entry)]
+    return [Finding("loss_fn", f"{measured}{gap}, and no weights of the samples give it", entry)]
 
 
 def _slopes(runs: list[Run], whole: Run) -> Tensor | None:
