@@ -274,14 +274,17 @@ def test_predictions_of_one_number_each(shape):
 
 def test_what_raises_in_training_mode_does_not_hide_the_rest():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten())
-    model = model.append(nn.Linear(2 * 26 * 26, 10)).double()
+    model = model.append(nn.Linear(2 * 26 * 26, 10)).insert(2, nn.BatchNorm2d(2)).double()
     diagnosis = diagnosed(model, F.cross_entropy, *BATCH)
     assert [(each.where, each.entry) for each in diagnosis.findings] == [
         ("1", "batchnorm-in-training"),
-        ("2", "random-draws"),
+        ("2", "batchnorm-in-training"),
+        ("3", "random-draws"),
     ]
+    assert str(diagnosis).count(entries()["batchnorm-in-training"].fix) == 1
+    assert str(diagnosis).startswith("1, 2: raises RuntimeError")
     assert diagnosis.conclusion.startswith(EQUAL)
-    assert "1, 2 in evaluation mode" in diagnosis.conclusion
+    assert "1, 2, 3 in evaluation mode" in diagnosis.conclusion
 
 
 def test_an_error_that_no_entry_covers_is_shown():
