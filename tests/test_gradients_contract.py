@@ -1,5 +1,6 @@
 """What the functions of `helpers.gradients` promise besides values and the model as it was."""
 
+import dataclasses
 import functools
 import itertools
 import random
@@ -76,6 +77,26 @@ def test_a_stored_iterator_begins_anew_for_each_sample(method):
     expected = oracle(Apply(lambda m, x: m.fc(x) * 2, fc=case.model), *case.args[1:])
     assert_equal(method(model, *case.args[1:]), expected, TOLERANCE)
     assert next(model.steps) == 2
+
+
+class Centered(nn.Module):
+    center = torch.zeros(2).double()
+
+    def forward(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        self.center = 0.5 * self.center + 0.5 * predictions.detach().mean(0)
+        return squared((predictions - self.center).tanh(), targets)
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS | LEGACY if "computer" not in name])
+def test_a_loss_that_is_a_module_begins_anew_for_each_sample(way):
+    def case(size: int = 3) -> Case:
+        return dataclasses.replace(make("linear", size), loss_fn=lambda p, t: Centered()(p, t))
+
+    way, truth, loss_fn = (WAYS | LEGACY)[way], Truth(case), Centered()
+    for size in (3, 2, 3):
+        got = way.compute(dataclasses.replace(case(size), loss_fn=loss_fn), truth)
+        assert vars(loss_fn).keys() == vars(Centered()).keys()
+    assert_equal(got, way.expected(truth), TOLERANCE)
 
 
 @every_method

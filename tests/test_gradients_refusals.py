@@ -69,6 +69,7 @@ CALLS: list[tuple[type[Exception], str, dict[str, object]]] = [
     (ValueError, "number, got torch.int64", {"loss_fn": lambda p, _: p.long().sum()}),
     (ValueError, "weight is on the meta device", {"model": nn.Linear(3, 2, device="meta")}),
     (TypeError, "torch.nn.Module", {"model": len}),
+    (TypeError, "pass MSELoss()", {"loss_fn": nn.MSELoss}),
     (TypeError, "data must be a tensor (B, ...), got list", {"data": x.tolist()}),
     (TypeError, "targets must be a tensor (B, ...), got ndarray", {"targets": t.numpy()}),
     (TypeError, "wrt", {"wrt": "bias"}),

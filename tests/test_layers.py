@@ -74,6 +74,9 @@ USES: dict[str, Callable[[], nn.Module]] = {
     "one index": lambda: Apply(
         lambda m, x: m.table((x[0, 0, 0] > 0).long())[None], table=nn.Embedding(2, 3)
     ),
+    "a padded index": lambda: Apply(
+        lambda m, x: m.table((x[0, :, 0] > 0).long())[None], table=nn.Embedding(3, 2, 0)
+    ),
     "stride of numpy": lambda: Apply(
         lambda m, x: F.conv2d(x[..., None], m.fc.weight, m.fc.bias, np.int64(2)),
         fc=nn.Conv2d(3, 2, (2, 1)),
@@ -149,7 +152,7 @@ def calls_of(case: Case) -> list[LayerCall]:
 
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-OF_FORMULAS = {name: (build, (3, 4)) for name, build in [*USES.items()][:19]}
+OF_FORMULAS = {name: (build, (3, 4)) for name, build in [*USES.items()][:20]}
 OF_FORMULAS["convolution"] = lambda: nn.Conv2d(4, 6, 2, 2, 1, 2, 2), (4, 5, 5)
 OF_FORMULAS["transposed convolution"] = lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (4, 5, 5)
 

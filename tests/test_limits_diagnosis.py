@@ -254,6 +254,11 @@ def test_losses_are_told_apart_by_their_numbers():
     (finding,) = diagnosed(head, weighted, SAMPLES[0], labels).findings
     assert finding.entry == "class-weights"
     assert "0.167, 0.333, 0.333, 0.167" in finding.measured
+    run = lambda m, x: (m.fc(x), m.fc(x).softmax(1).mean(0).square().sum())  # noqa: E731
+    loss_fn = lambda p, _: p[0].square().mean() + 10 + 1e-5 * p[1]  # noqa: E731
+    (finding,) = diagnosed(model_of(run), loss_fn, *SAMPLES).findings
+    assert finding.entry == "samples-that-meet-in-the-loss"
+    assert re.search(r"in the mean, a difference of \S+e-0\d", finding.measured)
 
 
 @pytest.mark.parametrize("shape", [(-1,), ()], ids=["Flatten", "squeeze"])
@@ -267,16 +272,20 @@ def test_predictions_of_one_number_each(shape):
     assert entry == [[], [], ["class-weights"]]
 
 
+
 def test_what_raises_in_training_mode_does_not_hide_the_rest():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten())
-    model = model.append(nn.Linear(2 * 26 * 26, 10)).double()
+    model = model.append(nn.Linear(2 * 26 * 26, 10)).insert(2, nn.BatchNorm2d(2)).double()
     diagnosis = diagnosed(model, F.cross_entropy, *BATCH)
     assert [(each.where, each.entry) for each in diagnosis.findings] == [
         ("1", "batchnorm-in-training"),
-        ("2", "random-draws"),
+        ("2", "batchnorm-in-training"),
+        ("3", "random-draws"),
     ]
+    assert str(diagnosis).count(entries()["batchnorm-in-training"].fix) == 1
+    assert str(diagnosis).startswith("1, 2: raises RuntimeError")
     assert diagnosis.conclusion.startswith(EQUAL)
-    assert "1, 2 in evaluation mode" in diagnosis.conclusion
+    assert "1, 2, 3 in evaluation mode" in diagnosis.conclusion
 
 
 def test_an_error_that_no_entry_covers_is_shown():

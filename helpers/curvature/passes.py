@@ -91,7 +91,7 @@ def _transformed(
     if len(chunk.tensors) < len(chunk.leaves):
         raise Refusal("samples of unequal length")
     run = samples.functional(function, model, vector, JACREV, OUTSIDE)
-    with samples.running(model, vector, run) as (_, params, buffers), plain_attention:
+    with samples.running(model, vector, run, weigh) as (_, params, buffers), plain_attention:
         fixed = {name: _wide(buffer) for name, buffer in buffers.items()}
         for name, parameter in model.named_parameters():
             if name not in params and parameter.dtype != wide(parameter.dtype):

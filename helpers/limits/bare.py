@@ -38,7 +38,7 @@ class Case:
         device = self.batch.leaves[0].device
         try:
             with (
-                preserved(self.model, trainable) as snapshot,
+                preserved(self.model, trainable, self.loss_fn) as snapshot,
                 streams.streams_kept(device, snapshot.generators),
             ):
                 for module in self.in_eval.values():

@@ -45,11 +45,14 @@ class Diagnosis:
         return f"{table}\n\n**Compared with the loop.** {self.conclusion}."
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """List the findings, each with the cause and the fix that its entry names."""
+        """List the findings, places together, each with the cause and the fix of its entry."""
+        places: dict[tuple[str, str], list[str]] = {}
         for finding in self.findings:
-            entry = entries().get(finding.entry)
+            places.setdefault((finding.measured, finding.entry), []).append(finding.where)
+        for (measured, name), where in places.items():
+            entry = entries().get(name)
             explained = (entry.cause, entry.fix) if entry else ("", "")
-            yield (finding.where, finding.measured, finding.entry, *explained)
+            yield (", ".join(where), measured, name, *explained)
 
     __repr__ = __str__
 

@@ -93,25 +93,27 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
     if not all(isinstance(value, Tensor) and not value.dim() for value in (whole.loss, *losses)):
         return []
     loss, alone = whole.loss.detach(), torch.stack(losses).detach()
-    measured = (
-        f"{loss:.4g} for {len(alone)} samples, which have {alone.mean():.4g} each in the mean"
-    )
-    together, apart = _slopes([whole]), _slopes(singles)
+    each, of_all = f"{alone.mean():.4g}", f"{loss:.4g}"
+    measured = f"{of_all} for {len(alone)} samples, which have {each} each in the mean"
+    gap = f", a difference of {(alone.mean() - loss).abs():.1e}" * (each == of_all)
+    together, apart = _slopes([whole], whole), _slopes(singles, whole)
     if together is None or apart is None:
         fits = alike(loss, alone.mean(), alone.sum(), alone[0])
-        return [] if fits else [Finding("loss_fn", measured)]
-    if len(together) != len(apart) or not together[1:].any():  # what is written for a batch of one
+        return [] if fits else [Finding("loss_fn", measured + gap)]
+    if together.shape != apart.shape or not together[1:].any():  # written for a batch of one
         return []
     sizes = apart.square().sum(1)
     shares = (together * apart).sum(1) / sizes
     seen = sizes.sqrt() > far * sizes.sqrt().max()  # the others' shares would be rounding
     shares = torch.where(seen, shares, shares[seen].mean() if seen.any() else 0.0)
     weighted = alike(together, shares[:, None] * apart)
-    if weighted and alike(loss, (shares * alone).sum()):
+    if weighted and alike(loss, (shares * alone).sum(), alone.mean()):
         if shares.max() - shares.min() <= 0.01 * shares.abs().max():
             return []
         measured += f", and of which {', '.join(f'{share:.3g}' for share in shares)} count"
-        one_each = all(leaf.dim() == 1 for leaf in tensors_in(case.batch.whole()[1]))
+        leaves = case.batch.tensors  # those of the targets, which may be in the data
+        of_targets = [leaves[path] for path in leaves if path.startswith("targets")]
+        one_each = all(leaf.dim() == 1 for leaf in of_targets or leaves.values())
         entry = "class-weights" if one_each else "means-of-unequal-units"
         return [Finding("loss_fn", measured, entry)]
     with case.put_back(), suppress(Exception):  # where targets have no such shape, or may not
@@ -120,20 +122,25 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
         fitted = case.loss_fn(predictions, targets.view_as(predictions)).detach()
         if targets.shape != predictions.shape and alike(fitted, alone.mean(), alone.sum()):
             return [Finding("loss_fn", measured, "loss-that-broadcasts")]
+    columns = zip(*(tensors_in(run.predictions) for run in (whole, *singles)), strict=False)
+    for value, *values in columns:  # a number that the model computes of a batch
+        if value.is_floating_point() and not value.dim() and value is not whole.loss:
+            each = torch.stack(values).detach()
+            weighted &= alike(value.detach(), each.mean(), each.sum())
     entry = Finding.entry if weighted else "samples-that-meet-in-the-loss"
-    return [Finding("loss_fn", f"{measured}, and no weights of the samples give it", entry)]
+    return [Finding("loss_fn", f"{measured}{gap}, and no weights of the samples give it", entry)]
 
 
-def _slopes(runs: list[Run]) -> Tensor | None:
-    """Differentiate losses with respect to the predictions: (B, n), if these are rows."""
+def _slopes(runs: list[Run], whole: Run) -> Tensor | None:
+    """Differentiate losses with respect to the predictions that are rows: (B, n), if any are."""
     slopes = []
-    for run in runs:
-        if not isinstance(run.predictions, Tensor) or not run.predictions.is_floating_point():
-            return None
-        try:
-            slopes += torch.autograd.grad(run.loss, run.predictions)
-        except RuntimeError:  # the loss does not depend on them, or called backward() itself
-            return None
-    if not slopes[0].dim() and len(slopes) == 1:
+    try:
+        for run in runs:
+            pairs = zip(*(tensors_in(each.predictions) for each in (run, whole)), strict=False)
+            rows = [p for p, q in pairs if p.is_floating_point() and p.requires_grad and q.dim()]
+            grads = torch.autograd.grad(run.loss, rows, allow_unused=True)
+            grads = [torch.atleast_1d(each)[..., None] for each in grads if each is not None]
+            slopes.append(torch.cat([each.flatten(1) for each in grads], 1))
+        return torch.cat(slopes)
+    except RuntimeError:  # the loss does not depend on them, or called backward() itself
         return None
-    return torch.cat([*map(torch.atleast_1d, slopes)])[..., None].flatten(1)

@@ -115,11 +115,10 @@ def _is_scalar(input: Tensor, *_: Any, **__: Any) -> bool:
     return not input.dim()
 
 
-def _has_options(*args: Any, padding_idx: int | None = None, **kwargs: Any) -> bool:
-    """Tell whether a call of `F.embedding` uses its indices in the backward pass."""
-    padding = args[2] if len(args) > 2 else padding_idx
-    frequency = args[5] if len(args) > 5 else kwargs.get("scale_grad_by_freq")
-    return padding not in (None, -1) or bool(frequency)
+def _has_options(_: Tensor, weight: Tensor, padding_idx: int | None = None, **kwargs: Any) -> bool:
+    """Tell whether `F.embedding` reads indices in a backward pass of its weight."""
+    has_options = padding_idx is not None or bool(kwargs.get("scale_grad_by_freq"))
+    return has_options and (weight.requires_grad or debug_unwrap(weight) is not weight)
 
 
 def _has_own_rule(kind: type[torch.autograd.Function], *_: Any, **__: Any) -> bool:

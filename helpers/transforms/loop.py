@@ -89,7 +89,7 @@ def for_each(
         snapshot.restore()
         return run(index)
 
-    with preserved(model, names) as snapshot, torch.enable_grad():
+    with preserved(model, names, function, store) as snapshot, torch.enable_grad():
         state = partial(streams.random_state, batch[0].device, snapshot.generators)
         first = state()
         for index in range(len(batch[0])):

@@ -35,11 +35,14 @@ _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging
 
 
 @contextmanager
-def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapshot]":
+def preserved(
+    model: nn.Module, names: Collection[str] = (), *functions: Any
+) -> "Iterator[Snapshot]":
     """Put a model back at the end of a block, except its parameters' values.
 
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
     state, to be restored within the block as well. Warns of parameters that were written into.
+    Modules that `functions` are, or were handed, such as the loss, are put back likewise.
     """
     parameters, before = {}, []
     for name, parameter in model.named_parameters():
@@ -50,7 +53,9 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
             )
         if parameter.is_leaf:  # what was computed has neither a flag nor a `.grad`
             parameters[name] = parameter
-    snapshot = Snapshot([model, *model.buffers()], parameters.values())
+    modules = [model, *itertools.chain(*map(_modules, functions))]
+    own = itertools.chain(*(module.parameters() for module in modules))
+    snapshot = Snapshot([*modules, *model.buffers()], own)
     for p in parameters.values():
         before.append((p.requires_grad, p.grad, p._version, p.data))
     try:
@@ -71,6 +76,19 @@ def preserved(model: nn.Module, names: Collection[str] = ()) -> "Iterator[Snapsh
                 "each sample after a write was computed with the new values",
                 category=UserWarning,
             )
+
+
+def _modules(function: Any) -> Iterator[nn.Module]:
+    """Yield a module, or those that a function of helpers closes over; not those of your own."""
+    parts: Iterable[Any] = ()
+    if isinstance(function, nn.Module):
+        yield function
+    elif isinstance(function, partial):
+        parts = function.func, *function.args
+    elif isinstance(function, types.FunctionType) and function.__module__.startswith("helpers."):
+        parts = (cell.cell_contents for cell in function.__closure__ or ())
+    for part in parts:
+        yield from _modules(part)
 
 
 class Snapshot:

@@ -117,7 +117,7 @@ def running(
                 raise Refusal("what is scripted has wrong gradients under transforms")
             if isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
                 stack.enter_context(switches.uncompiled)
-        snapshot = stack.enter_context(preserved(model, names))
+        snapshot = stack.enter_context(preserved(model, names, *functions))
         stack.enter_context(torch.enable_grad())
         state = partial(streams.random_state, device, snapshot.generators) if device else list
         first = state()
