@@ -272,7 +272,6 @@ def test_predictions_of_one_number_each(shape):
     assert entry == [[], [], ["class-weights"]]
 
 
-
 def test_what_raises_in_training_mode_does_not_hide_the_rest():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten())
     model = model.append(nn.Linear(2 * 26 * 26, 10)).insert(2, nn.BatchNorm2d(2)).double()
