@@ -85,7 +85,9 @@ def _modules(function: Any) -> Iterator[nn.Module]:
         yield function
     elif isinstance(function, partial):
         parts = function.func, *function.args
-    elif isinstance(function, types.FunctionType) and function.__module__.startswith("helpers."):
+    elif isinstance(function, types.FunctionType) and (function.__module__ or "").startswith(
+        "helpers."
+    ):
         parts = (cell.cell_contents for cell in function.__closure__ or ())
     for part in parts:
         yield from _modules(part)
