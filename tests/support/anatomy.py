@@ -4,9 +4,10 @@ import copy
 import re
 from pathlib import Path
 
+from docutils.utils.math import MathError
 from nbformat import NotebookNode
 
-from helpers.tooling.lesson import copies, files, form
+from helpers.tooling.lesson import copies, files, form, formulas
 
 TAGS = {"parameters", "solution", "needs-opacus", "nbval-ignore-output", "nbval-check-output"}
 TAGS |= {"hide-cell", "hide-input", "hide-output"}
@@ -34,6 +35,8 @@ def check(lesson: Path) -> None:
     for there, cell in zip(notebook.cells, saved.cells, strict=True):
         assert there == cell, f"{cell.id}: an old count, metadata or timing: `make outputs`"
         assert {*files.tags(cell)} <= TAGS, f"{cell.id}: there is no such tag"
+    for cell in notebook.cells:
+        _formulas(cell)
     for cell in cells:
         _outputs(cell)
     tagged = [cell.id for cell in notebook.cells if "parameters" in files.tags(cell)]
@@ -46,6 +49,17 @@ def check(lesson: Path) -> None:
     if helped:
         assert helped[0].source.startswith(form.SETUP), f"{helped[0].id} does not find the helpers"
         _exercises(notebook)
+
+
+def _formulas(cell: NotebookNode) -> None:
+    """Draw the formulas of a text, as the book and the slides do."""
+    if cell.cell_type == "markdown":
+        bare = re.sub(r"```.*?```|`[^`]*`", "", cell.source, flags=re.DOTALL)
+        for formula in re.findall(r"(?<!\\)\$([^$]+)\$", bare.replace("$$", "$")):
+            try:
+                formulas.mathml(formula, block=True)
+            except MathError as error:
+                raise AssertionError(f"{cell.id}: {formula} cannot be drawn: {error}") from error
 
 
 def _outputs(cell: NotebookNode) -> None:
