@@ -87,16 +87,39 @@ class Centered(nn.Module):
         return squared((predictions - self.center).tanh(), targets)
 
 
+class PlainlyCentered:
+    center, __call__ = Centered.center, Centered.forward
+
+
 @pytest.mark.parametrize("way", [name for name in WAYS | LEGACY if "computer" not in name])
-def test_a_loss_that_is_a_module_begins_anew_for_each_sample(way):
+def test_a_loss_with_state_begins_anew_for_each_sample(way):
     def case(size: int = 3) -> Case:
         return dataclasses.replace(make("linear", size), loss_fn=lambda p, t: Centered()(p, t))
 
-    way, truth, loss_fn = (WAYS | LEGACY)[way], Truth(case), Centered()
-    for size in (3, 2, 3):
+    way, truth, loss, plain = (WAYS | LEGACY)[way], Truth(case), Centered(), PlainlyCentered()
+    losses = loss, lambda p, t: loss(p, t), loss.forward, lambda p, t, one=plain: one(p, t)
+    for size, loss_fn in zip((3, 2, 3, 3), losses, strict=True):
         got = way.compute(dataclasses.replace(case(size), loss_fn=loss_fn), truth)
-        assert vars(loss_fn).keys() == vars(Centered()).keys()
-    assert_equal(got, way.expected(truth), TOLERANCE)
+        assert vars(loss).keys() == vars(Centered()).keys()
+        if size == 3:
+            assert_equal(got, way.expected(truth), TOLERANCE)
+    assert vars(plain) == {}
+
+
+@every_method
+def test_a_forward_pass_that_freezes_a_layer(method):
+    head, case = nn.Linear(2, 2).double(), make("linear")
+    model = Apply(lambda m, x: m.head(m.fc.requires_grad_(False)(x)), fc=case.model, head=head)
+    grads = method(model, *case.args[1:])
+    assert [bool(grad.any()) for grad in grads.values()] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("way", ["loop", "func", "func, out", "norms"])
+def test_a_loss_without_a_graph_is_warned_of(way):
+    case = make("linear")
+    case.model = Apply(lambda m, x: m.fc(x).detach(), fc=case.model)
+    with pytest.warns(UserWarning, match="depends on none of the selected parameters"):
+        (WAYS | LEGACY)[way].compute(case, None)
 
 
 @every_method

@@ -348,6 +348,7 @@ ODD = {
         lambda m, x: torch.fft.irfft(torch.fft.rfft(m.layer(x)) * m.layer.scale @ m.layer.mix, n=4),
     ),
     "a list of states": (nn.LSTMCell(4, 4), lambda m, x: m.layer(x, [x.sin(), x.cos()])[1]),
+    "no units": (nn.Sequential(nn.Linear(4, 0), nn.Linear(0, 3)), lambda m, x: m.layer(x)),
 }
 
 

@@ -68,6 +68,7 @@ MEASURED = [
     ("state-on-self", "Counter()"),
     ("samples-that-meet", "Centering()"),
     ("numpy-draws", "Noisy()"),
+    ("no-gradient", "Classifier()", "lambda p, t: F.cross_entropy(p.detach(), t)"),
     ("operator-fallback", "Reader()", USUAL[0], "rows.float()"),
     ("operator-fallback", "Classifier()", "scattered"),
 ]

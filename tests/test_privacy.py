@@ -15,6 +15,7 @@ from torch import nn
 from helpers import norms, privacy
 
 CHANCE = 1e-3
+NO_NOISE = {"noise_multiplier": 0}
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -69,6 +70,15 @@ def test_noise_has_its_variance_however_many_chunks_and_samples(count):
     assert stats.kstest(noise.flatten(), "norm").pvalue > CHANCE
     products = (noise[:-1:2] * noise[1::2]).flatten()  # of independent steps
     assert plausible(products.sum().item() / len(products) ** 0.5, stats.norm())
+
+
+def test_the_sum_is_clipped_with_dropout():
+    model, *rest = small()
+    args, sums = (nn.Sequential(nn.Dropout(), model), *rest), []
+    for function, options in ((norms.clipped_sum, {}), (privacy.private_sum, NO_NOISE)):
+        torch.manual_seed(0)
+        sums.append(function(*args, limit=0.5, randomness="different", **options))
+    torch.testing.assert_close(*sums, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
@@ -166,7 +176,8 @@ def test_what_is_masked_adds_nothing():
 @pytest.mark.parametrize(("target", "rest"), [(0.5, (1.0, 50)), (2.0, (0.05, 200))])
 def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, target, rest):
     noise = privacy.noise_multiplier_for(target, *rest, 1e-5, accountant=accountant)
-    assert privacy.epsilon(noise, *rest, 1e-5, accountant=accountant) <= target
+    spent = privacy.epsilon(noise, *rest, 1e-5, accountant=accountant)
+    assert spent <= target, f"noise_multiplier_for gave {noise}, which spends {spent}"
     assert privacy.epsilon(noise * 0.999, *rest, 1e-5, accountant=accountant) > target
     assert privacy.epsilon(0.0, *rest, 1e-5, accountant=accountant) == math.inf
 

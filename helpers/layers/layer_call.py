@@ -90,7 +90,7 @@ class Bias(LayerCall):
         """Return the gradients of the samples, `(B, *shape)`, possibly a view."""
         grads = self.output_grads
         if grads.numel() == len(grads) * self.shape.numel():
-            return grads.reshape(-1, *self.shape)
+            return grads.reshape(len(grads), *self.shape)
         return torch.einsum(self.formula, grads)
 
     def write(self, out: Tensor, *, add: bool = False) -> None:

@@ -105,7 +105,8 @@ def _recorded(
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
         undo = streams.streams_kept(batch[0].device, snapshot.generators)
-        with nullcontext() if randomness == "error" else undo:  # then only others may have drawn
+        undo = nullcontext() if randomness == "error" else undo  # then only others may have drawn
+        with undo, fallback.silent() if calls else nullcontext():
             _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 

@@ -69,6 +69,7 @@ def private_sum(
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     chunk_size: int | str | None = 64,
+    randomness: str = "error",
 ) -> dict[str, Tensor]:
     """Compute the sum of the samples' clipped gradients, plus Gaussian noise.
 
@@ -88,6 +89,7 @@ def private_sum(
         mask: `(B,)`, boolean, as in `helpers.norms.clipped_sum`: which samples count.
         generator: The source of the noise; `None` means torch's own stream of the device.
         chunk_size: As in `helpers.norms.clipped_sum`.
+        randomness: `"different"` for dropout and other draws of each sample, as in `clipped_sum`.
 
     Returns:
         `{name: parameter.shape}`, detached, in float32 or wider, for the parameters with
@@ -117,7 +119,7 @@ def private_sum(
                 f"generator is on {generator.device} and {name} on {parameter.device}: "
                 f"torch.Generator({str(parameter.device)!r}) makes one there"
             )
-    options = {"mask": mask, "chunk_size": chunk_size}
+    options = {"mask": mask, "chunk_size": chunk_size, "randomness": randomness}
     result = norms.clipped_sum(model, loss_fn, data, targets, limit, **options)
     deviation = float(noise_multiplier) * float(limit)
     for total in result.values():

@@ -75,7 +75,7 @@ def noise_multiplier_for(
     if not is_real(epsilon) or not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be a finite number above 0, got {epsilon!r}")
     _check_budget(rate, steps, delta, accountant)
-    return _search(float(epsilon), float(rate), int(steps), float(delta), accountant)
+    return _smallest_noise(float(epsilon), float(rate), int(steps), float(delta), accountant)
 
 
 def check_rate(rate: float) -> None:
@@ -105,19 +105,26 @@ def _spent(setting: tuple[float, float, int], delta: float, accountant: str) -> 
         return 0.0  # delta is so large that it allows everything
 
 
-def _search(epsilon: float, rate: float, steps: int, delta: float, accountant: str) -> float:
+def _smallest_noise(
+    epsilon: float, rate: float, steps: int, delta: float, accountant: str
+) -> float:
     from opacus.accountants.utils import get_noise_multiplier
 
     if epsilon <= _spent((_LARGEST_NOISE, 1.0, 1), delta, accountant):
         least = f"no epsilon as small as {epsilon:g} at delta = {delta:g}, whatever the noise"
         raise ValueError(f"the accountant {accountant!r} promises {least}: take a larger one")
-    if accountant == "prv":  # whose search tries half of the noise that "rdp" asks for, and no less
-        noise_multiplier = _search(max(epsilon, 1.0), rate, steps, delta, "rdp")
+    if accountant == "prv":  # its search begins with half the noise that "rdp" needs
+        noise_multiplier = _smallest_noise(max(epsilon, 1.0), rate, steps, delta, "rdp")
         _check_grid(noise_multiplier / 2, rate, steps, delta)
-    given = {"target_epsilon": epsilon, "target_delta": delta, "sample_rate": rate, "steps": steps}
-    given |= {"accountant": accountant, "epsilon_tolerance": epsilon * 1e-4}
     with _quiet():
-        return get_noise_multiplier(**given)
+        return get_noise_multiplier(
+            target_epsilon=epsilon,
+            target_delta=delta,
+            sample_rate=rate,
+            steps=steps,
+            accountant=accountant,
+            epsilon_tolerance=epsilon * 1e-4,
+        )
 
 
 def _check_grid(noise_multiplier: float, rate: float, steps: int, delta: float) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -72,16 +72,18 @@ def reached(roots: Iterable[Any]) -> Iterator[Any]:
 
 def _named_by(value: Any) -> Iterable[Any]:
     """Return the objects that an object may call."""
-    value = getattr(value, "__func__", value)
+    if isinstance(value, MethodType):
+        return (value.__func__, value.__self__)
     if isinstance(value, nn.Module):
         return (type(value).forward, *vars(value).values(), *value.children())
     if isinstance(value, (list, tuple, dict)):
         return filter(callable, value.values() if isinstance(value, dict) else value)
     if isinstance(value, partial):
-        return (value.func, *value.args)
+        return (value.func, *value.args, *value.keywords.values())
     if not isinstance(value, FunctionType):
         return ()
     values = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    values += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
         names = _names(value.__code__)
         for member in map(value.__globals__.get, names):

@@ -42,13 +42,26 @@ def gradients(
         for per_sample_grad, row in zip(grads.values(), rows, strict=True):
             per_sample_grad[index] = row
 
-    options = {"backward": partial(by_backward, leaves=leaves), "randomness": randomness}
+    reached = False
+
+    def backward(loss: Tensor) -> list[Tensor]:
+        nonlocal reached
+        reached |= loss.requires_grad
+        return by_backward(loss, leaves)
+
+    options = {"backward": backward, "randomness": randomness}
     for_each(function, model, grads, batch, store, **options)
     flagged = {name for name, parameter in parameters.items() if parameter.requires_grad}
     unmet = (not rows[:, None].flatten(1).any(1).all() for rows in grads.values())
     if not flagged <= grads.keys() and any(unmet):
         # A checkpoint may need gradients of parameters that are not asked for.
         for_each(function, model, flagged | {*grads}, batch, store, **options)
+    if not reached:
+        fallback.warn(
+            "the loss depends on none of the selected parameters, so all gradients are 0: look "
+            "for no_grad, detach() or item() in the model and the loss",
+            category=UserWarning,
+        )
     return grads
 
 
@@ -127,8 +140,9 @@ def by_backward(
     for leaf in reachable:
         leaf.grad = None
     try:
-        if scalar.requires_grad:
-            scalar.backward(inputs=None if custom else leaves, retain_graph=retain_graph)
+        inputs = [leaf for leaf in leaves if leaf.requires_grad]  # a forward pass may freeze some
+        if scalar.requires_grad and inputs:
+            scalar.backward(inputs=None if custom else inputs, retain_graph=retain_graph)
         grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     finally:
         for leaf, gradient in before.items():

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.transforms import fallback
+from helpers.transforms.known_wrong import reached
 from helpers.transforms.randomness import GENERATORS
 
 # What cannot change, or leads out of the model: there a walk ends.
@@ -42,7 +43,7 @@ def preserved(
 
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
     state, to be restored within the block as well. Warns of parameters that were written into.
-    Modules that `functions` are, or were handed, such as the loss, are put back likewise.
+    So are modules and other objects that `functions` are or call, such as a loss with state.
     """
     parameters, before = {}, []
     for name, parameter in model.named_parameters():
@@ -53,9 +54,10 @@ def preserved(
             )
         if parameter.is_leaf:  # what was computed has neither a flag nor a `.grad`
             parameters[name] = parameter
-    modules = [model, *itertools.chain(*map(_modules, functions))]
+    roots = [model, *filter(_has_state, reached(functions))]
+    modules = (root for root in roots if isinstance(root, nn.Module))
     own = itertools.chain(*(module.parameters() for module in modules))
-    snapshot = Snapshot([*modules, *model.buffers()], own)
+    snapshot = Snapshot([*roots, *model.buffers()], own)
     for p in parameters.values():
         before.append((p.requires_grad, p.grad, p._version, p.data))
     try:
@@ -78,19 +80,11 @@ def preserved(
             )
 
 
-def _modules(function: Any) -> Iterator[nn.Module]:
-    """Yield a module, or those that a function of helpers closes over; not those of your own."""
-    parts: Iterable[Any] = ()
-    if isinstance(function, nn.Module):
-        yield function
-    elif isinstance(function, partial):
-        parts = function.func, *function.args
-    elif isinstance(function, types.FunctionType) and (function.__module__ or "").startswith(
-        "helpers."
-    ):
-        parts = (cell.cell_contents for cell in function.__closure__ or ())
-    for part in parts:
-        yield from _modules(part)
+def _has_state(value: Any) -> bool:
+    """Tell modules and other objects that are called from functions and classes."""
+    kind = type(value)
+    plain = kind in _ENDS or kind is partial or kind.__module__.startswith(("builtins", *_FOREIGN))
+    return isinstance(value, nn.Module) or (callable(value) and not plain)
 
 
 class Snapshot:
