@@ -76,7 +76,13 @@ MEASURED = [
 # wrong about a batch, or what was found is about a later call or parameters that nobody asked for.
 RIGHT_ALL_THE_SAME = {
     *("bilinear", "embedding bag", "encoder train", "encoder eval", "wild: sparse buffer"),
-    *("frozen", "buffer rebound", "wild: penalty of a slope", "wild: loss of what a method kept"),
+    *(
+        "no_grad inside",
+        "frozen",
+        "buffer rebound",
+        "wild: penalty of a slope",
+        "wild: loss of what a method kept",
+    ),
 }
 EQUAL = "func_gradients is equal for all"
 HARMLESS = "weight norm hook"  # what is left in its layer is computed anew by each forward

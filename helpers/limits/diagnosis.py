@@ -81,8 +81,6 @@ def _diagnosed(case: Case) -> Diagnosis:
     numbers = [*case.model.parameters(), *tensors_in([run.outputs for run in singles])]
     tolerance = max(TOLERANCES.get(tensor.dtype.to_real(), 0) for tensor in numbers)
     conclusion, expected = _compared(case, tolerance)
-    if expected and not any(tensor.any() for tensor in expected.values()):
-        findings.append(Finding("the loss", "all gradients are 0", "no-gradient"))
     if grads is not None:
         frozen = [x for x, p in case.model.named_parameters() if x in grads and not p.requires_grad]
         if 0 < len(frozen) < len(grads):
@@ -95,6 +93,8 @@ def _diagnosed(case: Case) -> Diagnosis:
         findings += trials.meeting(together, singles, far) or trials.weighing(
             case, together, singles, far
         )
+    if expected and not findings and not any(tensor.any() for tensor in expected.values()):
+        findings.append(Finding("the loss", "all gradients are 0", "no-gradient"))
     return Diagnosis(tuple(findings), conclusion)
 
 
