@@ -58,10 +58,13 @@ def test_links_lead_somewhere_and_nothing_is_fetched_from_outside(book, written)
 
 @pytest.mark.whole
 def test_index_has_each_lesson_with_its_doors_and_lessons_their_copies_for_colab(book, written):
-    entries = book["index"].select("article section section")
+    entries = book["index"].select("article section section section")
+    groups = book["index"].select("article section section:has(> section) > h2")
+    assert [group.text.split()[0] for group in groups] == ["Start", "Use", "Look"]
     opened = "https://colab.research.google.com/github/ada/gradients/blob/colab/"
-    for lesson, each in zip((DOOR, *LESSONS), entries, strict=True):
-        assert each.h2.a["href"] == f"{lesson.stem}.html"
+    in_order = sorted(entries, key=lambda entry: entry.h3.a["href"])
+    for lesson, each in zip((DOOR, *LESSONS), in_order, strict=True):
+        assert each.h3.a["href"] == f"{lesson.stem}.html"
         drawn = any(cell.metadata.get("alt") for cell in files.read(lesson).cells)
         assert bool(each.select_one("img.thumbnail")) == drawn
         read, colab_copy, file = [link["href"] for link in each.find_all("p")[1].find_all("a")]
@@ -146,6 +149,7 @@ def test_formula_that_cannot_be_converted_is_named_and_leaves_the_old_pages(desk
     first = "# A lesson\n\nA promise.\n\n*Reading: an hour. Running: a day.*\n\n$\\nonsense x$"
     notebook.cells[0].source = first
     save(notebook, "01_a")
+    Path("README.md").touch()
     old = Path("build/html/index.html")
     old.parent.mkdir(parents=True)
     old.write_text("old")

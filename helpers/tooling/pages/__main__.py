@@ -31,15 +31,28 @@ def build(folder: Path = FOLDER) -> None:
     with drafts.replaced(folder) as draft, tempfile.TemporaryDirectory() as desk:
         source = Path(desk, "source")
         source.mkdir()
-        for path in (*lessons, HERE / "index.md"):
+        for path in (*lessons, *Path(".github").glob("picture.png")):
             shutil.copy(path, source)
-        with (source / "index.md").open("a", encoding="utf-8") as index:
-            index.writelines(_entry(lesson, repo) for lesson in lessons)
+        (source / "index.md").write_text(_index(lessons, repo), encoding="utf-8")
         options = ["-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(Path(desk, "doctrees"))]
         if build_main([*options, str(source), str(draft)]):
             raise ValueError(f"{folder} was not written: see above")
         for lesson in lessons:  # what a page offers to download stands alone
             nbformat.write(colab.standalone(lesson, repo), draft / "_sources" / lesson.name)
+
+
+def _index(lessons: list[Path], repo: str | None) -> str:
+    """Write the first screen of README, and its groups with an entry for each lesson."""
+    readme, named = Path("README.md").read_text("utf-8"), {path.name: path for path in lessons}
+    opening, _, rest = readme.partition("\n## Two commands\n")
+    text = re.sub(r"\]\((notebooks|\.github)/", "](", opening) + (HERE / "index.md").read_text(
+        "utf-8"
+    )
+    for group, purpose, table in re.findall(r"\*\*(.+)\*\*(.+)\.\n\n((?:\|.+\n)+)", rest):
+        text += f"\n## {group}{purpose}\n"
+        for name in re.findall(r"\(notebooks/(\S+\.ipynb)\)", table):
+            text += _entry(named[name], repo)
+    return text
 
 
 def _entry(lesson: Path, repo: str | None) -> str:
@@ -50,7 +63,7 @@ def _entry(lesson: Path, repo: str | None) -> str:
     run = f'<a href="_sources/{lesson.name}" download>download</a> and run'
     if repo:
         run = f"[open in Colab]({colab.OPEN.format(repo=repo)}{lesson.name}), or {run}"
-    text = f"\n## [{title}]({lesson.name})\n\n{promise}\n\n"
+    text = f"\n### [{title}]({lesson.name})\n\n{promise}\n\n"
     text += f"[Read]({lesson.name}): {reading}; {run}: {running}.\n"
     outputs = [output for cell in files.code_cells(notebook) for output in cell.outputs]
     saved = [output.get("data", {}).get("image/png", "") for output in outputs]
