@@ -1,4 +1,4 @@
-"""The batches that the lessons differentiate: real handwritten digits, or a random stand-in."""
+"""The batches that the lessons use: real handwritten digits, or a random stand-in."""
 
 import torch
 import torch.nn.functional as F
@@ -58,5 +58,5 @@ def check(dataset: str, batch_size: int) -> None:
         raise ValueError(f"dataset must be 'digits' or 'random', got {dataset!r}")
     check_count("batch_size", batch_size)
     if dataset == "digits" and batch_size > 1797:
-        got = f"the digits are 1797 samples, and {batch_size} were asked for"
+        got = f"there are only 1797 digits, but {batch_size} were requested"
         raise ValueError(f"{got}: choose at most 1797, or dataset 'random'")

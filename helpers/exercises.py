@@ -16,7 +16,7 @@ from torch.nn import Module, Parameter
 from helpers.compare import TOLERANCES, largest_error
 
 STILL_TO_DO = "still to do: write "
-"""How the message of the error begins that an answer not yet written raises."""
+"""How the error message of an unwritten answer begins."""
 
 
 class Refused(AssertionError):
@@ -27,16 +27,16 @@ class Refused(AssertionError):
 def check(exercise: str, answer: Callable, /, **given: Any) -> Iterator[Callable]:
     """Print a verdict on an answer that the block calls.
 
-    The answer is correct if the block ends normally; `expect` and `require` may end it early, and
-    so may errors, shown after the lines of the lesson that led to it. What the answer changes in
-    place is put back, since later exercises use it, and the answer is not correct then. Modes of
-    models, disabled gradients and warning filters are put back silently.
+    The answer is correct if the block ends normally; `expect`, `require` and errors may end it
+    early; errors are shown after the lesson's lines that led to them. What the answer changes in
+    place is restored for later exercises, and the answer counts as incorrect. Model modes, disabled
+    gradients and warning filters are restored silently.
 
     Args:
         exercise: The name of the exercise, for example `"Exercise 1"`.
         answer: The function or class that the reader writes.
-        given: `name=value` of what the answer works on: tensors, models, and dictionaries, lists
-            and tuples of these.
+        given: `name=value` pairs the answer works on: tensors, models, and dictionaries, lists and
+            tuples of these.
 
     Yields:
         The answer, to call.
@@ -91,7 +91,7 @@ def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None
 
 
 def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> None:
-    """Require the shape of a result whose values are checked otherwise.
+    """Require the shape of a result whose values are checked elsewhere.
 
     Args:
         what: A name of the result, for the verdict.
@@ -110,7 +110,7 @@ def require(what: str, holds: bool, *, measured: str = "") -> None:
     """Require a property of an answer besides its values, and print that it holds.
 
     Args:
-        what: The requirement, as a sentence that is true of a right answer.
+        what: The requirement, a sentence that is true of a correct answer.
         holds: Whether it is true of this answer.
         measured: The measured value, for the verdict, for example `"1.9 times"`.
 
@@ -152,7 +152,7 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Te
 
 
 def _serves(mine: torch.dtype, wanted_dtype: torch.dtype) -> bool:
-    """Say whether a dtype can stand for another: of one kind, and not narrower if floating."""
+    """Tell whether a dtype is acceptable: of the same kind, and not narrower if floating."""
     kinds = {(d.is_floating_point, d.is_complex, d == torch.bool) for d in (mine, wanted_dtype)}
     return len(kinds) == 1 and (
         mine.itemsize >= wanted_dtype.itemsize or not wanted_dtype.is_floating_point
@@ -196,7 +196,7 @@ class _Snapshot:
 
     def _remember(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and _can_be_written(value):
-            # `.data` leads back to the same storage after `model.double()` has given it another.
+            # `.data` recovers the old storage after `model.double()` has replaced it.
             self._tensors[name] = (value, value.data, value.data.clone(), value.requires_grad)
         if isinstance(value, dict):
             self._dicts[name] = (value, dict(value))
@@ -223,14 +223,14 @@ class _Snapshot:
                 continue
             changed.append(name)
             if value.requires_grad != required:
-                # What is computed in place from a parameter is no leaf, and cannot be told to stop.
+                # A tensor computed in place from a parameter is not a leaf: detach it first.
                 (value if value.is_leaf else value.detach_()).requires_grad_(required)
             value.data = data.copy_(before)
         return changed
 
 
 def _can_be_written(tensor: Tensor) -> bool:
-    """Say whether it is a plain tensor of which each entry has a place of its own."""
+    """Tell whether a tensor is plain, and no two of its entries share memory."""
     plain = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
     sizes = zip(tensor.shape, tensor.stride(), strict=True) if plain else ()
     return plain and all(size < 2 or stride for size, stride in sizes)

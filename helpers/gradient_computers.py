@@ -1,11 +1,11 @@
 """Gradient computers: per-sample gradients of a task's model output behind one interface.
 
-The interface is that of TRAK (Park et al. 2023, arXiv:2303.14186), so that a computer of this
-module serves the package `traker` as its own would. The functional computer is fast, on
-`torch.func`; the iterative one takes any differentiable model.
+The interface is that of TRAK (Park et al. 2023, arXiv:2303.14186), so the package `traker` can use
+a computer of this module as one of its own. The functional computer is fast, on `torch.func`; the
+iterative one takes any differentiable model.
 
 Both return the same dictionary for the same model, with the names, zeros, and refusals of
-`helpers.gradients`, and put the model back as it was.
+`helpers.gradients`, and restore the model.
 """
 
 import functools
@@ -30,24 +30,24 @@ Tensors = dict[str, Tensor]
 
 
 class AbstractGradientComputer(ABC):
-    """What computes per-sample gradients of a task: its settings, and two methods to fill in.
+    """Base class for computing a task's per-sample gradients, with two abstract methods.
 
     Args:
         model: Any module whose tensors are on one device; it is read at each computation.
         task: The model output that is differentiated.
         grad_dim: P, how many numbers one gradient has: the entries of the chosen parameters.
-        dtype: Of the results, a floating point type. The model computes in its own.
-        device: Of the results. The model and the batches stay where they are.
-        grad_wrt: Names of the parameters to differentiate, in the order that the results have;
-            `None` means all with `requires_grad`, in the order of `model.named_parameters()`.
+        dtype: Floating point dtype of the results. The model computes in its own.
+        device: Device of the results. Model and batches stay where they are.
+        grad_wrt: Names of the parameters to differentiate, in the order of the results; `None`
+            means all with `requires_grad`, in the order of `model.named_parameters()`.
         chunk_size: How many samples are differentiated at a time; `None` means all of a batch.
             The iterative computer always takes one at a time.
 
     Raises:
         TypeError: `dtype` is not a dtype, `model` is not a module, `task` lacks a method, or
             `grad_wrt` is a string.
-        ValueError: `dtype` is not floating point, `device` is not there, `grad_wrt` has an
-            unknown name, a parameter is complex, `grad_dim` is not P, or `chunk_size` is below 1.
+        ValueError: `dtype` is not floating point, `device` is absent, `grad_wrt` has an unknown
+            name, a parameter is complex, `grad_dim` is not P, or `chunk_size` is below 1.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class AbstractGradientComputer(ABC):
 
     def _checked(self, batch: Given) -> Batch:
         """Flatten a batch, if the task accepts it and no BatchNorm is in training mode."""
-        # Not before: `traker` makes a computer first, and calls `model.eval()` later.
+        # Not earlier: `traker` makes a computer before it calls `model.eval()`.
         checks.check_model(self.model)
         checks.check_callable(self.model)
         signature = inspect.signature(self.task.get_output)
@@ -219,7 +219,7 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         function = samples.functional(compute, self.model, names, JACREV, OUTSIDE)
 
         def differentiable(params: Tensors, *leaves: Tensor) -> Tensor:
-            """Pull nothing back, so that recurrent layers can be batched."""
+            """Take an unused `vjp`, with which `vmap` can batch recurrent layers."""
             return vjp(lambda params_now: function(params_now, *leaves), params)[0]
 
         otherwise = functools.partial(self._loss_grads_by_loop, batch, compute)

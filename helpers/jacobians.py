@@ -83,7 +83,7 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
 
 
 def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor]:
-    """Restore the parameters' names and shapes to the P columns of flat Jacobians.
+    """Split the P columns of flat Jacobians into parameters, by name and shape.
 
     Args:
         jacobians: `(..., P)`, for example `(B, Y, P)`, or per-sample gradients `(B, P)`.
@@ -149,7 +149,7 @@ def _count(params: dict[str, Tensor]) -> int:
 
 
 def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
-    """Return Jacobians `(size, Y, P)`, all zeros; a sample, or zeros, is run to find Y."""
+    """Return zeros `(size, Y, P)`; the model runs on a sample, or zeros, to find Y."""
     params = checks.select_parameters(model)
     with preserved(model, params), torch.enable_grad():  # a forward pass may differentiate
         outputs = _outputs(batch)(model, *batch.sample())

@@ -1,4 +1,4 @@
-"""Gradients through a whole training, with respect to the weights of its samples in the loss.
+"""Gradients through a training run, with respect to the weights of its samples in the loss.
 
 A training is a function of these weights. Its derivative says what a sample did in *this* run, with
 this initialization and this order (Maclaurin, Duvenaud and Adams 2015, arXiv:1502.03492; Engstrom
@@ -25,7 +25,7 @@ class _Watched(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "_weight_norm":
             raise ValueError(
-                "a step goes through weight_norm, of which torch gets the second derivative wrong: "
+                "a step uses weight_norm, whose second derivative torch gets wrong: "
                 "write the weight as g * v / v.norm()"
             )
         return func(*args, **(kwargs or {}))
@@ -36,7 +36,7 @@ State = Any
 
 
 @torch.inference_mode(False)
-@torch.no_grad()  # of the outside alone: `vjp` makes graphs of its own
+@torch.no_grad()  # outside only: `vjp` makes graphs of its own
 def metagradient(
     step: Callable[[State, Tensor, Any], State],
     start: State,
@@ -46,7 +46,7 @@ def metagradient(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run a training, and differentiate what is measured at its end.
+    """Train, and differentiate what is measured at the end.
 
     Args:
         step: `step(state, weights, batch)` returns the next state: one step of the training, for
@@ -63,8 +63,8 @@ def metagradient(
         `(N,)`; detached.
 
     Raises:
-        ValueError: There is no step, or a step goes through `weight_norm`, of which torch gets the
-            second derivative wrong (lesson 6).
+        ValueError: There is no step, or a step uses `weight_norm`, whose second derivative torch
+            gets wrong (lesson 6).
 
     Example:
         >>> def step(w, weights, batch):  # gradient descent on weights * (w - 1)^2 / 2
@@ -74,7 +74,7 @@ def metagradient(
         (tensor(0.7500), tensor([0.2500, 0.2500]))
     """
     if not len(batches):
-        raise ValueError("batches must hold a step at least, got none")
+        raise ValueError("batches must hold at least 1 step, got none")
     size = math.isqrt(len(batches) - 1) + 1
     segments = [batches[i : i + size] for i in range(0, len(batches), size)]
 

@@ -60,13 +60,13 @@ class AbstractModelOutput(ABC):
 class _Margin(AbstractModelOutput):
     """The margin of a classifier, the log-odds `log(p / (1 - p))` of a label.
 
-    The model has logits `(B, C)`, with C at least 2, or returns an object that has them as
-    `.logits`, as those of transformers. A label is a whole number `()`, 0 to C - 1. Raises
-    ValueError for logits or labels of a wrong shape.
+    The model returns logits `(B, C)`, with C at least 2, or an object with `.logits`, as in
+    transformers. A label is a whole number `()`, 0 to C - 1. Raises ValueError for logits or labels
+    of a wrong shape.
     """
 
     keywords: tuple[str, ...] = ()
-    """What the model calls its inputs; it gets them by position where it has no names for them."""
+    """The keywords for the model's inputs; if there are none, inputs are passed by position."""
 
     def _margins(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
@@ -123,7 +123,7 @@ class ImageClassificationModelOutput(_Margin):
 
 
 class TextClassificationModelOutput(_Margin):
-    """The margin of a text classifier, called with three keywords as BERT (TRAK, Section 3.3)."""
+    """The margin of a text classifier, called like BERT with 3 keywords (TRAK, Section 3.3)."""
 
     keywords = ("input_ids", "token_type_ids", "attention_mask")
 
@@ -139,8 +139,7 @@ class TextClassificationModelOutput(_Margin):
     ) -> Tensor:
         """Compute the margin `()` of one text of T tokens.
 
-        Token numbers, segment numbers and the mask (1 for a token, 0 for padding) are integers
-        `(T,)`.
+        Token ids, segment ids and the mask (1 for a token, 0 for padding) are integers `(T,)`.
         """
         text = input_ids, token_type_ids, attention_mask
         return self._output(model, weights, buffers, *text, label)

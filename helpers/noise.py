@@ -1,9 +1,8 @@
 """The gradient noise scale: the batch size up to which larger batches pay off.
 
 With G the mean and Sigma the covariance matrix of the samples' gradients, the mean gradient of a
-batch of B has the noise tr(Sigma) / B around G. The scale is the B at which this equals |G|^2:
-B_simple of McCandlish et al. (2018), "An Empirical Model of Large-Batch Training",
-arXiv:1812.06162.
+batch of B has noise tr(Sigma) / B around G. The scale is the B at which this equals |G|^2: B_simple
+of McCandlish et al. (2018), "An Empirical Model of Large-Batch Training", arXiv:1812.06162.
 """
 
 import math
@@ -76,7 +75,7 @@ def noise_scale(
     own = norms.gradient_norms(model, loss_fn, data, targets, chunk_size=_CHUNK).double()
     size = len(own)
     if size < 2:
-        raise ValueError(f"data must hold 2 samples at least, to differ, got {size}")
+        raise ValueError(f"data must hold at least 2 samples, got {size}")
     limit = sys.float_info.max  # which clips none of them
     total = norms.clipped_sum(model, loss_fn, data, targets, limit, chunk_size=_CHUNK)
     measured = sum((t / size).abs().double().square().sum().item() for t in total.values())

@@ -17,8 +17,8 @@ DATASETS = ("topics", "random")
 def load_documents(dataset: str = "topics") -> list[str]:
     """Load the sections of Python's own reference manual, from `pydoc_data.topics`.
 
-    The topics repeat each other: a paragraph is kept only where it comes first. Sections of fewer
-    than 400 characters are left out; about 150 remain, with 365,000 characters or more.
+    Topics repeat each other: only the first copy of a paragraph is kept. Sections of fewer than 400
+    characters are left out; about 150 remain, with 365,000 characters or more.
 
     Args:
         dataset: `"topics"`, or `"random"` for 150 documents of meaningless words.
@@ -53,8 +53,8 @@ def load_documents(dataset: str = "topics") -> list[str]:
 class BytePairs:
     """A tokenizer by byte-pair encoding: the most frequent pair of tokens becomes a new token.
 
-    Sennrich et al. (2016), arXiv:1508.07909. A text is first cut into words with the space before
-    them, runs of signs and runs of white space; no token crosses these borders.
+    Sennrich et al. (2016), arXiv:1508.07909. A text is first split into words with the space before
+    them, runs of punctuation and whitespace; no token crosses a boundary.
 
     Attributes:
         tokens: The bytes of each token; the first 256 are the single bytes.
@@ -89,7 +89,7 @@ class BytePairs:
             del pairs[pair]
 
     def encode(self, text: str) -> list[int]:
-        """Cut a text into tokens, by their numbers."""
+        """Split a text into token ids."""
         tokens = []
         for piece in self._PIECES.findall(text):
             if piece not in self._words:
@@ -100,7 +100,7 @@ class BytePairs:
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Join tokens to text; bytes that are no character become a replacement sign."""
+        """Join tokens into text; invalid bytes become a replacement character."""
         return b"".join(self.tokens[token] for token in tokens).decode(errors="replace")
 
 
@@ -110,7 +110,7 @@ def windows(documents: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Te
     Neighboring windows share a token; a remainder shorter than a window is dropped.
 
     Returns:
-        Windows `(N, length + 1)`, int64, and the number of each one's document, `(N,)`.
+        Windows `(N, length + 1)`, int64, and the index of each one's document, `(N,)`.
     """
     rows, owners = [], []
     for number, document in enumerate(documents):

@@ -28,15 +28,15 @@ def check_dictionary(name: str, vector: Vector) -> None:
 
 
 def _check_vector(vector: Vector, params: Vector) -> None:
-    """Check that the parts of a vector fit the parameters of their names."""
+    """Check that each part of a vector fits the parameter of that name."""
     check_dictionary("vector", vector)
     if not vector:
-        raise ValueError("vector must hold a parameter at least, got none")
+        raise ValueError("vector must hold at least 1 parameter, got none")
     for name, tensor in vector.items():
         if name not in params:
             raise ValueError(
-                f"vector names {name!r}, which is no parameter of this model that requires a "
-                f"gradient: these are {', '.join(params)}"
+                f"vector names {name!r}, which is not a trainable parameter of this model: those "
+                f"are {', '.join(params)}"
             )
         expected, got = (
             f"shape {(*t.shape,)}, {t.dtype}, {t.device}" for t in (params[name], tensor)
@@ -64,7 +64,7 @@ def mean(
     checks.check_options(chunk_size)
     _check_vector(vector, checks.select_parameters(model))
     if not len(batch):
-        raise ValueError("data must hold a sample at least, got none")
+        raise ValueError("data must hold at least 1 sample, got none")
     dtypes = {name: tensor.dtype for name, tensor in vector.items()}
     vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
@@ -129,7 +129,7 @@ def _one_by_one(
         weighed = weigh(outputs, pushed.view_as(outputs), *sample).reshape(-1)
         products.append([weighed @ block for block in blocks])
 
-    # All parameters require a gradient, since a checkpoint may need those of others.
+    # All trainable ones: a checkpoint may need gradients of unselected parameters.
     names = checks.select_parameters(model)
     loop.for_each(function, model, names, chunk.leaves, store, backward=backward)
     summed = (sum(pairs) for pairs in zip(*products, strict=True))
@@ -139,6 +139,6 @@ def _one_by_one(
 
 
 def _wide(tensor: Tensor | Sequences) -> Tensor | Sequences:
-    """Return a tensor in the dtype in which numbers are added up, indices as they are."""
+    """Return a tensor in the dtype for sums, or unchanged if it holds no floats."""
     numbers = isinstance(tensor, Tensor) and tensor.is_floating_point()
     return tensor.to(wide(tensor.dtype)) if numbers else tensor

@@ -11,8 +11,8 @@ def push(
     outputs: Tensor, pull: Callable[[Tensor], tuple[dict[str, Tensor]]], vector: dict[str, Tensor]
 ) -> Tensor:
     """Multiply a Jacobian by a vector, given the `vjp` of a function."""
-    # `pull` is linear, so its own `vjp` is the product. torch's `jvp` is not the transpose of each
-    # backward pass: it moves an embedding's padding and takes custom operators for constants.
+    # `pull` is linear, so its own `vjp` is the product. torch's `jvp` is not the transpose of every
+    # backward pass: it changes an embedding's padding and treats custom operators as constants.
     return vjp(pull, torch.zeros_like(outputs))[1]((vector,))[0]
 
 
@@ -32,6 +32,6 @@ def check_pushed(
     right = (there - back).abs() <= torch.finfo(there.dtype).eps ** 0.5 * sizes
     if not debug_unwrap(right).all():  # under `vmap`, there may be many vectors
         raise NotImplementedError(
-            "torch.func pushes forward another Jacobian than it pulls back, by a hook on "
-            "gradients, a scripted module, or a backward that cannot be differentiated"
+            "torch.func uses different Jacobians forward and backward, because of a gradient "
+            "hook, scripted code, or a backward that is not differentiable"
         )

@@ -13,7 +13,7 @@ _OF_EVERY_MODULE = {*vars(nn.Module()), "_torchdynamo_wrapper_id"}
 
 
 def facts_of(model: nn.Module) -> dict[str, str]:
-    """Describe all but the values of parameters and buffers, by place, alike in every process."""
+    """Describe all but parameter and buffer values, by name, identically in every process."""
     facts = {}
     first = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}
     for path, module in model.named_modules():
@@ -33,7 +33,7 @@ def facts_of(model: nn.Module) -> dict[str, str]:
                 facts[prefix + name] = repr(value)
             elif isinstance(value, Tensor) and value.is_leaf:  # others are computed
                 numbers = hashlib.blake2b(content(value), digest_size=8).hexdigest()
-                facts[prefix + name] = f"a tensor {tuple(value.shape)}, its numbers' hash {numbers}"
+                facts[prefix + name] = f"a tensor {tuple(value.shape)}, with the hash {numbers}"
             elif hasattr(value, "__qualname__"):  # a function or a class
                 facts[prefix + name] = value.__qualname__
     return facts

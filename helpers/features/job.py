@@ -42,7 +42,7 @@ class Job:
 
     def __post_init__(self) -> None:
         if not len(self.dataset):
-            raise ValueError("a job's dataset must hold a sample at least, got none")
+            raise ValueError("a job's dataset must hold at least 1 sample, got none")
 
 
 def load(name: str) -> Job:
@@ -71,10 +71,10 @@ def collate(samples: Sequence[Given]) -> Given:
 
 
 def make_plan(job: Job, **options: object) -> Plan:
-    """List what changes the rows, in their last bits at least: `options`, the versions, hashes.
+    """List what can change the rows, if only in the last bits: `options`, versions, hashes.
 
-    The weights are hashed with the source code of the model's classes; of more than 4,096 samples
-    4,096, spread evenly. `options` are `k`, `kind`, `seed`, `device`, and `shard`, `batch` and
+    The weights are hashed with the source code of the model's classes; at most 4,096 samples are
+    hashed, evenly spaced. `options` are `k`, `kind`, `seed`, `device`, and `shard`, `batch` and
     `threads`, since other batches and other threads round differently.
     """
     checks.check_one_process(job.computer.model)
@@ -114,7 +114,7 @@ def _model_parts(job: Job) -> Iterator[bytes]:
     yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
     yield repr(facts_of(computer.model)).encode()
     classes = {kind for part in (task, *computer.model.modules()) for kind in type(part).__mro__}
-    for kind in sorted(classes, key=repr):  # a forward pass is not in the weights
+    for kind in sorted(classes, key=repr):  # the weights do not show the forward pass
         if not kind.__module__.startswith(("torch.", "builtins")):
             with suppress(OSError, TypeError):  # a class typed at a prompt has no source
                 yield repr((kind, inspect.getsource(kind))).encode()

@@ -16,7 +16,7 @@ _DIGEST = 32  # bytes of a checksum
 def bounds(count: int, size: int) -> list[slice]:
     """Divide `count` rows into slices of one size, at least 2; the last may differ."""
     starts = list(range(0, count, size))
-    # A batch of one row can take other kernels, with other last bits: it joins the slice before it.
+    # A batch of one row may use other kernels and round differently: it joins the previous slice.
     if len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], count], strict=True)]
@@ -35,7 +35,7 @@ def write(file: Path, content: bytes) -> None:
         OSError: The file could not be written, for example because the disk is full; no part of
             it remains.
     """
-    draft = file.with_name(f".{file.name}.draft")  # after a kill, the next run writes over it
+    draft = file.with_name(f".{file.name}.draft")  # after a kill, the next run overwrites it
     try:
         with draft.open("wb") as opened:
             opened.write(content)
@@ -55,12 +55,12 @@ def write_rows(file: Path, rows: np.ndarray) -> None:
 
 
 def _checksum(file: Path, content: bytes) -> bytes:
-    """Hash a shard together with its name, so that a copy of another shard is found out."""
+    """Hash a shard together with its name, so that a copy of another shard is detected."""
     return hashlib.blake2b(file.name.encode() + content, digest_size=_DIGEST).digest()
 
 
 def read(file: Path, part: slice, plan: Plan, *, mapped: bool = False) -> np.ndarray:
-    """Read a shard `(rows, k)`; if `mapped`, lazily, and without comparing its checksum.
+    """Read a shard `(rows, k)`; if `mapped`, lazily, and without checking its checksum.
 
     Raises:
         ValueError: The shard is damaged, has the wrong shape, or is a copy of another.
@@ -79,7 +79,7 @@ def read(file: Path, part: slice, plan: Plan, *, mapped: bool = False) -> np.nda
 
 
 def open_features(folder: str | os.PathLike[str]) -> list[np.ndarray]:
-    """Open a folder written by `python -m helpers.features`; its rows may exceed the memory.
+    """Open a folder written by `python -m helpers.features`, even one larger than memory.
 
     Returns:
         The shards `(rows, k)` in the order of the samples, as memory maps: only what you index is

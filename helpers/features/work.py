@@ -25,8 +25,8 @@ def joined() -> Iterator[dist.Store]:
     rank, world, store = 0, 1, dist.HashStore()
     if "RANK" in os.environ:
         store, rank, world = next(dist.rendezvous("env://", timeout=_PATIENCE))
-        # torchrun keeps its store when it restarts processes, with the addresses of the dead in
-        # it: each attempt reads and writes under a name of its own.
+        # torchrun keeps its store across restarts, with the addresses of dead processes in it, so
+        # each attempt uses a prefix of its own.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt-{attempt}-of-{world}", store)
     options = {"rank": rank, "world_size": world, "timeout": _PATIENCE}

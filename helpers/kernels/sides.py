@@ -38,14 +38,14 @@ def structured(model: nn.Module, outputs: int, data: Batch) -> Side:
 
 
 def dense_size(model: nn.Module, data: Batch) -> int:
-    """Count the parameters whose derivatives must be multiplied out."""
-    grads = of_outputs(model, data[:1], 1)  # of the sum of the outputs, for the structure alone
+    """Count the parameters whose Jacobians must be formed."""
+    grads = of_outputs(model, data[:1], 1)  # of summed outputs: only the structure is needed
     params = checks.select_parameters(model)
     return sum(p.numel() for name, p in params.items() if linear(grads, name) is None)
 
 
 def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradients:
-    """Differentiate each output of each sample: sample by sample, its outputs side by side."""
+    """Differentiate each output of each sample, ordered by sample, then by output."""
     repeated = data[torch.arange(len(data)).repeat_interleave(outputs)]
     one_hot = torch.eye(outputs, device=data.leaves[0].device).repeat(len(data), 1)
 

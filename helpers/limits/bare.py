@@ -32,7 +32,7 @@ class Case:
 
     @contextmanager
     def put_back(self) -> Iterator[streams.State]:
-        """Put the model and the random generators back at the end of a block; yield their state."""
+        """Restore the model and the random generators at the end of a block; yield their state."""
         values = Snapshot(self.model.parameters())
         trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
         device = self.batch.leaves[0].device
@@ -51,7 +51,7 @@ class Case:
 def run(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
     """Run the composition; modules that raise in training mode run in evaluation mode."""
     if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
-        return [Finding("data", "packed, and vmap takes tensors alone", "data-dependent")], None
+        return [Finding("data", "packed, but vmap takes only tensors", "data-dependent")], None
     findings: list[Finding] = []
     while True:
         try:
@@ -113,12 +113,12 @@ def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], dict[st
         slow: dict[str, str] = {}
         with each_operation(_noting_fallbacks(model, slow)):
             again = _gradients(case)
-        if slow:  # a backward operation belongs to its forward one, which has a place
+        if slow:  # a backward operation is attributed to its forward one's module
             where = listed(sorted({*slow.values()} - {""})) or "the loss or the backward pass"
             findings.append(
                 Finding(where, f"no batching rule for {listed(slow)}", "operator-fallback")
             )
-        if wrong := differences(again, bare):  # kernels of a GPU may add up in any order
+        if wrong := differences(again, bare):  # GPU kernels may sum in any order
             measured = f"a second call gives other gradients, {most(wrong)}"
             findings.append(Finding(listed(wrong), measured, "state-on-self"))
     return findings, bare
@@ -148,7 +148,7 @@ def _noting_fallbacks(model: nn.Module, fallbacks: dict[str, str]) -> Callable[.
 
 
 def left_behind(model: nn.Module) -> Iterator[Finding]:
-    """Find tensors of a transform in the place of others, and kept ones that raise when used."""
+    """Find a transform's tensors in place of the model's, and stored ones that raise if used."""
     readers = (model.named_parameters, model.named_buffers)
     now = [pair for named in readers for pair in named(remove_duplicate=False)]
     if replaced := [

@@ -45,7 +45,7 @@ class Diagnosis:
         return f"{table}\n\n**Compared with the loop.** {self.conclusion}."
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """List the findings, places together, each with the cause and the fix of its entry."""
+        """List the findings, equal ones merged, each with the cause and fix of its entry."""
         places: dict[tuple[str, str], list[str]] = {}
         for finding in self.findings:
             places.setdefault((finding.measured, finding.entry), []).append(finding.where)

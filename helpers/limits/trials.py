@@ -1,4 +1,4 @@
-"""Samples that meet in the forward pass or the loss, which comparing two gradients cannot show."""
+"""Samples that interact in the forward pass or the loss, which comparing gradients cannot show."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def run(case: Case, rows: slice) -> Run:
     names = {id(module): name or "the model" for name, module in case.model.named_modules()}
 
     def keep(module: nn.Module, _: Any, output: Any) -> None:
-        if id(module) in names:  # and is no copy, made in the forward
+        if id(module) in names:  # not a copy made in the forward pass
             outputs.setdefault(names[id(module)], []).append(output)
 
     with case.put_back() as begin:
@@ -47,7 +47,7 @@ def run(case: Case, rows: slice) -> Run:
             loss = case.loss_fn(predictions, targets)
         except Exception as error:
             raise ValueError(
-                f"the model must run before it can be diagnosed, and on a batch of {len(data)}, "
+                f"the model must run before it can be diagnosed, but on a batch of {len(data)}, "
                 f"without transforms, {find_place(error, case.model)} raised {described(error)}"
             ) from error
         if isinstance(loss, Tensor) and not loss.is_floating_point():
@@ -116,19 +116,19 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
         one_each = all(leaf.dim() == 1 for leaf in of_targets or leaves.values())
         entry = "class-weights" if one_each else "means-of-unequal-units"
         return [Finding("loss_fn", measured, entry)]
-    with case.put_back(), suppress(Exception):  # where targets have no such shape, or may not
+    with case.put_back(), suppress(Exception):  # targets may not fit that shape
         data, targets = case.batch.whole()
         predictions = batches.call(case.model, data)
         fitted = case.loss_fn(predictions, targets.view_as(predictions)).detach()
         if targets.shape != predictions.shape and alike(fitted, alone.mean(), alone.sum()):
             return [Finding("loss_fn", measured, "loss-that-broadcasts")]
     columns = zip(*(tensors_in(run.predictions) for run in (whole, *singles)), strict=False)
-    for value, *values in columns:  # a number that the model computes of a batch
+    for value, *values in columns:  # a number that the model computes per batch
         if value.is_floating_point() and not value.dim() and value is not whole.loss:
             each = torch.stack(values).detach()
             weighted &= alike(value.detach(), each.mean(), each.sum())
     entry = Finding.entry if weighted else "samples-that-meet-in-the-loss"
-    return [Finding("loss_fn", f"{measured}{gap}, and no weights of the samples give it", entry)]
+    return [Finding("loss_fn", f"{measured}{gap}, and no sample weights explain it", entry)]
 
 
 def _slopes(runs: list[Run], whole: Run) -> Tensor | None:

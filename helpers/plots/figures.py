@@ -31,10 +31,10 @@ def axes(
 def finish(
     figure: Figure, title: str = "", *, legend: int = 0, xlabel: str = "", ylabel: str = ""
 ) -> Figure:
-    """Close the figure, which a notebook then shows once, under its title.
+    """Title and close the figure, so that a notebook shows it only once.
 
-    A legend of so many columns stands below it, beside what is drawn and not on it: that of all
-    axes, each name once. `ylabel` is that of all axes, `xlabel` that of the last.
+    A legend with `legend` columns goes below the axes, not on them: one for all axes, each name
+    once. `ylabel` labels all axes, `xlabel` the last.
     """
     figure.suptitle(title, fontsize=11)
     named: dict[str, object] = {}

@@ -92,18 +92,18 @@ def project_batches(
 
     Raises:
         TypeError: As in `project` and `compute_per_sample_grad`.
-        ValueError: As there, or there is no batch.
+        ValueError: As above, or there is no batch.
     """
     _check(k, kind, seed=seed, model_id=model_id)
     features = []
     for batch in batches:
         if kind == "factored":
             features.append(_factored(computer, batch, k, (seed, model_id)))
-        else:  # no name for the gradients, which would keep them beside the next ones
+        else:  # no name for the gradients, so that they are freed before the next
             grads_of, options = computer.compute_per_sample_grad, {"seed": seed, "kind": kind}
             features.append(project(grads_of(batch), k, model_id=model_id, **options))
     if not features:
-        raise ValueError("batches must hold a batch at least, got none")
+        raise ValueError("batches must hold at least 1 batch, got none")
     return torch.cat(features)
 
 
@@ -131,7 +131,7 @@ def _factored(
     for rows, found in chunks:
         for name, each in maps.items():
             each.add(found, name, total, rows)
-        del found  # or it would lie beside that of the next chunk
+        del found  # free it before the next chunk
     return total.features((*stream, _FOLD)).to(computer.device)
 
 
@@ -145,7 +145,7 @@ def _like(tensors: Iterable[Tensor], *dtypes: torch.dtype) -> Tensor:
 def _check_grads(grads: dict[str, Tensor]) -> None:
     """Raise TypeError or ValueError unless gradients can be projected."""
     if not grads:
-        raise ValueError("grads must hold a parameter at least, got none")
+        raise ValueError("grads must hold at least 1 parameter, got none")
     for name, tensor in grads.items():
         checks.check_batch(name, tensor)
         if not tensor.is_floating_point():

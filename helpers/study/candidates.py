@@ -16,9 +16,9 @@ from helpers.study import peers
 from helpers.study.peers import Run
 
 DEFAULT, KEEP_FREED, HUGE_PAGES = "default", "freed memory kept", "huge pages"
-"""The allocators: glibc as it comes, with `helpers.memory.keep_freed`, with pages of 2 MiB."""
+"""The allocators: default glibc, with `helpers.memory.keep_freed`, with 2 MiB pages."""
 REFERENCE = "batch gradient"
-"""The method that the others are multiples of."""
+"""The method whose time is the unit."""
 
 
 class Task(NamedTuple):
@@ -30,7 +30,7 @@ class Task(NamedTuple):
     dataset: str = "digits"
 
     def load(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """Make the network, always with the same weights, images and labels."""
+        """Return the network, with fixed weights, and its images and labels."""
         torch.manual_seed(0)
         model = MODELS[self.model]().to(self.device)
         return model, *data.load_batch(self.dataset, self.batch_size, self.device)
@@ -77,7 +77,7 @@ def _batch_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     compute = grad(lambda given: F.cross_entropy(functional_call(model, given, images), labels))
 
     def run() -> Any:
-        if torch.compiler.is_compiling():  # which takes torch.func as a whole
+        if torch.compiler.is_compiling():  # torch.func compiles as a whole
             return compute(parameters)
         return torch.autograd.grad(F.cross_entropy(model(images), labels), [*model.parameters()])
 

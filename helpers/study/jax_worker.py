@@ -2,7 +2,7 @@
 
     python -m helpers.study.jax_worker METHOD INPUTS
 
-prints what was measured as JSON. INPUTS is a file of NumPy's with the weights of
+prints the measurements as JSON. INPUTS is a NumPy file with the weights of
 `helpers.models.SimpleCNN` or `MLP` by name, images and labels.
 """
 

@@ -1,9 +1,9 @@
 """Copies of lessons for Colab, each of which stands alone: the helpers travel inside.
 
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.colab 3 --repo owner/name`
-makes build/colab/ anew with lesson 3, and with all lessons if none is named. A copy installs
-nothing that nobody asked for. With a repository, links in the copies and in README.md open the
-copies on its branch `colab`, where `.ci/colab` puts them.
+rebuilds build/colab/ with lesson 3, or with all lessons if none is named. A copy installs nothing
+without being asked. With a repository, links in the copies and in README.md open the copies on its
+branch `colab`, where `.ci/colab` puts them.
 """
 
 import argparse
@@ -86,8 +86,8 @@ def standalone(
     """Derive from a lesson a notebook that needs nothing but torch and what Colab has.
 
     Its links lead to a repository on GitHub, `owner/name`: to copies on the branch `colab`, to
-    sources on main; with None there are none. A notebook that was derived already, as the students'
-    is, is changed and returned.
+    sources on main; with None there are none. An already derived notebook, such as the students',
+    is changed and returned.
     """
     notebook = notebook or copies.derive(lesson, BESIDE)
     copies.relink_headings(notebook, "#scrollTo=")
@@ -131,10 +131,10 @@ def form(lesson: Path) -> str:
 
 
 def build(chosen: Sequence[Path], repo: str | None) -> None:
-    """Make the folder of copies anew with some lessons, and README's links to a repository.
+    """Rebuild the folder of copies with some lessons, and README's links to a repository.
 
     Raises:
-        ValueError: The name of the repository is none.
+        ValueError: The repository's name is invalid.
     """
     if repo is not None and not re.fullmatch(r"[\w-]+/[\w.-]+", repo):
         raise ValueError(f"REPO must be owner/name, such as ada/gradients, got {repo!r}")

@@ -1,7 +1,7 @@
 """Editions for a class: lessons with stubs for students, a course for nbgrader for the teacher.
 
-Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` makes two folders
-anew, with lesson 3, and with all lessons if none is named:
+Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` rebuilds two
+folders with lesson 3, or with all lessons if none is named:
 
 - build/student/ to give out. It works alone: notebooks with stubs in place of solutions, the
   helpers that they import, requirements.txt, and copies for Colab.
@@ -30,7 +30,7 @@ EXERCISES = (
     "is still to do, whether the shape is wrong or only the values, and when the answer is correct."
 )
 """How the student's edition explains the exercises."""
-EMPTY = "Saved outputs are gone: where the text speaks of results, run the cells above it first."
+EMPTY = "Saved outputs are gone: where the text mentions results, run the cells above it first."
 BESIDE = "keep the notebook beside the folder `helpers` that came with it"
 SOLUTION = {"solution": True, "grade": False, "locked": False}
 CHECK = {"solution": False, "grade": True, "locked": True, "points": 1}
@@ -48,7 +48,7 @@ c.FileNameCollectorPlugin.named_regexp = (
 )
 """
 README = Path(__file__).with_suffix(".md")
-"""What the students' folder says of itself."""
+"""The README of the students' folder."""
 
 
 def edition(
@@ -86,12 +86,12 @@ def hidden_tests(folder: Path, lesson: Path) -> dict[str, str]:
     found = {each[1]: f"\n\n{each[0]}" for each in HIDDEN.finditer(text)}
     strange = found.keys() - {check.id for _, check in copies.exercises(files.read(lesson))}
     if strange:
-        raise ValueError(f"{file} tests {', '.join(sorted(strange))}, no check of the lesson")
+        raise ValueError(f"{file} tests {', '.join(sorted(strange))}, not in the lesson")
     return found
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
-    """Make a folder anew with the student's notebooks of some lessons, and what they need."""
+    """Rebuild a folder with the students' notebooks of some lessons, and what they need."""
     with drafts.replaced(folder) as draft:
         _write({lesson.name: edition(lesson) for lesson in chosen}, draft)
         (draft / "colab").mkdir()
@@ -104,10 +104,10 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
 
 
 def build_course(chosen: Sequence[Path], hidden: Path | None, folder: Path = COURSE) -> int:
-    """Make a course of nbgrader anew with some lessons; return the number of hidden tests.
+    """Rebuild an nbgrader course with some lessons; return the number of hidden tests.
 
     Raises:
-        ValueError: There is no folder `hidden`, or a test in it is of no check of the lesson.
+        ValueError: There is no folder `hidden`, or a test in it matches no check.
     """
     tests = {lesson: hidden_tests(hidden, lesson) if hidden else {} for lesson in chosen}
     with drafts.replaced(folder) as draft:
@@ -146,4 +146,4 @@ if __name__ == "__main__":
     build(chosen)
     print(f"{', '.join(each.stem for each in chosen)}: for students in {FOLDER}, which works alone")
     print(f"for nbgrader in {COURSE}, with the solutions and {tests} hidden tests")
-    print("Copy both before they are used: they are made anew next time.")
+    print("Copy both before they are used: they are rebuilt next time.")

@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 AUTOGRAD = "in plain autograd, and under transforms"
 VMAP, JACREV = "under vmap", "under vmap over jacrev"
-OUTSIDE = "where autograd lies outside of vmap"
+OUTSIDE = "where autograd runs outside vmap"
 SCRIPTED = torch.jit.ScriptFunction, torch.jit.ScriptModule  # optimized for one kind of run
-BY_HAND = "BatchNorm", "WhileLoop"  # parts of the names of graphs' nodes, as of `AUTOGRAD`
+BY_HAND = "BatchNorm", "WhileLoop"  # graph nodes for which the loop needs `Watched`
 
 
 class Refusal(Exception):
@@ -39,7 +39,7 @@ class Watched(TorchFunctionMode):
 
     def _check(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         if VMAP in self._places and torch.compiler.is_dynamo_compiling():
-            raise Refusal("what is compiled, and runs as written then, would be traced")
+            raise Refusal("compiled code would be traced instead of run as written")
         if func in KNOWN_WRONG:
             context, is_wrong = KNOWN_WRONG[func]
             if context in self._places and is_wrong(*args, **kwargs):
@@ -82,12 +82,12 @@ def _named_by(value: Any) -> Iterable[Any]:
     if not isinstance(value, FunctionType):
         return ()
     values = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-    if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
+    if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # they script nothing
         names = _names(value.__code__)
         for member in map(value.__globals__.get, names):
             values.append(member)
             if isinstance(member, ModuleType) and not member.__name__.startswith("torch"):
-                values += map(vars(member).get, names)  # what a lazy one has not loaded, it has not
+                values += map(vars(member).get, names)  # only what a lazy module has loaded
     return values
 
 
@@ -134,7 +134,7 @@ _BY_NAME = {
     "select_scatter": OUTSIDE,
     "as_strided": OUTSIDE,
     "as_strided_copy": OUTSIDE,
-    "embedding": OUTSIDE,  # of a table that is computed; layer rules take the others before
+    "embedding": OUTSIDE,  # of a computed table; layer rules handle the others first
 }
 OF_AUTOGRAD = {each.__get__ for each in (Tensor.requires_grad, Tensor.grad_fn, Tensor.is_leaf)}
 KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
@@ -165,4 +165,4 @@ MENDED: dict[Callable[..., Any], Callable[..., Any]] = {
     norm: partial(_norm, norm)
     for norm in (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 }
-"""What is wrong without any transform, too, and so has to be right in the loop."""
+"""Corrections of what is wrong even without a transform, for the loop, too."""

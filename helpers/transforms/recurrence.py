@@ -30,7 +30,7 @@ def add_zero_state(
         initial = _zero_state(layer, inputs)
     states = initial if isinstance(initial, tuple | list) else [initial]
     if len(args) > 2 or not all(isinstance(tensor, Tensor) for tensor in (inputs, *states)):
-        return None  # which the layer takes, or refuses, as it does without `vmap`
+        return None  # the layer takes or refuses it as without `vmap`
     start = [state + inputs.new_zeros(state.shape) for state in states]
     return args[:1], {**kwargs, "hx": start[0] if isinstance(initial, Tensor) else tuple(start)}
 

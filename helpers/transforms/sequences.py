@@ -60,8 +60,8 @@ def with_bags(model: nn.Module, data: Any) -> Any:
     starts = offsets.tolist() if closed else [*offsets.tolist(), count]
     if starts[:1] != [0] or any(a > b for a, b in pairwise([*starts, count])):
         raise ValueError(
-            f"offsets must begin with 0 and rise up to the {count} entries of {before} that they "
-            f"divide, got {offsets.tolist()}"
+            f"offsets must start at 0, not decrease, and not exceed the {count} entries of "
+            f"{before}, got {offsets.tolist()}"
         )
     bags = [slice(*ends) for ends in pairwise(starts)]
     divided = {

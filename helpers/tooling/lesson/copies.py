@@ -19,14 +19,14 @@ EXERCISES = (
 LOST = "download the whole collection"
 """What the set-up cell of every lesson says to do where it finds no folder `helpers`."""
 COPY = (
-    "*This is a copy. Names such as `make bench`, `tests/` or `notebooks/` are of the collection "
-    "from which it was made, and are not here.*"
+    "*This is a copy. Names such as `make bench`, `tests/` or `notebooks/` belong to the original "
+    "collection and are not here.*"
 )
 """What every copy says in its first cell, since its text is the lesson's."""
 
 
 def derive(lesson: Path, beside: str) -> NotebookNode:
-    """Read a lesson as a copy, which says `beside` where it finds no folder `helpers`."""
+    """Read a lesson as a copy, which says `beside` if it finds no folder `helpers`."""
     notebook = files.read(lesson)
     notebook.cells[0].source += f"\n\n{COPY}"
     for cell in files.code_cells(notebook):
@@ -42,7 +42,7 @@ def exercises(notebook: NotebookNode) -> list[tuple[NotebookNode, NotebookNode]]
 
 
 def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
-    """Put `target` before lessons in links to them; with None, the text of a link alone stays.
+    """Put `target` before lessons in links to them; with None, only the text of a link stays.
 
     Links to the file names in `there`, of lessons beside this one, stay as they are.
     """
@@ -58,7 +58,7 @@ def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = 
 
 
 def relink_headings(notebook: NotebookNode, prefix: str) -> None:
-    """Let links to headings of the same lesson lead to the cells in which these stand.
+    """Point links to headings of the same lesson at the cells that hold them.
 
     A page that shows outputs in frames of their own follows no link out of them. So a cell whose
     saved output holds such links becomes text: that output.
@@ -104,7 +104,7 @@ def _with_bodies(solution: str, new_body: Callable[[str, list[str]], list[str]])
         if not isinstance(node, ast.FunctionDef) or not all(
             map(ast.get_docstring, (definition, node))
         ):
-            raise ValueError(f"`{name}` is no function with a docstring that says what to write")
+            raise ValueError(f"`{name}` must be a function with a docstring saying what to write")
         body, indent = slice(node.body[0].end_lineno, node.end_lineno), " " * (node.col_offset + 4)
         inner = new_body(name, [line.removeprefix(indent) for line in lines[body]])
         lines[body] = [f"{indent}{line}".rstrip() for line in inner]

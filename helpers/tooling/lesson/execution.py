@@ -1,4 +1,4 @@
-"""Execute a lesson with papermill, and report how far it came."""
+"""Execute a lesson with papermill, and report how far it got."""
 
 import ast
 import logging
@@ -61,12 +61,12 @@ class Execution(NamedTuple):
     """How the execution of a lesson went."""
 
     lesson: Path
-    notebook: NotebookNode  # as far as it came
+    notebook: NotebookNode  # as far as it got
     failure: str | None  # which cell failed, and how, in a sentence
 
 
 def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = None) -> Execution:
-    """Execute a lesson in its own folder, and save it in another file as far as it comes."""
+    """Execute a lesson in its own folder, and save it in another file as far as it gets."""
     to.parent.mkdir(parents=True, exist_ok=True)
     options = {"progress_bar": {"desc": lesson.stem}, "cwd": lesson.parent}
     failure = None
@@ -99,7 +99,7 @@ def end_cleanly_on_signals() -> None:
     """Let Ctrl-C and SIGTERM end this process as `sys.exit` does: kernels and drafts go first."""
 
     def end(received: int, frame: object) -> None:
-        logging.getLogger("asyncio").disabled = True  # it would tell of the task that this ends
+        logging.getLogger("asyncio").disabled = True  # it would log the task that this ends
         sys.exit(128 + received)
 
     for number in (signal.SIGINT, signal.SIGTERM):
