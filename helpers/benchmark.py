@@ -44,9 +44,9 @@ def measure(
     finished: dict[Any, list[Measurement]] = {name: [] for name in timers}
     # Round 0 warms up and sets the run counts.
     for number in tqdm(range(1 + rounds), desc="rounds", leave=False):
-        for name, each in timers.items():
+        for name, candidate_timer in timers.items():
             # At least two uncounted runs come first: they allocate memory, pick kernels.
-            measurement = each.timeit(numbers[name])
+            measurement = candidate_timer.timeit(numbers[name])
             if number:
                 finished[name].append(measurement)
             else:
@@ -72,9 +72,9 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
         raise ValueError(f"reference must be one of {', '.join(measurements)}, got {reference!r}")
     unit = measurements[reference].median
     rows = {}
-    for name, each in measurements.items():
-        spread = each.iqr * 1e3 if len(each.times) > 1 else None
-        rows[name] = each.median * 1e3, spread, each.median / unit
+    for name, measurement in measurements.items():
+        spread = measurement.iqr * 1e3 if len(measurement.times) > 1 else None
+        rows[name] = measurement.median * 1e3, spread, measurement.median / unit
     columns = ["median (ms)", "spread (ms)", f"times {reference}"]
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=float)
     return frame.round(2).rename_axis("method")
@@ -134,10 +134,10 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
     """List the storages of the tensors in a tree."""
     if isinstance(tree, Tensor):
         return [tree.untyped_storage()]
-    parts = tree.values() if isinstance(tree, dict) else tree
+    items = tree.values() if isinstance(tree, dict) else tree
     if not isinstance(tree, dict | list | tuple):
         return []
-    return [storage for part in parts for storage in _storages(part)]
+    return [storage for item in items for storage in _storages(item)]
 
 
 def each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:

@@ -25,7 +25,7 @@ from helpers.transforms import checks, loop, samples
 from helpers.transforms.batches import Batch, Tree
 from helpers.transforms.known_wrong import JACREV, OUTSIDE
 
-Given = Sequence[Tree] | MutableMapping[str, Tree]
+BatchLike = Sequence[Tree] | MutableMapping[str, Tree]
 Tensors = dict[str, Tensor]
 
 
@@ -103,7 +103,7 @@ class AbstractGradientComputer(ABC):
         self.model = model
 
     @torch.inference_mode(False)
-    def compute_per_sample_grad(self, batch: Given) -> Tensors:
+    def compute_per_sample_grad(self, batch: BatchLike) -> Tensors:
         """Differentiate the model output of each sample.
 
         Args:
@@ -124,7 +124,7 @@ class AbstractGradientComputer(ABC):
         return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
     @torch.inference_mode(False)
-    def compute_loss_grad(self, batch: Given) -> Tensor:
+    def compute_loss_grad(self, batch: BatchLike) -> Tensor:
         """Differentiate the loss of each sample with respect to its model output.
 
         Takes and refuses batches as `compute_per_sample_grad` does.
@@ -145,7 +145,7 @@ class AbstractGradientComputer(ABC):
     def _params(self, model: nn.Module) -> Tensors:
         return checks.select_parameters(model, self.grad_wrt, argument="grad_wrt")
 
-    def _checked(self, batch: Given) -> Batch:
+    def _checked(self, batch: BatchLike) -> Batch:
         """Flatten a batch, if the task accepts it and no BatchNorm is in training mode."""
         # Not earlier: `traker` makes a computer before it calls `model.eval()`.
         checks.check_model(self.model)
@@ -161,10 +161,11 @@ class AbstractGradientComputer(ABC):
 
         return compute
 
-    def _loss_grad(self, batch: Batch, given: Given) -> Callable[..., Tensor]:
+    def _loss_grad(self, batch: Batch, raw_batch: BatchLike) -> Callable[..., Tensor]:
         def compute(model: nn.Module, *sample: Tensor) -> Tensor:
             sample_batch = tuple(batch.of_one(sample))
-            sample_batch = sample_batch[0] if isinstance(given, MutableMapping) else sample_batch
+            if isinstance(raw_batch, MutableMapping):
+                (sample_batch,) = sample_batch
             loss_grad = self.task.get_out_to_loss_grad(model, *_tensors(model), sample_batch)
             if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
                 tensor = isinstance(loss_grad, Tensor)
@@ -192,7 +193,7 @@ class FunctionalGradientComputer(AbstractGradientComputer):
     Takes the arguments of `AbstractGradientComputer`.
     """
 
-    def watch(self, batch: Given) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
+    def watch(self, batch: BatchLike) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
         """Record each layer's activations and output gradients instead of forming gradients.
 
         Projections and norms need no more. In inference mode, gradients are dense, with a warning.
@@ -249,7 +250,7 @@ def _tensors(model: nn.Module) -> tuple[Tensors, Tensors]:
     return dict(model.named_parameters()), dict(model.named_buffers())
 
 
-def _fitting(batch: Given, parameters: Sequence[inspect.Parameter]) -> dict[str, Tree]:
+def _fitting(batch: BatchLike, parameters: Sequence[inspect.Parameter]) -> dict[str, Tree]:
     """Bind the parts of a batch to a function's parameters."""
     names = [parameter.name for parameter in parameters]
     if isinstance(batch, MutableMapping) and len(names) == 1:

@@ -118,15 +118,15 @@ def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tenso
     def backward(outputs: Tensor) -> list[list[Tensor]]:
         return [loop.by_backward(output, leaves, retain_graph=True) for output in outputs]
 
-    def take(index: int, rows: list[list[Tensor]]) -> None:
+    def store(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result
         if result is None:
             like = torch.cat([parameter.new_empty(0) for parameter in params.values()])
             result = like.new_empty((len(batch), len(rows), _count(params)))
-        for place, blocks in zip(result[index], rows, strict=True):
-            place.copy_(torch.cat([block.flatten() for block in blocks]))
+        for row, blocks in zip(result[index], rows, strict=True):
+            row.copy_(torch.cat([block.flatten() for block in blocks]))
 
-    loop.for_each(_outputs(batch), model, params, batch.leaves, take, backward=backward)
+    loop.for_each(_outputs(batch), model, params, batch.leaves, store, backward=backward)
     return result
 
 
@@ -136,8 +136,8 @@ def _outputs(batch: Batch) -> Callable[..., Tensor]:
     def run(model: nn.Module, *sample: Tensor) -> Tensor:
         outputs = batches.call(model, batch.of_one(sample)[0])
         if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 1:
-            what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
+            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ValueError(f"the model must return outputs (B, Y), got {got} for a batch of one")
         return outputs.squeeze(0)
 
     return run

@@ -72,8 +72,8 @@ def high_water() -> int | None:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its figure includes the process that started this one.
-        known = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(known["VmHWM"].split()[0]) * 1024 if "VmHWM" in known else None
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) * 1024 if "VmHWM" in fields else None
     if resource is None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB

@@ -86,9 +86,9 @@ class _Margin(AbstractModelOutput):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"the model must return logits (B, C) with C at least 2, got {got}")
         # Not `logits[range(B), labels]`, which `vmap` over `grad` cannot transform.
-        own = logits.gather(1, labels.long()[:, None]).squeeze(1)
+        label_logits = logits.gather(1, labels.long()[:, None]).squeeze(1)
         is_own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
-        return own - logits.masked_fill(is_own, -torch.inf).logsumexp(dim=1)
+        return label_logits - logits.masked_fill(is_own, -torch.inf).logsumexp(dim=1)
 
     def _output(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor

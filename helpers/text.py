@@ -40,13 +40,13 @@ def load_documents(dataset: str = "topics") -> list[str]:
     underlined = r"(?m)^(?=\S.*\n([^\w\s])\1{2,}$)"
     for name in sorted(topics):
         for section in re.split(underlined, topics[name])[::2]:  # the group comes between
-            kept = []
+            paragraphs = []
             for paragraph in re.split(r"\n\s*\n", section):
                 words = " ".join(re.sub(r"(?m)^[^\w\s]{3,}$", "", paragraph).split())
                 if words and words not in seen:
                     seen.add(words)
-                    kept.append(paragraph.strip("\n"))
-            documents.append("\n\n".join(kept))
+                    paragraphs.append(paragraph.strip("\n"))
+            documents.append("\n\n".join(paragraphs))
     return [document for document in documents if len(document) >= 400]
 
 
@@ -69,12 +69,12 @@ class BytePairs:
         frequency = Counter(piece for text in texts for piece in self._PIECES.findall(text))
         self._words = {piece: [*piece.encode()] for piece in frequency}
         pairs: Counter[tuple[int, int]] = Counter()
-        places = defaultdict(set)  # the words in which a pair may be
+        words_with_pair = defaultdict(set)  # or without it by now
 
         def count(piece: str, sign: int) -> None:
             for pair in pairwise(self._words[piece]):
                 pairs[pair] += sign * frequency[piece]
-                places[pair].add(piece)
+                words_with_pair[pair].add(piece)
 
         for piece in frequency:
             count(piece, 1)
@@ -82,7 +82,7 @@ class BytePairs:
             pair = min(pairs, key=lambda item: (-pairs[item], item))
             self._pairs.append(pair)
             self.tokens.append(self.tokens[pair[0]] + self.tokens[pair[1]])
-            for piece in places.pop(pair):
+            for piece in words_with_pair.pop(pair):
                 count(piece, -1)
                 self._words[piece] = _merged(self._words[piece], pair, len(self.tokens) - 1)
                 count(piece, 1)

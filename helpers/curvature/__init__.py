@@ -67,7 +67,7 @@ def fisher_product(
         tensor([ 1., -1.])
     """
 
-    def weigh(logits: Tensor, pushed: Tensor, *_: Tensor) -> Tensor:
+    def apply_hessian(logits: Tensor, pushed: Tensor, *_: Tensor) -> Tensor:
         if logits.dim() != 1 or len(logits) == 1:
             raise ValueError(
                 f"the model must return at least two logits, got {(1, *logits.shape)} for a batch "
@@ -77,7 +77,7 @@ def fisher_product(
         return p * (pushed - p @ pushed)
 
     checks.check_model(model)
-    return passes.mean(model, batches.take(model, data=data), vector, chunk_size, weigh)
+    return passes.mean(model, batches.take(model, data=data), vector, chunk_size, apply_hessian)
 
 
 @torch.inference_mode(False)
@@ -107,13 +107,13 @@ def gauss_newton_product(
     checks.check_model(model)
     batch = batches.take(model, data=data, targets=targets)
 
-    def weigh(prediction: Tensor, pushed: Tensor, *sample: Tensor) -> Tensor:
+    def apply_hessian(prediction: Tensor, pushed: Tensor, *sample: Tensor) -> Tensor:
         _, target = batch.of_one(sample)
         slope = grad(lambda z: checks.check_scalar(loss_fn(z.unsqueeze(0), target)))
         # A Hessian is symmetric; torch's `jvp` fails for the gradient of mse_loss.
         return vjp(slope, prediction)[1](pushed)[0]
 
-    return passes.mean(model, batch, vector, chunk_size, weigh)
+    return passes.mean(model, batch, vector, chunk_size, apply_hessian)
 
 
 @torch.inference_mode(False)
@@ -155,12 +155,12 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
         )
 
     def column(flat: Tensor) -> Tensor:
-        parts = zip(like.items(), flat.split(sizes), strict=True)
-        returned = product({n: part.reshape(t.shape).to(t.dtype) for (n, t), part in parts})
+        blocks = zip(like.items(), flat.split(sizes), strict=True)
+        returned = product({n: block.reshape(t.shape).to(t.dtype) for (n, t), block in blocks})
         passes.check_dictionary("what the product returns", returned)
-        got, wanted = ({n: tuple(t.shape) for n, t in v.items()} for v in (returned, like))
-        if got != wanted:
-            raise ValueError(f"the product must return the shapes {wanted}, got {got}")
+        got, expected = ({n: tuple(t.shape) for n, t in v.items()} for v in (returned, like))
+        if got != expected:
+            raise ValueError(f"the product must return the shapes {expected}, got {got}")
         return torch.cat([returned[name].detach().reshape(-1) for name in like])
 
     basis = torch.eye(sum(sizes), dtype=dtype, device=next(iter(like.values())).device)

@@ -20,8 +20,8 @@ def facts_of(model: nn.Module) -> dict[str, str]:
         prefix = path and f"{path}."
         mode = "" if module.training else " in eval mode"
         facts[path or "the model"] = f"{type(module).__name__}({module.extra_repr()}){mode}"
-        own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-        for name, tensor in own:
+        tensors = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+        for name, tensor in tensors:
             fixed = "" if tensor.requires_grad or tensor.grad_fn else ", fixed"
             tied = "" if first[id(tensor)] == prefix + name else f", tied to {first[id(tensor)]}"
             hooks = f", {len(tensor._backward_hooks)} hooks" if tensor._backward_hooks else ""

@@ -97,7 +97,7 @@ def train(
             own_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
 
             def forward() -> tuple[Tensor, Tensors]:
-                loss = checks.check_scalar(loss_fn(call(model, x), y), given="a batch")
+                loss = checks.check_scalar(loss_fn(call(model, x), y), batch_label="a batch")
                 now = _tensors_of(model)  # a forward pass may rebind buffers
                 leaf_ids = {id(getattr(node, "variable", None)) for node in graph(loss)}
                 in_loss.extend(name for name in params if id(now[name]) in leaf_ids)

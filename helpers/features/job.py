@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from helpers.ensembles.likeness import content, facts_of
-from helpers.gradient_computers import AbstractGradientComputer, Given
+from helpers.gradient_computers import AbstractGradientComputer, BatchLike
 from helpers.transforms import checks
 from helpers.transforms.batches import mapped
 
@@ -38,7 +38,7 @@ class Job:
     """
 
     computer: AbstractGradientComputer
-    dataset: Sequence[Given]
+    dataset: Sequence[BatchLike]
 
     def __post_init__(self) -> None:
         if not len(self.dataset):
@@ -54,7 +54,7 @@ def load(name: str) -> Job:
     return getattr(importlib.import_module(module), function)()
 
 
-def collate(samples: Sequence[Given]) -> Given:
+def collate(samples: Sequence[BatchLike]) -> BatchLike:
     """Make a batch `(B, ...)` of samples, tuples or mappings; raise TypeError for others."""
     batch = default_collate(list(samples))
 
@@ -113,7 +113,8 @@ def _model_parts(job: Job) -> Iterator[bytes]:
     kinds = type(computer).__qualname__, type(task).__qualname__
     yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
     yield repr(facts_of(computer.model)).encode()
-    classes = {kind for part in (task, *computer.model.modules()) for kind in type(part).__mro__}
+    members = task, *computer.model.modules()
+    classes = {kind for member in members for kind in type(member).__mro__}
     for kind in sorted(classes, key=repr):  # the weights do not show the forward pass
         if not kind.__module__.startswith(("torch.", "builtins")):
             with suppress(OSError, TypeError):  # a class typed at a prompt has no source

@@ -24,8 +24,8 @@ def bounds(count: int, size: int) -> list[slice]:
 
 def files_of(folder: Path, plan: Plan) -> list[tuple[Path, slice]]:
     """List the shards of a folder: each file, and its samples."""
-    parts = bounds(plan["samples"], plan["shard"])
-    return [(folder / f"features-{index:06d}.npy", part) for index, part in enumerate(parts)]
+    spans = bounds(plan["samples"], plan["shard"])
+    return [(folder / f"features-{index:06d}.npy", span) for index, span in enumerate(spans)]
 
 
 def write(file: Path, content: bytes) -> None:
@@ -59,13 +59,13 @@ def _checksum(file: Path, content: bytes) -> bytes:
     return hashlib.blake2b(file.name.encode() + content, digest_size=_DIGEST).digest()
 
 
-def read(file: Path, part: slice, plan: Plan, *, mapped: bool = False) -> np.ndarray:
+def read(file: Path, span: slice, plan: Plan, *, mapped: bool = False) -> np.ndarray:
     """Read a shard `(rows, k)`; if `mapped`, lazily, and without checking its checksum.
 
     Raises:
         ValueError: The shard is damaged, has the wrong shape, or is a copy of another.
     """
-    rows, shape = None, (part.stop - part.start, plan["k"])
+    rows, shape = None, (span.stop - span.start, plan["k"])
     with suppress(ValueError, EOFError):
         content = b"" if mapped else file.read_bytes()
         if mapped or _checksum(file, content[:-_DIGEST]) == content[-_DIGEST:]:
@@ -90,4 +90,4 @@ def open_features(folder: str | os.PathLike[str]) -> list[np.ndarray]:
         ValueError: A shard is damaged, or does not have the shape in the plan.
     """
     plan = read_plan(Path(folder))
-    return [read(*each, plan, mapped=True) for each in files_of(Path(folder), plan)]
+    return [read(file, span, plan, mapped=True) for file, span in files_of(Path(folder), plan)]

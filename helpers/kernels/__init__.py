@@ -105,7 +105,7 @@ def ntk(
     return kernel
 
 
-def _check_room(what: str, like: Tensor, fix: str) -> None:
+def _check_room(label: str, like: Tensor, fix: str) -> None:
     """Raise ValueError if a tensor would not fit into free memory, as far as that is known."""
     free = None
     if like.device.type == "cuda":
@@ -121,9 +121,9 @@ def _check_room(what: str, like: Tensor, fix: str) -> None:
         except (OSError, KeyError):  # not on Linux
             pass
     if free is not None and like.numel() * like.element_size() > free:
-        raise _no_room(what, like, fix)
+        raise _no_room(label, like, fix)
 
 
-def _no_room(what: str, like: Tensor, fix: str) -> ValueError:
+def _no_room(label: str, like: Tensor, fix: str) -> ValueError:
     size = like.numel() * like.element_size()
-    return ValueError(f"{what} would take {size / 1e9:,.1f} GB, more than is free: {fix}")
+    return ValueError(f"{label} would take {size / 1e9:,.1f} GB, more than is free: {fix}")

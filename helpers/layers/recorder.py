@@ -91,7 +91,7 @@ def _dense(
     compute = vmap(compute_grads, in_dims=(None, None, *in_dims), randomness=randomness)
     options = {"otherwise": by_loop, "randomness": randomness}
     grads = by_loop() if slow else samples.batched(compute, model, params, batch, **options)
-    return PerSampleGradients({name: [dense(each)] for name, each in grads.items()}), slow
+    return PerSampleGradients({n: [dense(tensor)] for n, tensor in grads.items()}), slow
 
 
 def _recorded(

@@ -10,7 +10,7 @@ from helpers import gradients
 from helpers.compare import TOLERANCES
 from helpers.limits import bare, differences, trials
 from helpers.limits.bare import Case
-from helpers.limits.findings import Diagnosis, Finding, described, listed, most
+from helpers.limits.findings import Diagnosis, Finding, described, format_largest, format_names
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree, tensors_in
 from helpers.transforms.switches import uncompiled
@@ -57,17 +57,17 @@ def diagnose(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not callable(loss_fn) or isinstance(loss_fn, type):
         raise TypeError(f"loss_fn must be a function, not a class, got {loss_fn!r}")
-    few = batches.take(model, data=data, targets=targets)[:FEW]
-    if not len(few):
+    batch = batches.take(model, data=data, targets=targets)[:FEW]
+    if not len(batch):
         raise ValueError("data must hold at least 1 sample, got an empty batch")
-    if not all(each.isfinite().all() for each in few.tensors.values()):
+    if not all(tensor.isfinite().all() for tensor in batch.tensors.values()):
         raise ValueError("data and targets must be finite, got NaN or infinity")
     checks.check_one_process(model)
     checks.select_parameters(model)
     if dead := [*bare.left_behind(model)]:
         return Diagnosis(tuple(dead), "not possible until this is fixed")
     with fallback.silent(), uncompiled:
-        return _diagnosed(Case(model, loss_fn, few))
+        return _diagnosed(Case(model, loss_fn, batch))
 
 
 def _diagnosed(case: Case) -> Diagnosis:
@@ -84,15 +84,15 @@ def _diagnosed(case: Case) -> Diagnosis:
     if grads is not None:
         frozen = [x for x, p in case.model.named_parameters() if x in grads and not p.requires_grad]
         if 0 < len(frozen) < len(grads):
-            findings.append(Finding(listed(frozen), "frozen, gets a gradient", "frozen-parameters"))
+            where = format_names(frozen)
+            findings.append(Finding(where, "frozen, gets a gradient", "frozen-parameters"))
         if wrong := gradients.differences(grads, expected, tolerance):
-            findings.append(Finding(listed(wrong), f"differs from the loop, {most(wrong)}"))
+            measured = f"differs from the loop, {format_largest(wrong)}"
+            findings.append(Finding(format_names(wrong), measured))
     findings += differences.compare(case)
     if together and not together.drew and len(singles) > 1:
-        far = min(100 * tolerance, 0.1)
-        findings += trials.meeting(together, singles, far) or trials.weighing(
-            case, together, singles, far
-        )
+        compared = together, singles, min(100 * tolerance, 0.1)
+        findings += trials.find_interactions(*compared) or trials.find_loss_weights(case, *compared)
     return Diagnosis(tuple(findings), conclusion)
 
 
@@ -114,8 +114,8 @@ def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
         return "no parameter requires a gradient, so there is nothing to compare", {}
     conclusion = f"func_gradients is equal for all {len(expected)} parameters"
     if wrong := gradients.differences(*results, tolerance):
-        conclusion = f"func_gradients and the loop differ in {listed(wrong)}"
+        conclusion = f"func_gradients and the loop differ in {format_names(wrong)}"
     conclusion += f", on {len(case.batch)} sample" + "s" * (len(case.batch) > 1)
     if case.in_eval:
-        conclusion += f", with {listed(case.in_eval)} in evaluation mode"
+        conclusion += f", with {format_names(case.in_eval)} in evaluation mode"
     return conclusion, expected

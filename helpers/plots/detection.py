@@ -32,8 +32,8 @@ def releases(
 def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], **labels: str) -> Figure:
     """Draw the scores of canaries, `{name of the run: (those that were in it, those out)}`."""
     figure, panes = axes(1.5 * len(scores) + 1.1, len(scores), sharex=True)
-    every = torch.cat([each for pair in scores.values() for each in pair]).cpu()
-    bins = torch.linspace(every.min(), every.max(), 81).tolist()  # the same in all
+    all_scores = torch.cat([group for pair in scores.values() for group in pair]).cpu()
+    bins = torch.linspace(all_scores.min(), all_scores.max(), 81).tolist()  # the same in all
     for axis, (name, (inside, outside)) in zip(panes, scores.items(), strict=True):
         axis.hist(outside.cpu(), bins, color="C5", label="out")
         axis.hist(inside.cpu(), bins, histtype="step", color="black", linewidth=1.5, label="in")

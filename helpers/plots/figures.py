@@ -22,10 +22,10 @@ def axes(
 ) -> tuple[Figure, list[plt.Axes]]:
     """Make a figure, sizes in inches, and its axes, row by row, with a grid of "x" or "both"."""
     figure = plt.figure(figsize=(width, height), layout="constrained")
-    places = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
-    for axis in places if grid else ():
+    panels = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
+    for axis in panels if grid else ():
         axis.grid(axis=grid, alpha=0.3)
-    return figure, places
+    return figure, panels
 
 
 def finish(
@@ -46,7 +46,7 @@ def finish(
     if xlabel:
         figure.axes[-1].set_xlabel(xlabel)
     if legend:
-        place = {"loc": "outside lower center", "ncols": legend}
-        figure.legend(named.values(), named, fontsize=9, **place)
+        position = {"loc": "outside lower center", "ncols": legend}
+        figure.legend(named.values(), named, fontsize=9, **position)
     plt.close(figure)
     return figure

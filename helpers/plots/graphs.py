@@ -54,9 +54,9 @@ def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Fig
         lanes = row + 0.12 + 0.12 * (torch.arange(len(values)) % 2)
         axis.scatter(values, lanes, color="gray", s=14, alpha=0.6, linewidths=0)
         axis.vlines(mean, row - 0.18, row + 0.36, color="C0", linewidth=3)
-        said = f"{round(mean, digits) + 0:.{digits}f}"  # no "-0.0"
+        label = f"{round(mean, digits) + 0:.{digits}f}"  # no "-0.0"
         paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        axis.text(mean, row - 0.24, said, ha="center", va="bottom", color="C0", bbox=paper)
+        axis.text(mean, row - 0.24, label, ha="center", va="bottom", color="C0", bbox=paper)
     axis.axvline(0, color="black", linewidth=0.8, zorder=0)
     axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
     axis.set_ylim(len(ordered) - 0.4, -0.75)

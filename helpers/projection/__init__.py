@@ -13,7 +13,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from helpers.gradient_computers import AbstractGradientComputer, FunctionalGradientComputer, Given
+from helpers.gradient_computers import (
+    AbstractGradientComputer,
+    BatchLike,
+    FunctionalGradientComputer,
+)
 from helpers.layers.layer_call import dense
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection.factors import Map
@@ -65,7 +69,7 @@ def project(
 
 def project_batches(
     computer: AbstractGradientComputer,
-    batches: Iterable[Given],
+    batches: Iterable[BatchLike],
     k: int,
     *,
     kind: str = "rademacher",
@@ -109,7 +113,7 @@ def project_batches(
 
 @torch.inference_mode(False)
 def _factored(
-    computer: AbstractGradientComputer, batch: Given, k: int, stream: tuple[int, int]
+    computer: AbstractGradientComputer, batch: BatchLike, k: int, stream: tuple[int, int]
 ) -> Tensor:
     """Compute the features of one batch, from factors where they are known."""
     if isinstance(computer, FunctionalGradientComputer):
@@ -128,10 +132,10 @@ def _factored(
         name: Map(tensor.shape, (*stream, _FACTORED, index), like)
         for index, (name, tensor) in enumerate(params.items())
     }
-    for rows, found in chunks:
-        for name, each in maps.items():
-            each.add(found, name, total, rows)
-        del found  # free it before the next chunk
+    for rows, sample_grads in chunks:
+        for name, parameter_map in maps.items():
+            parameter_map.add(sample_grads, name, total, rows)
+        del sample_grads  # free them before the next chunk
     return total.features((*stream, _FOLD)).to(computer.device)
 
 

@@ -40,10 +40,10 @@ class Map:
             matrix = self.left(matrix.mT).mT
         return matrix
 
-    def add(self, found: PerSampleGradients, name: str, total: Total, rows: slice) -> None:
+    def add(self, sample_grads: PerSampleGradients, name: str, total: Total, rows: slice) -> None:
         """Add the features of a parameter, for the samples of a chunk."""
         sides = self.left, self.right
-        for call in found.calls.get(name, []):
+        for call in sample_grads.calls.get(name, []):
             # Where no side becomes smaller, the gradient is as cheap as its factors.
             pieces = call.reduced(*sides) if any(sides) else None
             pieces = self.reduced(call.gradients()) if pieces is None else pieces

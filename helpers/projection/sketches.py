@@ -25,10 +25,10 @@ class Sketch:
     """A sparse matrix from `size` numbers to `width`; its signs are like `like`."""
 
     def __init__(self, size: int, width: int, stream: tuple[int, ...], like: Tensor) -> None:
-        drawn = generator(stream)
+        rng = generator(stream)
         self.size, self.width = size, width
-        self.shifts = drawn.integers(0, width, -(-size // width)).tolist()
-        self.signs = torch.from_numpy(signs(size, drawn)).to(like.device, like.dtype)
+        self.shifts = rng.integers(0, width, -(-size // width)).tolist()
+        self.signs = torch.from_numpy(signs(size, rng)).to(like.device, like.dtype)
 
     def __call__(self, values: Tensor) -> Tensor:
         """Map `(..., size)` to `(..., width)`, in the dtype of the signs."""
@@ -36,7 +36,7 @@ class Sketch:
         self.add(values.to(self.signs.dtype), result)
         return wrapped(result)
 
-    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def positions(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return where coordinates go, and their signs, both of the shape of `index`."""
         shifts = torch.tensor(self.shifts, device=index.device)
         return (index + shifts[index // self.width]) % self.width, self.signs[index]
@@ -82,8 +82,8 @@ def product(tensors: Sequence[Tensor], k: int, like: Tensor, stream: tuple[int, 
         # Not flatten(1), which fails for zero-dimensional parameters.
         flat = tensor.detach().reshape(len(tensor), tensor.shape[1:].numel())
         for rows in flat.split(max(1, BLOCK // k), dim=1):
-            drawn = signs(rows.shape[1] * k, generator((*stream, block)))
-            features.addmm_(rows.to(like), torch.from_numpy(drawn).to(like).view(-1, k))
+            entries = signs(rows.shape[1] * k, generator((*stream, block)))
+            features.addmm_(rows.to(like), torch.from_numpy(entries).to(like).view(-1, k))
             block += 1
     return features.div_(k**0.5)
 
@@ -94,7 +94,7 @@ def generator(stream: tuple[int, ...]) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
-def signs(count: int, drawn: np.random.Generator) -> np.ndarray:
+def signs(count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw -1 and 1, each with probability one half: `(count,)`, int8."""
-    bits = np.frombuffer(drawn.bytes(-(-count // 8)), dtype=np.uint8)
+    bits = np.frombuffer(rng.bytes(-(-count // 8)), dtype=np.uint8)
     return np.unpackbits(bits, count=count).view(np.int8) * 2 - 1

@@ -43,7 +43,7 @@ def _per_sample(model: nn.Module, attribute: str, backward: Callable[[], None]) 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about hooks without input gradients
             backward()
-        return {name: getattr(each, attribute) for name, each in model.named_parameters()}
+        return {name: getattr(p, attribute) for name, p in model.named_parameters()}
 
     return run
 

@@ -114,9 +114,9 @@ def _time(number: int) -> tuple[list[float], int | None]:
 def _of_jax(method: str, task: Task, folder: str) -> dict[str, Any]:
     """Measure a JAX method: its worker runs all rounds at once, not interleaved."""
     model, images, labels = task.load()
-    arrays = {**model.state_dict(), "images": images, "labels": labels}
+    tensors = {**model.state_dict(), "images": images, "labels": labels}
     inputs = f"{folder}/inputs.npz"
-    np.savez(inputs, **{name: each.cpu().numpy() for name, each in arrays.items()})
+    np.savez(inputs, **{name: tensor.cpu().numpy() for name, tensor in tensors.items()})
     command = [peers.jax_python(), "-m", "helpers.study.jax_worker", method, inputs]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

@@ -38,8 +38,8 @@ def on(device: torch.device, candidates: Iterable[Candidate]) -> list[Candidate]
 def record(device: torch.device, studies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Put studies together with the machine, the versions and the date."""
     info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
-    processor = found[1].strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
+    processor = match[1].strip() if match else platform.processor() or platform.machine()
     machine = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
         "processor": processor,

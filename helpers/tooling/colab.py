@@ -125,8 +125,8 @@ def form(lesson: Path) -> str:
     lines = ["# @title Parameters"]
     for name, (default, meaning) in parameters.declared(lesson).items():
         kind = "integer" if isinstance(default, int) else "string"
-        given = f"{name} = {json.dumps(default)}"  # a form wants double quotes
-        lines += [f"# @markdown `{name}`: {meaning}", f'{given}  # @param {{type: "{kind}"}}']
+        assignment = f"{name} = {json.dumps(default)}"  # a form wants double quotes
+        lines += [f"# @markdown `{name}`: {meaning}", f'{assignment}  # @param {{type: "{kind}"}}']
     return "\n".join(lines)
 
 
@@ -144,7 +144,7 @@ def build(chosen: Sequence[Path], repo: str | None) -> None:
             nbformat.write(standalone(lesson, repo), draft / lesson.name)
     if repo:
         opened = OPEN.format(repo=repo)
-        links = ", ".join(f"[{each.stem[:2]}]({opened}{each.name})" for each in files.find())
+        links = ", ".join(f"[{lesson.stem[:2]}]({opened}{lesson.name})" for lesson in files.find())
         text = re.sub(LINKS, rf"\1Open in Colab: {links}.\n\2", README.read_text("utf-8"))
         README.write_text(text, "utf-8")
 
@@ -179,10 +179,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser("colab")
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--repo", help="owner/name that links lead to; none means no such links")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        chosen = files.choose(given.lessons)
-        build(chosen, given.repo)
+        chosen = files.choose(options.lessons)
+        build(chosen, options.repo)
     except ValueError as error:
         sys.exit(str(error))
-    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
+    print(f"for Colab, in {FOLDER}: {', '.join(lesson.stem for lesson in chosen)}")

@@ -84,4 +84,4 @@ if __name__ == "__main__":
     except ValueError as error:
         sys.exit(str(error))
     build(chosen)
-    print(f"slides, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
+    print(f"slides, in {FOLDER}: {', '.join(lesson.stem for lesson in chosen)}")

@@ -53,16 +53,16 @@ README = Path(__file__).with_suffix(".md")
 
 def edition(
     lesson: Path,
-    beside: str = BESIDE,
+    missing_hint: str = BESIDE,
     rewrite: Callable[[str], str] = copies.stub,
     hidden: Mapping[str, str] | None = None,
 ) -> NotebookNode:
     """Derive a notebook that nbgrader takes: no outputs, and each check gives a point.
 
-    Without its helpers it says `beside`. Solutions are rewritten, and `hidden` tests, by the id of
-    the check, are added to checks.
+    Without its helpers it says `missing_hint`. Solutions are rewritten, and `hidden` tests, by the
+    id of the check, are added to checks.
     """
-    notebook = copies.derive(lesson, beside)
+    notebook = copies.derive(lesson, missing_hint)
     notebook.cells[0].source += f" *{EMPTY}*"
     for cell in notebook.cells:
         cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
@@ -72,8 +72,8 @@ def edition(
         solution.source = rewrite(solution.source)
         check.source += (hidden or {}).get(check.id, "")
         for cell, traits in ((solution, SOLUTION), (check, CHECK)):
-            known = {"grade_id": cell.id, "schema_version": 3, "task": False}
-            cell.metadata = nbformat.from_dict({"nbgrader": traits | known})
+            common = {"grade_id": cell.id, "schema_version": 3, "task": False}
+            cell.metadata = nbformat.from_dict({"nbgrader": traits | common})
     return notebook
 
 
@@ -83,11 +83,11 @@ def hidden_tests(folder: Path, lesson: Path) -> dict[str, str]:
         raise ValueError(f"there is no folder {folder} of hidden tests")
     file = folder / f"{lesson.stem}.py"
     text = file.read_text("utf-8") if file.exists() else ""
-    found = {each[1]: f"\n\n{each[0]}" for each in HIDDEN.finditer(text)}
-    strange = found.keys() - {check.id for _, check in copies.exercises(files.read(lesson))}
+    tests = {match[1]: f"\n\n{match[0]}" for match in HIDDEN.finditer(text)}
+    strange = tests.keys() - {check.id for _, check in copies.exercises(files.read(lesson))}
     if strange:
         raise ValueError(f"{file} tests {', '.join(sorted(strange))}, not in the lesson")
-    return found
+    return tests
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
@@ -124,7 +124,7 @@ def _write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
     needed = {Path("requirements.txt")}
     folder.mkdir(parents=True)
     for name, notebook in notebooks.items():
-        copies.relink(notebook, None, there=notebooks)
+        copies.relink(notebook, None, local_files=notebooks)
         nbformat.write(notebook, folder / name)
         needed.update(imports.reached(notebook))
     for path in needed:
@@ -137,13 +137,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser("student")
     parser.add_argument("lessons", nargs="*")
     parser.add_argument("--hidden", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        chosen = files.choose(given.lessons)
-        tests = build_course(chosen, given.hidden)
+        chosen = files.choose(options.lessons)
+        tests = build_course(chosen, options.hidden)
     except ValueError as error:
         sys.exit(str(error))
     build(chosen)
-    print(f"{', '.join(each.stem for each in chosen)}: for students in {FOLDER}, which works alone")
+    print(f"{', '.join(path.stem for path in chosen)}: for students in {FOLDER}, which works alone")
     print(f"for nbgrader in {COURSE}, with the solutions and {tests} hidden tests")
     print("Copy both before they are used: they are rebuilt next time.")

@@ -113,7 +113,7 @@ def take(model: nn.Module, **trees: Tree) -> "Batch":
     return Batch(**trees)
 
 
-class _Place:
+class _Slot:
     index: int  # of the leaf that was here
 
 
@@ -125,7 +125,7 @@ class Batch:
     """
 
     def __init__(self, **trees: Tree) -> None:
-        leaves: list[tuple[bool, str, Leaf, _Place]] = []
+        leaves: list[tuple[bool, str, Leaf, _Slot]] = []
         lists: list[tuple[str, Sequence[Any]]] = []
 
         def remember(path: str, value: Any) -> Any:
@@ -139,7 +139,7 @@ class Batch:
             elif not isinstance(value, Sequences | _SHARED | Tensor):
                 checks.check_batch(path, value)
             if isinstance(value, Sequences) or (isinstance(value, Tensor) and value.dim()):
-                leaves.append((value.device.type == "cpu", path, value, slot := _Place()))
+                leaves.append((value.device.type == "cpu", path, value, slot := _Slot()))
                 return slot
             return value
 
@@ -197,7 +197,7 @@ class Batch:
         """Rebuild the pytrees from other leaves, with a dimension B of 1 if `of_one`."""
 
         def put(_: str, value: Any) -> Any:
-            if not isinstance(value, _Place):
+            if not isinstance(value, _Slot):
                 return _copied(value)
             template, leaf = self.leaves[value.index], leaves[value.index]
             if isinstance(template, Sequences):

@@ -76,15 +76,15 @@ def check_batch(name: str, batch: Tensor) -> None:
 def check_scalar(
     value: Tensor,
     source: str = "loss_fn",
-    given: str = "a batch of one",
+    batch_label: str = "a batch of one",
     remedy: str = "reduction='sum' or 'mean'",
 ) -> Tensor:
     """Return the value of a function for one sample, if it is a scalar tensor."""
     if not isinstance(value, Tensor) or value.dim() != 0:
-        what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
-            f"{source} must return a scalar, a tensor of shape (), for {given}, "
-            f"got {what}: {remedy} gives one"
+            f"{source} must return a scalar, a tensor of shape (), for {batch_label}, "
+            f"got {got}: {remedy} gives one"
         )
     if not (value.is_floating_point() or value.is_complex()):
         raise ValueError(f"{source} must return a floating point number, got {value.dtype}")

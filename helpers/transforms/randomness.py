@@ -21,8 +21,8 @@ GENERATORS = {
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: (
-        lambda each: pickle.dumps(each.bit_generator.state),
-        lambda each, state: setattr(each.bit_generator, "state", pickle.loads(state)),
+        lambda generator: pickle.dumps(generator.bit_generator.state),
+        lambda generator, state: setattr(generator.bit_generator, "state", pickle.loads(state)),
     ),
 }
 """How the states of generators are read and set."""

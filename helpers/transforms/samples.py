@@ -27,23 +27,23 @@ Tensors = dict[str, Tensor]
 
 
 def functional(
-    function: Function, model: nn.Module, names: Collection[str], *places: str
+    function: Function, model: nn.Module, names: Collection[str], *contexts: str
 ) -> Function:
     """Turn `function(model, *sample)` into one of `(params, buffers, *sample)`, to transform.
 
     Each sample has buffers of its own. What is known to be wrong under `vmap`, or in further
-    `places`, raises, and so does a parameter out of reach.
+    `contexts`, raises, and so does a parameter out of reach.
     """
     parameters = dict(model.named_parameters())
     tensors = parameters | dict(model.named_buffers())
     differentiated = set(map(id, map(tensors.get, names)))
 
     def run(params: Tensors, buffers: Tensors, *sample: Tensor) -> Any:
-        others = dict(params)
+        substitutes = dict(params)
         for name, buffer in buffers.items():
-            others[name] = buffer.clone()
-        watched = Watched(VMAP, *places, parameters=parameters.values())
-        with watched, standing_in(tensors, others):
+            substitutes[name] = buffer.clone()
+        watched = Watched(VMAP, *contexts, parameters=parameters.values())
+        with watched, standing_in(tensors, substitutes):
             value = function(model, *map(torch.clone, sample))
             if not isinstance(value, Tensor):
                 return value
@@ -59,7 +59,7 @@ def functional(
 
 
 @contextmanager
-def standing_in(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[None]:
+def standing_in(tensors: Mapping[str, Tensor], substitutes: Mapping[str, Tensor]) -> Iterator[None]:
     """Swap other tensors in for a model's, by name; identity, class and attributes stay."""
     try:
         from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
@@ -73,9 +73,9 @@ def standing_in(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> 
 
     swapped = []
     try:
-        for name, other in others.items():
-            exchange(tensors[name], other)
-            swapped.append((tensors[name], other))
+        for name, substitute in substitutes.items():
+            exchange(tensors[name], substitute)
+            swapped.append((tensors[name], substitute))
         yield
     finally:
         for pair in swapped[::-1]:

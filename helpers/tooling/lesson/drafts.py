@@ -15,8 +15,8 @@ def replaced(path: Path) -> Iterator[Path]:
     """
     target = path.resolve()  # a link stays one
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{path.name}-") as aside:
-        draft = Path(aside, path.name)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{path.name}-") as temp_dir:
+        draft = Path(temp_dir, path.name)
         yield draft
         if draft.is_dir():
             shutil.rmtree(target, ignore_errors=True)

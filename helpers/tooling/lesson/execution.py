@@ -41,11 +41,11 @@ if torch and torch.cuda.is_initialized():
 class _Client(PapermillNotebookClient):
     def papermill_execute_cells(self) -> None:
         super().papermill_execute_cells()
-        asked = self.kc.execute(PEAK, silent=True, user_expressions={"peak": "peak"})
-        reply = self.wait_for_reply(asked)["content"]
+        request = self.kc.execute(PEAK, silent=True, user_expressions={"peak": "peak"})
+        reply = self.wait_for_reply(request)["content"]
         if reply["status"] == "ok":  # helpers beside a copy of a lesson need not have `memory`
-            told = reply["user_expressions"]["peak"]["data"]["text/plain"]
-            self.nb.metadata["peak_memory"] = ast.literal_eval(told)
+            peak = reply["user_expressions"]["peak"]["data"]["text/plain"]
+            self.nb.metadata["peak_memory"] = ast.literal_eval(peak)
 
 
 class _Engine(NBClientEngine):
@@ -90,7 +90,7 @@ def table(done: Sequence[Execution]) -> str:
     for lesson, notebook, failure in done:
         result, seconds = "failed" if failure else "passed", notebook.metadata.papermill.duration
         peak = notebook.metadata.get("peak_memory", {})
-        sizes = (f"{each / 2**20:,.0f} MiB ({kind})" for kind, each in peak.items())
+        sizes = (f"{size / 2**20:,.0f} MiB ({kind})" for kind, size in peak.items())
         lines.append(f"{lesson.stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
     return "\n".join(lines)
 

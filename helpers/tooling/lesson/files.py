@@ -61,4 +61,4 @@ def is_compared(cell: NotebookNode) -> bool:
 
 def place(notebook: NotebookNode, cell: NotebookNode) -> str:
     """Name a cell by its position, from 1, and its id: `cell 5 (the-loop)`."""
-    return f"cell {[each.id for each in notebook.cells].index(cell.id) + 1} ({cell.id})"
+    return f"cell {[c.id for c in notebook.cells].index(cell.id) + 1} ({cell.id})"

@@ -13,9 +13,9 @@ LINE = r"(\w+): \w+ = (.+?)  # (.+)"
 def declared(lesson: Path) -> dict[str, tuple[int | str, str]]:
     """Read the parameters cell of a lesson: `{name: (default, meaning)}`."""
     cells = json.loads(lesson.read_text())["cells"]
-    (cell,) = (each for each in cells if "parameters" in each["metadata"].get("tags", []))
-    found = (re.fullmatch(LINE, line.rstrip()) for line in cell["source"])
-    return {each[1]: (ast.literal_eval(each[2]), each[3]) for each in found if each}
+    (cell,) = (cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+    matches = (re.fullmatch(LINE, line.rstrip()) for line in cell["source"])
+    return {match[1]: (ast.literal_eval(match[2]), match[3]) for match in matches if match}
 
 
 def check(lesson: Path, assignments: Sequence[str]) -> dict[str, int | str]:
