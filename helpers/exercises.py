@@ -35,8 +35,7 @@ def check(exercise: str, answer: Callable, /, **inputs: Any) -> Iterator[Callabl
     Args:
         exercise: The name of the exercise, for example `"Exercise 1"`.
         answer: The function or class that the reader writes.
-        inputs: `name=value` pairs the answer works on: tensors, models, and dictionaries, lists and
-            tuples of these.
+        inputs: `name=value` pairs it works on: tensors, models, or dicts, lists, tuples of these.
 
     Yields:
         The answer, to call.
@@ -67,10 +66,10 @@ def expect(label: str, got: Any, expected: Any, *, tolerance: float | None = Non
     Args:
         label: A name of the result, for the verdict.
         got: The answer's result: a tensor, a number, or a dictionary, tuple or list of these.
-        expected: The right result, in the same form; tuples and lists are taken for each other, and
-            dtypes of one kind where `got` has at least the bits of `expected`.
+        expected: The right result, in the same form; tuples and lists are interchangeable, and so
+            are dtypes of one kind, unless `got` is of a narrower floating point type.
         tolerance: The largest error that counts as equal, relative to the largest entry of
-            `expected`; `None` means that of the dtype expected, as in `helpers.compare`.
+            `expected`; `None` means that of its dtype in `helpers.compare.TOLERANCES`, or 0.
 
     Raises:
         Refused: They differ, with a sentence that says in which of these ways.
@@ -80,7 +79,7 @@ def expect(label: str, got: Any, expected: Any, *, tolerance: float | None = Non
         if not isinstance(expected, Number) and not _serves(mine.dtype, target.dtype):
             raise Refused(f"wrong dtype: {name}: expected {target.dtype}, got {mine.dtype}")
     for name, mine, target in pairs:
-        limit = TOLERANCES.get(target.dtype, 0.0) if tolerance is None else tolerance
+        limit = TOLERANCES.get(target.dtype.to_real(), 0.0) if tolerance is None else tolerance
         error = largest_error(mine, target)
         if error > limit:
             off = f"off by {error:.1e} of the largest entry"
