@@ -28,7 +28,7 @@ def measure(
         candidates: `{name: function without arguments}`; instead of a function, an object with
             `timeit(number)`, such as torch's `Timer`.
         rounds: How often each candidate is timed, at least 1.
-        min_run_time: Seconds that each candidate runs for, at least, in each round.
+        min_run_time: Roughly how many seconds each candidate runs in a round.
 
     Returns:
         `{name: measurement}`, with `median` and `iqr` in seconds.

@@ -24,8 +24,7 @@ def load_batch(
         Images `(B, 1, 28, 28)`, float32 from 0 (paper) to 1 (ink); labels `(B,)`, int64, 0 to 9.
 
     Raises:
-        ValueError: The dataset is unknown or has fewer samples, or `batch_size` is not a positive
-            integer.
+        ValueError: `dataset` is unknown or too small, or `batch_size` is not a positive integer.
     """
     check(dataset, batch_size)
     if dataset == "digits":

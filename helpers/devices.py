@@ -54,7 +54,7 @@ def make_repeatable(seed: int = 0) -> None:
         seed: An integer from 0 to 2**32 - 1.
 
     Raises:
-        ValueError: The seed is out of range.
+        ValueError: The seed is out of range, or not an integer.
     """
     check_seed(seed)
     random.seed(seed)

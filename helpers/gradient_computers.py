@@ -108,8 +108,7 @@ class AbstractGradientComputer(ABC):
 
         Args:
             batch: A tuple or list of tensors `(B, ...)`, or of pytrees of such tensors, in the
-                order in which the task's `get_output` takes them; or one mapping, if it takes
-                one argument.
+                order in which the task's `get_output` takes them; or one mapping, for one argument.
 
         Returns:
             `{name: (B, *parameter.shape)}`, detached, in `dtype` and on `device`; zeros for a
@@ -125,7 +124,7 @@ class AbstractGradientComputer(ABC):
 
     @torch.inference_mode(False)
     def compute_loss_grad(self, batch: BatchLike) -> Tensor:
-        """Differentiate the loss of each sample with respect to its model output.
+        """Compute minus the derivative of each sample's loss with respect to its model output.
 
         Takes and refuses batches as `compute_per_sample_grad` does.
 

@@ -31,7 +31,7 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
         `(B, Y, P)`, detached.
 
     Raises:
-        TypeError: `data` is not a pytree of tensors.
+        TypeError: `model` is not a module, or `data` is not a pytree of tensors.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
             forward pass draws random numbers.
     """
@@ -54,7 +54,7 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
         `(B, Y, P)`, detached.
 
     Raises:
-        TypeError: `data` is not a pytree of tensors.
+        TypeError: `model` is not a module, or `data` is not a pytree of tensors.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
             forward pass draws random numbers, or `chunk_size` is below 1.
 
@@ -144,7 +144,6 @@ def _outputs(batch: Batch) -> Callable[..., Tensor]:
 
 
 def _count(params: dict[str, Tensor]) -> int:
-    """Return P."""
     return sum(parameter.numel() for parameter in params.values())
 
 

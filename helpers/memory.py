@@ -38,8 +38,8 @@ def keep_freed() -> Iterator[bool]:
     and tensors of 32 MiB or more (the threshold glibc itself grows to) get their own mappings.
 
     Yields:
-        Whether memory is kept: `False`, and nothing is done, without glibc (macOS, Windows, musl)
-        or where it refuses.
+        Whether memory is kept: `False` without glibc (macOS, Windows, musl), where nothing is done,
+        or if glibc refuses a setting.
     """
     library = _glibc()
     kept = library is not None and _set(library, _KEEP)

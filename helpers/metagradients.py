@@ -4,9 +4,8 @@ A training is a function of these weights. Its derivative says what a sample did
 this initialization and this order (Maclaurin, Duvenaud and Adams 2015, arXiv:1502.03492; Engstrom
 et al. 2025, arXiv:2503.13751).
 
-Plain `vjp` would keep the graph of all T steps. Instead, about the square root of T states are
-kept. From each, the steps up to the next one are run again, and only their graph is held, at the
-cost of one more forward pass.
+Plain `vjp` would keep the graph of all S steps. Instead, about sqrt(S) states are kept. From each,
+the steps up to the next one run again, and only their graph is held, for one more forward pass.
 """
 
 import functools
@@ -55,8 +54,7 @@ def metagradient(
         weights: `(N,)`, floating point: the weight of each sample's loss.
         batches: The batch of each step, in order: often indices `(steps, B)`.
         measure: Maps the last state to numbers `(T,)`, or to a scalar `()`.
-        chunk_size: How many of the T numbers to differentiate at a time, which bounds the
-            memory; `None` means all.
+        chunk_size: How many numbers to differentiate at a time, to bound memory; `None` means all.
 
     Returns:
         The numbers `(T,)` and their gradients with respect to the weights, `(T, N)`, or `()` and

@@ -44,7 +44,7 @@ class AbstractModelOutput(ABC):
     def get_out_to_loss_grad(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: Tree
     ) -> Tensor:
-        """Differentiate the loss of each sample with respect to its model output.
+        """Compute minus the derivative of each sample's loss with respect to its model output.
 
         Args:
             model: The module to call; its own tensors are not used.
@@ -53,7 +53,7 @@ class AbstractModelOutput(ABC):
             batch: Tensors `(B, ...)`, or pytrees of such tensors; or one mapping.
 
         Returns:
-            `(B, 1)`, detached: minus the derivative of the loss with respect to the output.
+            `(B, 1)`, detached.
         """
 
 
@@ -61,8 +61,7 @@ class _Margin(AbstractModelOutput):
     """The margin of a classifier, the log-odds `log(p / (1 - p))` of a label.
 
     The model returns logits `(B, C)`, with C at least 2, or an object with `.logits`, as in
-    transformers. A label is a whole number `()`, 0 to C - 1. Raises ValueError for logits or labels
-    of a wrong shape.
+    transformers. A label is a whole number `()`, 0 to C - 1. Raises ValueError for wrong shapes.
     """
 
     keywords: tuple[str, ...] = ()

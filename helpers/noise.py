@@ -59,7 +59,8 @@ def noise_scale(
         Noise, signal and their ratio, for the parameters with `requires_grad` together.
 
     Raises:
-        TypeError: `data` or `targets` is not a pytree of tensors.
+        TypeError: `model` is not a module, `data` or `targets` is not a pytree of tensors, or
+            `loss_fn` is a class.
         ValueError: There are fewer than 2 samples, a gradient or their sum is not finite, or one
             of the refusals of `func_gradients`.
 

@@ -18,7 +18,7 @@ def load_documents(dataset: str = "topics") -> list[str]:
     """Load the sections of Python's own reference manual, from `pydoc_data.topics`.
 
     Topics repeat each other: only the first copy of a paragraph is kept. Sections of fewer than 400
-    characters are left out; about 150 remain, with 365,000 characters or more.
+    characters are left out; about 150 remain, with about 365,000 characters.
 
     Args:
         dataset: `"topics"`, or `"random"` for 150 documents of meaningless words.
@@ -63,7 +63,7 @@ class BytePairs:
     _PIECES = re.compile(r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+")
 
     def __init__(self, texts: Iterable[str], size: int = 1024) -> None:
-        """Learn at most `size` tokens from texts; ties go to the pair with the lowest tokens."""
+        """Learn 256 to `size` tokens from texts; ties go to the pair with the lowest tokens."""
         self.tokens = [bytes([byte]) for byte in range(256)]
         self._pairs: list[tuple[int, int]] = []  # what each token after these was made of
         frequency = Counter(piece for text in texts for piece in self._PIECES.findall(text))

@@ -55,9 +55,10 @@ def fisher_product(
         `{name: parameter.shape}`, detached.
 
     Raises:
-        TypeError: `data` is not a pytree of tensors, or `vector` is not a dictionary of tensors.
-        ValueError: One of the refusals of the module, or outputs that are not `(B, Y)` with Y at
-            least 2.
+        TypeError: `model` is not a module, `data` is not a pytree of tensors, or `vector` is not a
+            dictionary of tensors.
+        ValueError: One of the refusals of the module, outputs that are not `(B, Y)` with Y at least
+            2, or a `chunk_size` below 1.
 
     Example:
         >>> model = nn.Linear(1, 2, bias=False)  # two logits, w_0 x and w_1 x
@@ -94,7 +95,7 @@ def gauss_newton_product(
 
     `loss_fn(predictions, targets)`, given a batch of one, returns a scalar; targets are
     `(B, ...)`, or a pytree of such tensors, or `None` where the loss needs none. The rest is as in
-    `fisher_product`, but predictions may be of any kind. `vector` is required.
+    `fisher_product`, but predictions may be any `(B, ...)`. `vector` is required.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -132,7 +133,7 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
         `(P, P)`, detached, in the widest dtype of `like`.
 
     Raises:
-        TypeError: `like` is not a dictionary of tensors.
+        TypeError: `like`, or what the product returns, is not a dictionary of tensors.
         ValueError: It is empty, the matrix would take more than 8 GiB, the product returns other
             names or shapes, or `chunk_size` is not a positive integer.
 

@@ -51,14 +51,14 @@ def mean(
 ) -> Vector:
     """Average `J_i^T apply_hessian(outputs_i, J_i vector, *sample_i)` over the samples.
 
-    In half precision, model and samples are taken in float32, and the mean alone is rounded.
+    In half precision, `vmap` runs in float32 and rounds only the mean; the loop does not.
     """
 
     def function(model: nn.Module, *sample: Tensor) -> Tensor:
         outputs = batches.call(model, batch.of_one(sample)[0])
         if not isinstance(outputs, Tensor) or outputs.shape[:1] != (1,) or outputs.is_complex():
             got = getattr(outputs, "shape", type(outputs).__name__), getattr(outputs, "dtype", "")
-            raise ValueError("the model must return real outputs (B, Y), got {} {}".format(*got))
+            raise ValueError("the model must return real outputs (B, ...), got {} {}".format(*got))
         return outputs.squeeze(0)
 
     checks.check_options(chunk_size)

@@ -56,8 +56,8 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     tensors, and attributes that are numbers, strings, tensors or functions (by name).
 
     Raises:
-        ValueError: There is no model, or no tensor in it; a model is spread over processes; two
-            models differ or share a tensor.
+        ValueError: There is no model, or no tensor in it; a model is spread over processes,
+            scripted, or a DataParallel; two models differ or share a tensor.
     """
     owners: dict[int, tuple[int, str]] = {}
     tensors: list[Tensors] = []

@@ -72,8 +72,9 @@ def train(
         The trained networks, with their buffers as the last forward pass left them.
 
     Raises:
-        ValueError: `order` or a rate has the wrong form, all parameters are frozen or one has
-            hooks, the loss is not a scalar, or `vmap` gets the forward pass wrong.
+        TypeError: `data` or `targets` is not a pytree of tensors.
+        ValueError: Samples differ in length, `order` or a rate has the wrong form, all parameters
+            are frozen, one has hooks, the loss is no scalar, or `vmap` gets the forward pass wrong.
         RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """
     batch, model, size = _batch_of(data=data, targets=targets), ensemble.model, len(ensemble)

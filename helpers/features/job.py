@@ -88,7 +88,7 @@ def make_plan(job: Job, **options: object) -> Plan:
 
 
 def read_plan(folder: Path) -> Plan:
-    """Read the plan of a folder."""
+    """Return what the features in a folder were computed from."""
     return json.loads((folder / PLAN).read_text())
 
 

@@ -32,8 +32,7 @@ def write(file: Path, content: bytes) -> None:
     """Write a file under another name, and rename it once all of it is on the disk.
 
     Raises:
-        OSError: The file could not be written, for example because the disk is full; no part of
-            it remains.
+        OSError: The file could not be written, for example on a full disk; no part of it remains.
     """
     draft = file.with_name(f".{file.name}.draft")  # after a kill, the next run overwrites it
     try:

@@ -3,8 +3,7 @@
 `kernel[i, j, a, b]` is the inner product of the gradients of output a of sample i and of output b
 of sample j, over all parameters with `requires_grad` (Jacot et al., arXiv:1806.07572). Linear
 layers use their structure, everything else Jacobians; both are compared by Novak, Sohl-Dickstein
-and Schoenholz (arXiv:2206.08720). At most two chunks of samples are in memory at a time, however
-many samples there are.
+and Schoenholz (arXiv:2206.08720). At most two chunks of samples are in memory at a time.
 """
 
 import torch
@@ -35,16 +34,14 @@ def ntk(
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
         x1: `(N1, ...)`, or a pytree of such tensors.
-        x2: `(N2, ...)`, likewise, with samples of the same shape; `None` means `x1`, and half of
-            the work.
-        chunk_size: How many samples of a side to take at a time; `None` means as many as should fit
-            in 512 MB.
+        x2: `(N2, ...)`, likewise, with the same sample shape; `None` means `x1`, and half the work.
+        chunk_size: Samples of a side at a time; `None` means as many as should fit in 512 MB.
 
     Returns:
         `(N1, N2, Y, Y)`, detached.
 
     Raises:
-        TypeError: `x1` or `x2` is not a pytree of tensors.
+        TypeError: `model` is not a module, or `x1` or `x2` is not a pytree of tensors.
         ValueError: The samples of `x1` and `x2` differ in shape, the kernel or the derivatives of
             two chunks would not fit into free memory, or one of the refusals of
             `helpers.jacobians.func_jacobians`.

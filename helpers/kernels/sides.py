@@ -1,8 +1,8 @@
 """Factors of the blocks of a kernel: the derivatives of the outputs for some samples.
 
-A side is a dictionary by parameter. It holds rows `(c * Y, p)`, whose inner products are summed
-over the parameters. For a linear layer that meets one vector per sample it holds the layer's inputs
-`(c, in)` and the gradients at its outputs `(c * Y, out)`, which take less memory and arithmetic.
+A side is a dictionary by parameter, or of one entry for all. It holds rows `(c * Y, p)`, whose
+inner products are summed over the entries. For a linear layer that gets one vector per sample, it
+holds inputs `(c, in)` and output gradients `(c * Y, out)`: less memory and arithmetic.
 """
 
 import torch

@@ -28,7 +28,7 @@ _PIECE = 2**20
 class Convolution(Linear):
     """A weight `(out, in / groups, *kernel)` over the positions of an image.
 
-    Unfolded into windows `(n, groups, positions, in * kernel)`, a convolution is linear.
+    Unfolded into windows `(n, groups, positions, in / groups * kernel)`, a convolution is linear.
     """
 
     FORMULA = "ngto,ngti->ngoi"

@@ -19,7 +19,7 @@ _TORCH = str(Path(torch.__file__).parent)
 class Finding:
     """One measured problem of the bare composition."""
 
-    where: str  # modules, parameters or buffers, by name; or the loss
+    where: str  # names of modules, parameters, buffers, attributes; or the loss, model, data
     measured: str  # what was seen, with its numbers or its message
     entry: str = "unknown"  # its name in lesson 6
 

@@ -50,7 +50,7 @@ def project(
         float64 gradients, else float32, since half precision would overflow in sums over P.
 
     Raises:
-        TypeError: A tensor is not floating point, or not dense.
+        TypeError: A gradient is not a tensor, not floating point, or not dense.
         ValueError: There is no gradient, batch sizes differ, or an option is out of its range.
     """
     _check(k, kind, seed=seed, model_id=model_id)
@@ -86,13 +86,14 @@ def project_batches(
         computer: What computes the gradients.
         batches: Batches that the computer takes, for example a `DataLoader`.
         k: As in `project`; so are the other options.
-        kind: Or `"factored"`, which reduces the gradient of each parameter to `factors.LARGEST`
-            numbers, and then proceeds like `"sparse"`.
+        kind: Or `"factored"`, which reduces gradients that are matrices to at most
+            `factors.LARGEST` numbers each, and then proceeds like `"sparse"`.
         seed: A whole number, at least 0.
         model_id: Which model of an ensemble this is.
 
     Returns:
-        `(N, k)`, in the order of the batches: what `project` gives for all gradients at once.
+        `(N, k)`, in the order of the batches: what `project` gives for all gradients at once,
+        except for `"factored"`, which it refuses.
 
     Raises:
         TypeError: As in `project` and `compute_per_sample_grad`.
@@ -147,7 +148,6 @@ def _like(tensors: Iterable[Tensor], *dtypes: torch.dtype) -> Tensor:
 
 
 def _check_grads(grads: dict[str, Tensor]) -> None:
-    """Raise TypeError or ValueError unless gradients can be projected."""
     if not grads:
         raise ValueError("grads must hold at least 1 parameter, got none")
     for name, tensor in grads.items():

@@ -17,7 +17,7 @@ from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection.sketches import Sketch, Total
 
 LARGEST = 2**16
-"""Size limit of a reduced gradient; it changes what seeds mean."""
+"""Size limit of a reduced matrix, but not of a vector; it changes what seeds mean."""
 
 
 class Map:

@@ -74,7 +74,6 @@ class _Process:
             self.facts = self.pool.submit(_start, candidate, task).result()
 
     def timeit(self, number: int) -> Measurement:
-        """Time it there, as `torch.utils.benchmark.Timer.timeit` does here."""
         seconds, self.facts["faults"] = self.pool.submit(_time, number).result()
         return Measurement(number, seconds, TaskSpec("", ""))
 

@@ -1,7 +1,7 @@
 """Batches as pytrees of tensors: flattened into leaves, and rebuilt.
 
-A pytree is a tensor `(B, ...)`, a `PackedSequence` of B sequences, or a mapping, list, tuple or
-dataclass of pytrees. Numbers, strings, `None` and tensors of shape `()` are shared by all samples.
+A pytree is a tensor `(B, ...)`, a `PackedSequence` of B sequences, or a mutable mapping, list,
+tuple or dataclass of pytrees. Numbers, strings, `None` and tensors of shape `()` are shared by all.
 """
 
 import copy

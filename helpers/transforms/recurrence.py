@@ -20,9 +20,9 @@ def check_forward(layer: nn.RNNBase | nn.RNNCellBase) -> None:
 def add_zero_state(
     layer: nn.RNNBase | nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Pass a layer zeros as its initial state, unless it got one.
+    """Pass a layer its initial state, or zeros, with the dimension of `vmap`.
 
-    A state that the layer makes itself lacks the dimension of `vmap`, and cannot be written into.
+    A state that lacks this dimension, as one that the layer makes, cannot be written into.
     """
     inputs = args[0] if args else kwargs.get("input")
     initial = args[1] if len(args) > 1 else kwargs.get("hx")

@@ -93,8 +93,8 @@ def running(
     """Let a block run a model in these functions under transforms, then restore the model.
 
     Yields its state; its parameters of these names and its buffers, detached. With a device, draws
-    of NumPy and Python are refused, and streams set back where the block raises, unless nothing may
-    be drawn: then another thread may have moved them.
+    of NumPy and Python are refused unless `randomness` is `"same"`, and streams are restored if the
+    block raises, unless it is `"error"`: then another thread may have moved them.
     """
     parameters, params, buffers = dict(model.named_parameters()), {}, {}
     for name in names:

@@ -93,7 +93,7 @@ def marked(solution: str) -> str:
 
 
 def _with_bodies(solution: str, new_body: Callable[[str, list[str]], list[str]]) -> str:
-    """Write another body, `given(name, lines)`, into a function or each method of a class."""
+    """Write another body, `new_body(name, lines)`, into a function or each method of a class."""
     definition, *more = ast.parse(solution).body
     if more or not isinstance(definition, ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")

@@ -38,7 +38,7 @@ def choose(names: Sequence[str]) -> list[Path]:
 
 
 def read(lesson: Path) -> NotebookNode:
-    """Read a lesson."""
+    """Read a lesson, in the format version that its file has."""
     import nbformat  # takes seconds; a mistyped lesson name should fail at once
 
     return nbformat.read(lesson, nbformat.NO_CONVERT)
@@ -50,7 +50,7 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def tags(cell: NotebookNode) -> list[str]:
-    """List the tags of a cell."""
+    """List the tags of a cell, which need not have any."""
     return cell.metadata.get("tags", [])
 
 
