@@ -28,7 +28,7 @@ def measure(
         candidates: `{name: function without arguments}`; instead of a function, an object with
             `timeit(number)`, such as torch's `Timer`.
         rounds: How often each candidate is timed, at least 1.
-        min_run_time: Seconds that each candidate runs for, at least, in each round.
+        min_run_time: Roughly how many seconds each candidate runs in a round.
 
     Returns:
         `{name: measurement}`, with `median` and `iqr` in seconds.
@@ -38,15 +38,15 @@ def measure(
     """
     if not candidates or rounds < 1:
         got = f"{len(candidates)} and {rounds}"
-        raise ValueError(f"needs a candidate and a round at least, got {got}")
+        raise ValueError(f"need at least 1 candidate and 1 round, got {got}")
     timers = {n: c if hasattr(c, "timeit") else timer(c) for n, c in candidates.items()}
     numbers = dict.fromkeys(timers, 1)
     finished: dict[Any, list[Measurement]] = {name: [] for name in timers}
-    # Round 0 warms up, and finds how often to run.
+    # Round 0 warms up and sets the run counts.
     for number in tqdm(range(1 + rounds), desc="rounds", leave=False):
-        for name, each in timers.items():
-            # The timer runs twice before it counts: memory is allocated, kernels picked.
-            measurement = each.timeit(numbers[name])
+        for name, candidate_timer in timers.items():
+            # At least two uncounted runs come first: they allocate memory, pick kernels.
+            measurement = candidate_timer.timeit(numbers[name])
             if number:
                 finished[name].append(measurement)
             else:
@@ -55,33 +55,33 @@ def measure(
 
 
 def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:
-    """Put times in a table, with their spread, and each as a multiple of one of them.
+    """Tabulate times with their spread, each also as a multiple of one of them.
 
     Args:
         measurements: What `measure` returned.
-        reference: The name of the candidate that the others are multiples of.
+        reference: The name of the candidate whose time is the unit.
 
     Returns:
-        A row for each candidate: median and interquartile range in milliseconds, and how many
-        times the reference it takes. One round has no spread.
+        A row for each candidate: median and interquartile range in milliseconds, and the time as a
+        multiple of the unit. One round has no spread.
 
     Raises:
-        ValueError: No candidate that was measured has the reference's name.
+        ValueError: `reference` names no measured candidate.
     """
     if reference not in measurements:
         raise ValueError(f"reference must be one of {', '.join(measurements)}, got {reference!r}")
     unit = measurements[reference].median
     rows = {}
-    for name, each in measurements.items():
-        spread = each.iqr * 1e3 if len(each.times) > 1 else None
-        rows[name] = each.median * 1e3, spread, each.median / unit
+    for name, measurement in measurements.items():
+        spread = measurement.iqr * 1e3 if len(measurement.times) > 1 else None
+        rows[name] = measurement.median * 1e3, spread, measurement.median / unit
     columns = ["median (ms)", "spread (ms)", f"times {reference}"]
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=float)
     return frame.round(2).rename_axis("method")
 
 
 def timer(candidate: Callable[[], Any]) -> Timer:
-    """Make torch's timer of `candidate()`, with the threads that torch uses: its default is one."""
+    """Make a torch `Timer` for `candidate()` with torch's thread count: its default is one."""
     threads = torch.get_num_threads()
     return Timer("candidate()", globals={"candidate": candidate}, num_threads=threads)
 
@@ -131,13 +131,13 @@ def memory(run: Callable[[], Any]) -> Memory:
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    """List the memory of the tensors in arguments or results."""
+    """List the storages of the tensors in a tree."""
     if isinstance(tree, Tensor):
         return [tree.untyped_storage()]
-    parts = tree.values() if isinstance(tree, dict) else tree
+    items = tree.values() if isinstance(tree, dict) else tree
     if not isinstance(tree, dict | list | tuple):
         return []
-    return [storage for part in parts for storage in _storages(part)]
+    return [storage for item in items for storage in _storages(item)]
 
 
 def each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
@@ -158,14 +158,14 @@ def each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
 def flops(run: Callable[[], Any]) -> int:
     """Count the floating point operations of matrix products, convolutions and attention.
 
-    Unlike `FlopCounterMode`, whose formulas it takes, it does not watch modules, and so it counts
-    a gradient by a module's input, too. The rest (sums, activations, copies) counts nothing.
+    Unlike `FlopCounterMode`, whose formulas it uses, it does not hook modules, so it can count
+    gradients with respect to their inputs. The rest (sums, activations, copies) is not counted.
 
     Args:
         run: A function without arguments. It is called once.
 
     Returns:
-        The operations: 2 for each multiplication with its addition.
+        The operations: 2 for each multiply-add.
     """
     total = 0
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 # Correct methods differ by rounding alone: a few times 1e-16 of the largest entry in float64 and
-# 1e-7 in float32, more where long sums meet in another order. On the networks of the lessons
+# 1e-7 in float32, more where long sums are added in another order. On the networks of the lessons
 # 6e-15 and 1e-6 were measured; these leave a factor of 10 and more.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -23,12 +23,12 @@ def table(
     """Compare two dictionaries of gradients by name, never by position.
 
     Args:
-        got: `{name: (B, *shape)}`, what is to be checked.
+        got: `{name: (B, *shape)}`, the result to check.
         expected: `{name: (B, *shape)}`, the reference.
         tolerance: The largest error that counts as equal; `None` means that of the dtype of `got`,
             from `TOLERANCES`. It is relative, as in `largest_error`.
-        batch_dims: How many dimensions stand in front of a parameter's own: 1 for gradients
-            `(B, *shape)`, 2 for Jacobians `(B, Y, *shape)`.
+        batch_dims: How many dimensions precede a parameter's own: 1 for gradients `(B, *shape)`, 2
+            for Jacobians `(B, Y, *shape)`.
 
     Returns:
         A row for each name of either: both shapes, the largest error (a bound where it is within
@@ -58,14 +58,14 @@ def table(
 def check(
     got: dict[str, Tensor], expected: dict[str, Tensor], **options: float | None
 ) -> pd.DataFrame:
-    """Compare as `table` does, with its `options`, and raise where the two are not equal.
+    """Compare as `table` does, with its `options`, and raise if the two are not equal.
 
     Returns:
         The table, in which every verdict is then `True`.
 
     Raises:
-        AssertionError: There is nothing to compare; or a name is missing or not expected; else a
-            shape differs; else a value does. The message names the parameter.
+        AssertionError: There is nothing to compare, a name is missing or not expected, a shape
+            differs, or a value does, checked in this order. The message names the parameter.
     """
     result = table(got, expected, **options)
     if result.empty:
@@ -87,8 +87,8 @@ def largest_error(got: Tensor, expected: Tensor, *, scale: float | None = None) 
     """Return the largest difference of two tensors of one shape, relative to their size.
 
     Relative to the largest entry of `expected`. A parameter whose gradient vanishes (the bias of
-    attention keys) holds nothing but rounding of larger numbers; so the divisor is at least a
-    tenth of `scale`.
+    attention keys) holds only rounding errors of larger numbers, so the divisor is at least a tenth
+    of `scale`.
 
     Args:
         got: A tensor.

@@ -1,4 +1,4 @@
-"""The batches that the lessons differentiate: real handwritten digits, or a random stand-in."""
+"""The batches that the lessons use: real handwritten digits, or a random stand-in."""
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,7 @@ def load_batch(
         Images `(B, 1, 28, 28)`, float32 from 0 (paper) to 1 (ink); labels `(B,)`, int64, 0 to 9.
 
     Raises:
-        ValueError: The dataset is unknown or has fewer samples, or `batch_size` is not a positive
-            integer.
+        ValueError: `dataset` is unknown or too small, or `batch_size` is not a positive integer.
     """
     check(dataset, batch_size)
     if dataset == "digits":
@@ -58,5 +57,5 @@ def check(dataset: str, batch_size: int) -> None:
         raise ValueError(f"dataset must be 'digits' or 'random', got {dataset!r}")
     check_count("batch_size", batch_size)
     if dataset == "digits" and batch_size > 1797:
-        got = f"the digits are 1797 samples, and {batch_size} were asked for"
+        got = f"there are only 1797 digits, but {batch_size} were requested"
         raise ValueError(f"{got}: choose at most 1797, or dataset 'random'")

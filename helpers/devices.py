@@ -32,7 +32,7 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
     name = str(device).strip().lower()
     if name == "auto":
         name = names[0]
-    if f"{name}:0" in names:  # an accelerator's first
+    if f"{name}:0" in names:  # the first GPU
         name = f"{name}:0"
     if name not in names:
         raise ValueError(
@@ -43,7 +43,7 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
 
 
 def for_float64(device: torch.device) -> torch.device:
-    """Return the device itself if it computes in float64, else the CPU (MPS does not)."""
+    """Return the device if it supports float64 (MPS does not), else the CPU."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
@@ -54,7 +54,7 @@ def make_repeatable(seed: int = 0) -> None:
         seed: An integer from 0 to 2**32 - 1.
 
     Raises:
-        ValueError: The seed is out of range.
+        ValueError: The seed is out of range, or not an integer.
     """
     check_seed(seed)
     random.seed(seed)

@@ -16,7 +16,7 @@ from torch.nn import Module, Parameter
 from helpers.compare import TOLERANCES, largest_error
 
 STILL_TO_DO = "still to do: write "
-"""How the message of the error begins that an answer not yet written raises."""
+"""How the error message of an unwritten answer begins."""
 
 
 class Refused(AssertionError):
@@ -24,24 +24,23 @@ class Refused(AssertionError):
 
 
 @contextmanager
-def check(exercise: str, answer: Callable, /, **given: Any) -> Iterator[Callable]:
+def check(exercise: str, answer: Callable, /, **inputs: Any) -> Iterator[Callable]:
     """Print a verdict on an answer that the block calls.
 
-    The answer is correct if the block ends normally; `expect` and `require` may end it early, and
-    so may errors, shown after the lines of the lesson that led to it. What the answer changes in
-    place is put back, since later exercises use it, and the answer is not correct then. Modes of
-    models, disabled gradients and warning filters are put back silently.
+    The answer is correct if the block ends normally; `expect`, `require` and errors may end it
+    early; errors are shown after the lesson's lines that led to them. What the answer changes in
+    place is restored for later exercises, and the answer counts as incorrect. Model modes, disabled
+    gradients and warning filters are restored silently.
 
     Args:
         exercise: The name of the exercise, for example `"Exercise 1"`.
         answer: The function or class that the reader writes.
-        given: `name=value` of what the answer works on: tensors, models, and dictionaries, lists
-            and tuples of these.
+        inputs: `name=value` pairs it works on: tensors, models, or dicts, lists, tuples of these.
 
     Yields:
         The answer, to call.
     """
-    before = _Snapshot(given)
+    before = _Snapshot(inputs)
     raised = False
     try:
         with torch.set_grad_enabled(torch.is_grad_enabled()), warnings.catch_warnings():
@@ -55,62 +54,62 @@ def check(exercise: str, answer: Callable, /, **given: Any) -> Iterator[Callable
     finally:  # after an interrupt, too
         changed = before.restore()
     if changed and not raised:  # wrong values may come from this alone
-        verdict = f"not so yet: it changed {_some(changed)} in place, which is put back"
+        verdict = f"not so yet: it changed {_first_three(changed)} in place, which is put back"
     print(f"{exercise}: {verdict}")
     if verdict != "correct" and "NBGRADER_EXECUTION" in os.environ:
         raise Refused(verdict)  # nbgrader gives the point unless the cell raises
 
 
-def expect(what: str, got: Any, expected: Any, *, tolerance: float | None = None) -> None:
+def expect(label: str, got: Any, expected: Any, *, tolerance: float | None = None) -> None:
     """Compare a result with the right one: first shapes, then dtypes, then values.
 
     Args:
-        what: A name of the result, for the verdict.
+        label: A name of the result, for the verdict.
         got: The answer's result: a tensor, a number, or a dictionary, tuple or list of these.
-        expected: The right result, in the same form; tuples and lists are taken for each other, and
-            dtypes of one kind where `got` has at least the bits of `expected`.
+        expected: The right result, in the same form; tuples and lists are interchangeable, and so
+            are dtypes of one kind, unless `got` is of a narrower floating point type.
         tolerance: The largest error that counts as equal, relative to the largest entry of
-            `expected`; `None` means that of the dtype expected, as in `helpers.compare`.
+            `expected`; `None` means that of its dtype in `helpers.compare.TOLERANCES`, or 0.
 
     Raises:
         Refused: They differ, with a sentence that says in which of these ways.
     """
-    pairs = _pairs_of_one_shape(what, got, expected)
+    pairs = _pairs_of_one_shape(label, got, expected)
     for name, mine, target in pairs:
         if not isinstance(expected, Number) and not _serves(mine.dtype, target.dtype):
             raise Refused(f"wrong dtype: {name}: expected {target.dtype}, got {mine.dtype}")
     for name, mine, target in pairs:
-        limit = TOLERANCES.get(target.dtype, 0.0) if tolerance is None else tolerance
+        limit = TOLERANCES.get(target.dtype.to_real(), 0.0) if tolerance is None else tolerance
         error = largest_error(mine, target)
         if error > limit:
             off = f"off by {error:.1e} of the largest entry"
             problem = off if isfinite(error) else "holds NaN or infinity"
             raise Refused(f"right shape, wrong values: {name}: {problem}")
     shapes = list(dict.fromkeys(str(tuple(target.shape)) for _, _, target in pairs))
-    print(f"{what}: right shape and values, {_some(shapes)}")
+    print(f"{label}: right shape and values, {_first_three(shapes)}")
 
 
-def expect_shape(what: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> None:
-    """Require the shape of a result whose values are checked otherwise.
+def expect_shape(label: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> None:
+    """Require the shape of a result whose values are checked elsewhere.
 
     Args:
-        what: A name of the result, for the verdict.
+        label: A name of the result, for the verdict.
         got: The answer's result.
         shape: The right shape, or `{name: shape}` for a dictionary.
 
     Raises:
         Refused: It is not a tensor or a dictionary of tensors, or has another shape.
     """
-    shapes = shape if isinstance(shape, dict) else {what: shape}
-    expected = {name: torch.empty(each, device="meta") for name, each in shapes.items()}
-    _pairs_of_one_shape(what, got, expected if isinstance(shape, dict) else expected[what])
+    shapes = shape if isinstance(shape, dict) else {label: shape}
+    expected = {name: torch.empty(size, device="meta") for name, size in shapes.items()}
+    _pairs_of_one_shape(label, got, expected if isinstance(shape, dict) else expected[label])
 
 
-def require(what: str, holds: bool, *, measured: str = "") -> None:
+def require(requirement: str, holds: bool, *, measured: str = "") -> None:
     """Require a property of an answer besides its values, and print that it holds.
 
     Args:
-        what: The requirement, as a sentence that is true of a right answer.
+        requirement: The requirement, a sentence that is true of a correct answer.
         holds: Whether it is true of this answer.
         measured: The measured value, for the verdict, for example `"1.9 times"`.
 
@@ -118,51 +117,51 @@ def require(what: str, holds: bool, *, measured: str = "") -> None:
         Refused: It does not hold.
     """
     if not holds:
-        raise Refused(f"not so yet: {what}" + (f": measured {measured}" if measured else ""))
-    print(f"{what}: yes")
+        raise Refused(f"not so yet: {requirement}" + (f": measured {measured}" if measured else ""))
+    print(f"{requirement}: yes")
 
 
-def _pairs_of_one_shape(what: str, got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:
+def _pairs_of_one_shape(label: str, got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:
     """List the tensors of two results in pairs, with their names; shapes must agree."""
-    pairs = list(_pairs(what, got, expected))
+    pairs = list(_pairs(label, got, expected))
     for name, mine, target in pairs:
-        shape, due = tuple(mine.shape), tuple(target.shape)
-        if shape != due:
-            raise Refused(f"wrong shape: {name}: expected {due}, got {shape}")
+        shape, expected_shape = tuple(mine.shape), tuple(target.shape)
+        if shape != expected_shape:
+            raise Refused(f"wrong shape: {name}: expected {expected_shape}, got {shape}")
     return pairs
 
 
-def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _pairs(label: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
     if isinstance(expected, dict | tuple | list):
         kind = dict if isinstance(expected, dict) else tuple | list
         if not isinstance(got, kind):
-            raise _wrong_type(what, got, type(expected).__name__)
+            raise _wrong_type(label, got, type(expected).__name__)
         mine, target = (dict(x if kind is dict else enumerate(x)) for x in (got, expected))
         for problem, first, second in (("missing", target, mine), ("not expected", mine, target)):
             if names := [str(name) for name in first if name not in second]:
-                raise Refused(f"{problem}: {what}: {', '.join(names)}")
+                raise Refused(f"{problem}: {label}: {', '.join(names)}")
         for name in target:
-            yield from _pairs(f"{what}[{name!r}]", mine[name], target[name])
+            yield from _pairs(f"{label}[{name!r}]", mine[name], target[name])
     elif isinstance(expected, Tensor) and not isinstance(got, Tensor):
-        raise _wrong_type(what, got, "tensor")
+        raise _wrong_type(label, got, "tensor")
     elif not isinstance(got, Tensor | Number):  # NumPy's numbers are Numbers, too
-        raise _wrong_type(what, got, "number")
+        raise _wrong_type(label, got, "number")
     else:
-        yield what, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected)
+        yield label, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected)
 
 
 def _serves(mine: torch.dtype, wanted_dtype: torch.dtype) -> bool:
-    """Say whether a dtype can stand for another: of one kind, and not narrower if floating."""
+    """Tell whether a dtype is acceptable: of the same kind, and not narrower if floating."""
     kinds = {(d.is_floating_point, d.is_complex, d == torch.bool) for d in (mine, wanted_dtype)}
     return len(kinds) == 1 and (
         mine.itemsize >= wanted_dtype.itemsize or not wanted_dtype.is_floating_point
     )
 
 
-def _wrong_type(what: str, got: Any, expected: str) -> Refused:
+def _wrong_type(label: str, got: Any, expected: str) -> Refused:
     # "NoneType" says little to people who forgot to return.
     hint = ": the function returned nothing (does it end in `return`?)" if got is None else ""
-    return Refused(f"wrong type: {what}: expected a {expected}, got {type(got).__name__}{hint}")
+    return Refused(f"wrong type: {label}: expected a {expected}, got {type(got).__name__}{hint}")
 
 
 def _raised(error: BaseException) -> str:
@@ -180,7 +179,7 @@ def _raised(error: BaseException) -> str:
     return f"your answer raised {type(error).__name__}: {first_line}"
 
 
-def _some(names: list[str]) -> str:
+def _first_three(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
@@ -196,7 +195,7 @@ class _Snapshot:
 
     def _remember(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and _can_be_written(value):
-            # `.data` leads back to the same storage after `model.double()` has given it another.
+            # `.data` recovers the old storage after `model.double()` has replaced it.
             self._tensors[name] = (value, value.data, value.data.clone(), value.requires_grad)
         if isinstance(value, dict):
             self._dicts[name] = (value, dict(value))
@@ -223,14 +222,14 @@ class _Snapshot:
                 continue
             changed.append(name)
             if value.requires_grad != required:
-                # What is computed in place from a parameter is no leaf, and cannot be told to stop.
+                # A tensor computed in place from a parameter is not a leaf: detach it first.
                 (value if value.is_leaf else value.detach_()).requires_grad_(required)
             value.data = data.copy_(before)
         return changed
 
 
 def _can_be_written(tensor: Tensor) -> bool:
-    """Say whether it is a plain tensor of which each entry has a place of its own."""
+    """Tell whether a tensor is plain, and no two of its entries share memory."""
     plain = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
     sizes = zip(tensor.shape, tensor.stride(), strict=True) if plain else ()
     return plain and all(size < 2 or stride for size, stride in sizes)

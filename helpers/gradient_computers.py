@@ -1,11 +1,11 @@
 """Gradient computers: per-sample gradients of a task's model output behind one interface.
 
-The interface is that of TRAK (Park et al. 2023, arXiv:2303.14186), so that a computer of this
-module serves the package `traker` as its own would. The functional computer is fast, on
-`torch.func`; the iterative one takes any differentiable model.
+The interface is that of TRAK (Park et al. 2023, arXiv:2303.14186), so the package `traker` can use
+a computer of this module as one of its own. The functional computer is fast, on `torch.func`; the
+iterative one takes any differentiable model.
 
 Both return the same dictionary for the same model, with the names, zeros, and refusals of
-`helpers.gradients`, and put the model back as it was.
+`helpers.gradients`, and restore the model.
 """
 
 import functools
@@ -25,29 +25,29 @@ from helpers.transforms import checks, loop, samples
 from helpers.transforms.batches import Batch, Tree
 from helpers.transforms.known_wrong import JACREV, OUTSIDE
 
-Given = Sequence[Tree] | MutableMapping[str, Tree]
+BatchLike = Sequence[Tree] | MutableMapping[str, Tree]
 Tensors = dict[str, Tensor]
 
 
 class AbstractGradientComputer(ABC):
-    """What computes per-sample gradients of a task: its settings, and two methods to fill in.
+    """Base class for computing a task's per-sample gradients, with two abstract methods.
 
     Args:
         model: Any module whose tensors are on one device; it is read at each computation.
         task: The model output that is differentiated.
         grad_dim: P, how many numbers one gradient has: the entries of the chosen parameters.
-        dtype: Of the results, a floating point type. The model computes in its own.
-        device: Of the results. The model and the batches stay where they are.
-        grad_wrt: Names of the parameters to differentiate, in the order that the results have;
-            `None` means all with `requires_grad`, in the order of `model.named_parameters()`.
+        dtype: Floating point dtype of the results. The model computes in its own.
+        device: Device of the results. Model and batches stay where they are.
+        grad_wrt: Names of the parameters to differentiate, in the order of the results; `None`
+            means all with `requires_grad`, in the order of `model.named_parameters()`.
         chunk_size: How many samples are differentiated at a time; `None` means all of a batch.
             The iterative computer always takes one at a time.
 
     Raises:
         TypeError: `dtype` is not a dtype, `model` is not a module, `task` lacks a method, or
             `grad_wrt` is a string.
-        ValueError: `dtype` is not floating point, `device` is not there, `grad_wrt` has an
-            unknown name, a parameter is complex, `grad_dim` is not P, or `chunk_size` is below 1.
+        ValueError: `dtype` is not floating point, `device` is absent, `grad_wrt` has an unknown
+            name, a parameter is complex, `grad_dim` is not P, or `chunk_size` is below 1.
     """
 
     def __init__(
@@ -103,13 +103,12 @@ class AbstractGradientComputer(ABC):
         self.model = model
 
     @torch.inference_mode(False)
-    def compute_per_sample_grad(self, batch: Given) -> Tensors:
+    def compute_per_sample_grad(self, batch: BatchLike) -> Tensors:
         """Differentiate the model output of each sample.
 
         Args:
             batch: A tuple or list of tensors `(B, ...)`, or of pytrees of such tensors, in the
-                order in which the task's `get_output` takes them; or one mapping, if it takes
-                one argument.
+                order in which the task's `get_output` takes them; or one mapping, for one argument.
 
         Returns:
             `{name: (B, *parameter.shape)}`, detached, in `dtype` and on `device`; zeros for a
@@ -124,8 +123,8 @@ class AbstractGradientComputer(ABC):
         return {name: tensor.to(self.device) for name, tensor in grads.items()}
 
     @torch.inference_mode(False)
-    def compute_loss_grad(self, batch: Given) -> Tensor:
-        """Differentiate the loss of each sample with respect to its model output.
+    def compute_loss_grad(self, batch: BatchLike) -> Tensor:
+        """Compute minus the derivative of each sample's loss with respect to its model output.
 
         Takes and refuses batches as `compute_per_sample_grad` does.
 
@@ -145,9 +144,9 @@ class AbstractGradientComputer(ABC):
     def _params(self, model: nn.Module) -> Tensors:
         return checks.select_parameters(model, self.grad_wrt, argument="grad_wrt")
 
-    def _checked(self, batch: Given) -> Batch:
+    def _checked(self, batch: BatchLike) -> Batch:
         """Flatten a batch, if the task accepts it and no BatchNorm is in training mode."""
-        # Not before: `traker` makes a computer first, and calls `model.eval()` later.
+        # Not earlier: `traker` makes a computer before it calls `model.eval()`.
         checks.check_model(self.model)
         checks.check_callable(self.model)
         signature = inspect.signature(self.task.get_output)
@@ -161,10 +160,11 @@ class AbstractGradientComputer(ABC):
 
         return compute
 
-    def _loss_grad(self, batch: Batch, given: Given) -> Callable[..., Tensor]:
+    def _loss_grad(self, batch: Batch, raw_batch: BatchLike) -> Callable[..., Tensor]:
         def compute(model: nn.Module, *sample: Tensor) -> Tensor:
             sample_batch = tuple(batch.of_one(sample))
-            sample_batch = sample_batch[0] if isinstance(given, MutableMapping) else sample_batch
+            if isinstance(raw_batch, MutableMapping):
+                (sample_batch,) = sample_batch
             loss_grad = self.task.get_out_to_loss_grad(model, *_tensors(model), sample_batch)
             if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
                 tensor = isinstance(loss_grad, Tensor)
@@ -192,7 +192,7 @@ class FunctionalGradientComputer(AbstractGradientComputer):
     Takes the arguments of `AbstractGradientComputer`.
     """
 
-    def watch(self, batch: Given) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
+    def watch(self, batch: BatchLike) -> tuple[Tensors, Iterator[tuple[slice, PerSampleGradients]]]:
         """Record each layer's activations and output gradients instead of forming gradients.
 
         Projections and norms need no more. In inference mode, gradients are dense, with a warning.
@@ -219,7 +219,7 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         function = samples.functional(compute, self.model, names, JACREV, OUTSIDE)
 
         def differentiable(params: Tensors, *leaves: Tensor) -> Tensor:
-            """Pull nothing back, so that recurrent layers can be batched."""
+            """Take an unused `vjp`, with which `vmap` can batch recurrent layers."""
             return vjp(lambda params_now: function(params_now, *leaves), params)[0]
 
         otherwise = functools.partial(self._loss_grads_by_loop, batch, compute)
@@ -249,7 +249,7 @@ def _tensors(model: nn.Module) -> tuple[Tensors, Tensors]:
     return dict(model.named_parameters()), dict(model.named_buffers())
 
 
-def _fitting(batch: Given, parameters: Sequence[inspect.Parameter]) -> dict[str, Tree]:
+def _fitting(batch: BatchLike, parameters: Sequence[inspect.Parameter]) -> dict[str, Tree]:
     """Bind the parts of a batch to a function's parameters."""
     names = [parameter.name for parameter in parameters]
     if isinstance(batch, MutableMapping) and len(names) == 1:

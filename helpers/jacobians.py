@@ -31,7 +31,7 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
         `(B, Y, P)`, detached.
 
     Raises:
-        TypeError: `data` is not a pytree of tensors.
+        TypeError: `model` is not a module, or `data` is not a pytree of tensors.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
             forward pass draws random numbers.
     """
@@ -54,7 +54,7 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
         `(B, Y, P)`, detached.
 
     Raises:
-        TypeError: `data` is not a pytree of tensors.
+        TypeError: `model` is not a module, or `data` is not a pytree of tensors.
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
             forward pass draws random numbers, or `chunk_size` is below 1.
 
@@ -83,7 +83,7 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
 
 
 def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor]:
-    """Restore the parameters' names and shapes to the P columns of flat Jacobians.
+    """Split the P columns of flat Jacobians into parameters, by name and shape.
 
     Args:
         jacobians: `(..., P)`, for example `(B, Y, P)`, or per-sample gradients `(B, P)`.
@@ -118,15 +118,15 @@ def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tenso
     def backward(outputs: Tensor) -> list[list[Tensor]]:
         return [loop.by_backward(output, leaves, retain_graph=True) for output in outputs]
 
-    def take(index: int, rows: list[list[Tensor]]) -> None:
+    def store(index: int, rows: list[list[Tensor]]) -> None:
         nonlocal result
         if result is None:
             like = torch.cat([parameter.new_empty(0) for parameter in params.values()])
             result = like.new_empty((len(batch), len(rows), _count(params)))
-        for place, blocks in zip(result[index], rows, strict=True):
-            place.copy_(torch.cat([block.flatten() for block in blocks]))
+        for row, blocks in zip(result[index], rows, strict=True):
+            row.copy_(torch.cat([block.flatten() for block in blocks]))
 
-    loop.for_each(_outputs(batch), model, params, batch.leaves, take, backward=backward)
+    loop.for_each(_outputs(batch), model, params, batch.leaves, store, backward=backward)
     return result
 
 
@@ -136,20 +136,19 @@ def _outputs(batch: Batch) -> Callable[..., Tensor]:
     def run(model: nn.Module, *sample: Tensor) -> Tensor:
         outputs = batches.call(model, batch.of_one(sample)[0])
         if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 1:
-            what = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ValueError(f"the model must return outputs (B, Y), got {what} for a batch of one")
+            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ValueError(f"the model must return outputs (B, Y), got {got} for a batch of one")
         return outputs.squeeze(0)
 
     return run
 
 
 def _count(params: dict[str, Tensor]) -> int:
-    """Return P."""
     return sum(parameter.numel() for parameter in params.values())
 
 
 def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
-    """Return Jacobians `(size, Y, P)`, all zeros; a sample, or zeros, is run to find Y."""
+    """Return zeros `(size, Y, P)`; the model runs on a sample, or zeros, to find Y."""
     params = checks.select_parameters(model)
     with preserved(model, params), torch.enable_grad():  # a forward pass may differentiate
         outputs = _outputs(batch)(model, *batch.sample())

@@ -28,18 +28,18 @@ _GROWN = {_MMAP_MAX: 65536, _TRIM_THRESHOLD: 64 * 2**20, _MXFAST: 128, _MMAP_THR
 def keep_freed() -> Iterator[bool]:
     """Keep freed memory in this process, so that later tensors cause no page faults.
 
-    Inside, no tensor gets a mapping of its own (`M_MMAP_MAX`), and the heap is not shortened when
-    its end is freed (`M_TRIM_THRESHOLD`). So the resident memory stays at its highest point, and
-    can grow beyond what is in use where a small block comes to lie behind a free piece. PyTorch
-    asks for aligned memory, and what glibc cuts off for that is such a block, kept for small
-    requests. So these stores are filled first (those of this thread), or closed (`M_MXFAST`).
+    Inside, no tensor gets a mapping of its own (`M_MMAP_MAX`), and the heap is not trimmed when its
+    end is freed (`M_TRIM_THRESHOLD`). So resident memory stays at its peak, and can grow beyond
+    what is in use if a small block ends up behind a free one. PyTorch requests aligned memory, and
+    glibc caches what it cuts off for that as such small blocks. So these caches are filled first
+    (this thread's), or disabled (`M_MXFAST`).
 
-    The setting holds for all threads, and ends with the outermost block: free pages are given back,
-    and tensors from 32 MiB on, which is what glibc comes to by itself, have mappings of their own.
+    The setting holds for all threads, and ends with the outermost block: free pages are returned,
+    and tensors of 32 MiB or more (the threshold glibc itself grows to) get their own mappings.
 
     Yields:
-        Whether memory is kept: `False`, and nothing is done, without glibc (macOS, Windows, musl)
-        or where it refuses.
+        Whether memory is kept: `False` without glibc (macOS, Windows, musl), where nothing is done,
+        or if glibc refuses a setting.
     """
     library = _glibc()
     kept = library is not None and _set(library, _KEEP)
@@ -60,7 +60,7 @@ _blocks: list[bool] = []  # those that are open
 
 
 def resident() -> int | None:
-    """Return how many bytes of this process are in memory now; `None` where no `/proc` says it."""
+    """Return how many bytes of this process are in memory now; `None` without `/proc`."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return None
@@ -68,12 +68,12 @@ def resident() -> int | None:
 
 
 def high_water() -> int | None:
-    """Return the most bytes that were resident; `None` where the system does not tell (Windows)."""
+    """Return the peak resident bytes; `None` where the system does not report it (Windows)."""
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its figure includes the process that started this one.
-        known = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(known["VmHWM"].split()[0]) * 1024 if "VmHWM" in known else None
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) * 1024 if "VmHWM" in fields else None
     if resource is None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
@@ -96,7 +96,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def _fill_stores(library: ctypes.CDLL) -> None:
-    """Give the stores of small blocks of this thread (tcache) all that they take."""
+    """Fill this thread's caches of small blocks (tcache)."""
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
     for size in range(24, 1033, 16):

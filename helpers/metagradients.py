@@ -1,12 +1,11 @@
-"""Gradients through a whole training, with respect to the weights of its samples in the loss.
+"""Gradients through a training run, with respect to the weights of its samples in the loss.
 
 A training is a function of these weights. Its derivative says what a sample did in *this* run, with
 this initialization and this order (Maclaurin, Duvenaud and Adams 2015, arXiv:1502.03492; Engstrom
 et al. 2025, arXiv:2503.13751).
 
-Plain `vjp` would keep the graph of all T steps. Instead, about the square root of T states are
-kept. From each, the steps up to the next one are run again, and only their graph is held, at the
-cost of one more forward pass.
+Plain `vjp` would keep the graph of all S steps. Instead, about sqrt(S) states are kept. From each,
+the steps up to the next one run again, and only their graph is held, for one more forward pass.
 """
 
 import functools
@@ -25,7 +24,7 @@ class _Watched(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "_weight_norm":
             raise ValueError(
-                "a step goes through weight_norm, of which torch gets the second derivative wrong: "
+                "a step uses weight_norm, whose second derivative torch gets wrong: "
                 "write the weight as g * v / v.norm()"
             )
         return func(*args, **(kwargs or {}))
@@ -36,7 +35,7 @@ State = Any
 
 
 @torch.inference_mode(False)
-@torch.no_grad()  # of the outside alone: `vjp` makes graphs of its own
+@torch.no_grad()  # outside only: `vjp` makes graphs of its own
 def metagradient(
     step: Callable[[State, Tensor, Any], State],
     start: State,
@@ -46,7 +45,7 @@ def metagradient(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run a training, and differentiate what is measured at its end.
+    """Train, and differentiate what is measured at the end.
 
     Args:
         step: `step(state, weights, batch)` returns the next state: one step of the training, for
@@ -55,16 +54,15 @@ def metagradient(
         weights: `(N,)`, floating point: the weight of each sample's loss.
         batches: The batch of each step, in order: often indices `(steps, B)`.
         measure: Maps the last state to numbers `(T,)`, or to a scalar `()`.
-        chunk_size: How many of the T numbers to differentiate at a time, which bounds the
-            memory; `None` means all.
+        chunk_size: How many numbers to differentiate at a time, to bound memory; `None` means all.
 
     Returns:
         The numbers `(T,)` and their gradients with respect to the weights, `(T, N)`, or `()` and
         `(N,)`; detached.
 
     Raises:
-        ValueError: There is no step, or a step goes through `weight_norm`, of which torch gets the
-            second derivative wrong (lesson 6).
+        ValueError: There is no step, or a step uses `weight_norm`, whose second derivative torch
+            gets wrong (lesson 6).
 
     Example:
         >>> def step(w, weights, batch):  # gradient descent on weights * (w - 1)^2 / 2
@@ -74,7 +72,7 @@ def metagradient(
         (tensor(0.7500), tensor([0.2500, 0.2500]))
     """
     if not len(batches):
-        raise ValueError("batches must hold a step at least, got none")
+        raise ValueError("batches must hold at least 1 step, got none")
     size = math.isqrt(len(batches) - 1) + 1
     segments = [batches[i : i + size] for i in range(0, len(batches), size)]
 

@@ -44,7 +44,7 @@ class AbstractModelOutput(ABC):
     def get_out_to_loss_grad(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: Tree
     ) -> Tensor:
-        """Differentiate the loss of each sample with respect to its model output.
+        """Compute minus the derivative of each sample's loss with respect to its model output.
 
         Args:
             model: The module to call; its own tensors are not used.
@@ -53,20 +53,19 @@ class AbstractModelOutput(ABC):
             batch: Tensors `(B, ...)`, or pytrees of such tensors; or one mapping.
 
         Returns:
-            `(B, 1)`, detached: minus the derivative of the loss with respect to the output.
+            `(B, 1)`, detached.
         """
 
 
 class _Margin(AbstractModelOutput):
     """The margin of a classifier, the log-odds `log(p / (1 - p))` of a label.
 
-    The model has logits `(B, C)`, with C at least 2, or returns an object that has them as
-    `.logits`, as those of transformers. A label is a whole number `()`, 0 to C - 1. Raises
-    ValueError for logits or labels of a wrong shape.
+    The model returns logits `(B, C)`, with C at least 2, or an object with `.logits`, as in
+    transformers. A label is a whole number `()`, 0 to C - 1. Raises ValueError for wrong shapes.
     """
 
     keywords: tuple[str, ...] = ()
-    """What the model calls its inputs; it gets them by position where it has no names for them."""
+    """The keywords for the model's inputs; if there are none, inputs are passed by position."""
 
     def _margins(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
@@ -86,9 +85,9 @@ class _Margin(AbstractModelOutput):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"the model must return logits (B, C) with C at least 2, got {got}")
         # Not `logits[range(B), labels]`, which `vmap` over `grad` cannot transform.
-        own = logits.gather(1, labels.long()[:, None]).squeeze(1)
+        label_logits = logits.gather(1, labels.long()[:, None]).squeeze(1)
         is_own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
-        return own - logits.masked_fill(is_own, -torch.inf).logsumexp(dim=1)
+        return label_logits - logits.masked_fill(is_own, -torch.inf).logsumexp(dim=1)
 
     def _output(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor
@@ -123,7 +122,7 @@ class ImageClassificationModelOutput(_Margin):
 
 
 class TextClassificationModelOutput(_Margin):
-    """The margin of a text classifier, called with three keywords as BERT (TRAK, Section 3.3)."""
+    """The margin of a text classifier, called like BERT with 3 keywords (TRAK, Section 3.3)."""
 
     keywords = ("input_ids", "token_type_ids", "attention_mask")
 
@@ -139,8 +138,7 @@ class TextClassificationModelOutput(_Margin):
     ) -> Tensor:
         """Compute the margin `()` of one text of T tokens.
 
-        Token numbers, segment numbers and the mask (1 for a token, 0 for padding) are integers
-        `(T,)`.
+        Token ids, segment ids and the mask (1 for a token, 0 for padding) are integers `(T,)`.
         """
         text = input_ids, token_type_ids, attention_mask
         return self._output(model, weights, buffers, *text, label)

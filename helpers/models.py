@@ -93,8 +93,8 @@ class GPT(nn.Module):
 
         Args:
             tokens: `(B, T)`, int64.
-            texts: Where a row holds several texts, the number of each token's text, `(B, T)`: a
-                token sees those of its own text alone, and its place counts from that text's start.
+            texts: If a row holds several texts, the index of each token's text, `(B, T)`: a token
+                sees only its own text, and its position counts from that text's start.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = positions > positions[:, None]  # (T, T)
@@ -102,7 +102,7 @@ class GPT(nn.Module):
         if texts is not None:
             hidden = hidden | (texts[:, :, None] != texts[:, None])  # (B, T, T)
             positions = (~hidden).sum(dim=2) - 1
-            hidden = hidden[:, None]  # alike for all heads
+            hidden = hidden[:, None]  # shared by all heads
         x = self.tokens(tokens) + self.positions(positions)
         for block in self.blocks:
             x = block(x, hidden)
@@ -110,7 +110,7 @@ class GPT(nn.Module):
 
 
 class _Block(nn.Module):
-    """Self-attention to the tokens before, and two linear layers; at the start it adds nothing."""
+    """Causal self-attention, and two linear layers; at initialization it is the identity."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _Block(nn.Module):
 def _attend(qkv: Tensor, heads: int, hidden: Tensor | None = None) -> Tensor:
     """Map queries, keys and values `(B, T, 3 * width)` to `(B, T, width)`.
 
-    A place does not see those where its row of `hidden`, `(T, T)` or `(B, 1, T, T)`, is true.
+    `hidden`, `(T, T)` or `(B, 1, T, T)`, is true where a query must not see a key.
     """
     # Written out: the fused attention kernels have no batching rule and would run in a loop.
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, ...) each
@@ -151,4 +151,4 @@ MODELS: dict[str, type[nn.Module]] = {
     "MLP": MLP,
     "transformer": SmallTransformer,
 }
-"""Those for digits, by the names that commands and records have for them."""
+"""The digit classifiers, by their names in commands and records."""

@@ -1,9 +1,8 @@
 """The gradient noise scale: the batch size up to which larger batches pay off.
 
 With G the mean and Sigma the covariance matrix of the samples' gradients, the mean gradient of a
-batch of B has the noise tr(Sigma) / B around G. The scale is the B at which this equals |G|^2:
-B_simple of McCandlish et al. (2018), "An Empirical Model of Large-Batch Training",
-arXiv:1812.06162.
+batch of B has noise tr(Sigma) / B around G. The scale is the B at which this equals |G|^2: B_simple
+of McCandlish et al. (2018), "An Empirical Model of Large-Batch Training", arXiv:1812.06162.
 """
 
 import math
@@ -60,7 +59,8 @@ def noise_scale(
         Noise, signal and their ratio, for the parameters with `requires_grad` together.
 
     Raises:
-        TypeError: `data` or `targets` is not a pytree of tensors.
+        TypeError: `model` is not a module, `data` or `targets` is not a pytree of tensors, or
+            `loss_fn` is a class.
         ValueError: There are fewer than 2 samples, a gradient or their sum is not finite, or one
             of the refusals of `func_gradients`.
 
@@ -69,30 +69,30 @@ def noise_scale(
         >>> model = nn.Linear(1, 1, bias=False)  # predicts w, and w is 0
         >>> _ = nn.init.zeros_(model.weight)
         >>> data, targets = torch.ones(2, 1), torch.tensor([[-1.0], [-2.0]])
-        >>> found = noise_scale(model, nn.functional.mse_loss, data, targets)  # gradients 2 and 4
-        >>> found  # their variance is 2, their mean 3, and 3^2 - 2 / 2 = 8
+        >>> estimate = noise_scale(model, nn.functional.mse_loss, data, targets)  # gradients 2, 4
+        >>> estimate  # their variance is 2, their mean 3, and 3^2 - 2 / 2 = 8
         NoiseScale(noise=2.0, signal=8.0)
     """
-    own = norms.gradient_norms(model, loss_fn, data, targets, chunk_size=_CHUNK).double()
-    size = len(own)
+    sample_norms = norms.gradient_norms(model, loss_fn, data, targets, chunk_size=_CHUNK).double()
+    size = len(sample_norms)
     if size < 2:
-        raise ValueError(f"data must hold 2 samples at least, to differ, got {size}")
+        raise ValueError(f"data must hold at least 2 samples, got {size}")
     limit = sys.float_info.max  # which clips none of them
     total = norms.clipped_sum(model, loss_fn, data, targets, limit, chunk_size=_CHUNK)
     measured = sum((t / size).abs().double().square().sum().item() for t in total.values())
-    if not (own.isfinite().all() and math.isfinite(measured)):
+    if not (sample_norms.isfinite().all() and math.isfinite(measured)):
         raise ValueError("the gradients, and their squares in float32, must be finite")
-    squares = own.square().sum().item()
+    squares = sample_norms.square().sum().item()
     spread = squares - size * measured
     if spread < _NEAR * squares:  # the corrected two-pass algorithm of Chan et al. (1983)
-        batch, spread, rest = batches.take(model, data=data, targets=targets), 0.0, {}
+        batch, spread, sums = batches.take(model, data=data, targets=targets), 0.0, {}
         for start in range(0, size, _CHUNK):
             chunk = batch[start : start + _CHUNK]
             for name, rows in gradients.func_gradients(model, loss_fn, chunk).items():
                 away = rows.double() - total[name].double() / size
                 spread += away.abs().square().sum().item()
-                rest[name] = rest.get(name, 0) + away.sum(0)
-        spread -= sum(each.abs().square().sum().item() for each in rest.values()) / size
+                sums[name] = sums.get(name, 0) + away.sum(0)
+        spread -= sum(t.abs().square().sum().item() for t in sums.values()) / size
         spread = max(0.0, spread)  # rounding may make it negative for equal gradients
     noise = spread / (size - 1)
     return NoiseScale(noise, measured - noise / size)

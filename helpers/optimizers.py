@@ -30,7 +30,7 @@ def momentum_step(
     weight_decay: Rate = 0.0,
     momentum: float = 0.9,
 ) -> tuple[Tensors, Tensors]:
-    """Step as `torch.optim.SGD` with `momentum` does; the state is the speed of each parameter."""
+    """Step as `torch.optim.SGD` with `momentum` does; the state holds the velocities."""
     speed = {
         name: momentum * state.get(name, 0.0) + (grads[name] + weight_decay * p)
         for name, p in params.items()

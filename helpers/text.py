@@ -17,8 +17,8 @@ DATASETS = ("topics", "random")
 def load_documents(dataset: str = "topics") -> list[str]:
     """Load the sections of Python's own reference manual, from `pydoc_data.topics`.
 
-    The topics repeat each other: a paragraph is kept only where it comes first. Sections of fewer
-    than 400 characters are left out; about 150 remain, with 365,000 characters or more.
+    Topics repeat each other: only the first copy of a paragraph is kept. Sections of fewer than 400
+    characters are left out; about 150 remain, with about 365,000 characters.
 
     Args:
         dataset: `"topics"`, or `"random"` for 150 documents of meaningless words.
@@ -40,21 +40,21 @@ def load_documents(dataset: str = "topics") -> list[str]:
     underlined = r"(?m)^(?=\S.*\n([^\w\s])\1{2,}$)"
     for name in sorted(topics):
         for section in re.split(underlined, topics[name])[::2]:  # the group comes between
-            kept = []
+            paragraphs = []
             for paragraph in re.split(r"\n\s*\n", section):
                 words = " ".join(re.sub(r"(?m)^[^\w\s]{3,}$", "", paragraph).split())
                 if words and words not in seen:
                     seen.add(words)
-                    kept.append(paragraph.strip("\n"))
-            documents.append("\n\n".join(kept))
+                    paragraphs.append(paragraph.strip("\n"))
+            documents.append("\n\n".join(paragraphs))
     return [document for document in documents if len(document) >= 400]
 
 
 class BytePairs:
     """A tokenizer by byte-pair encoding: the most frequent pair of tokens becomes a new token.
 
-    Sennrich et al. (2016), arXiv:1508.07909. A text is first cut into words with the space before
-    them, runs of signs and runs of white space; no token crosses these borders.
+    Sennrich et al. (2016), arXiv:1508.07909. A text is first split into words with the space before
+    them, runs of punctuation and whitespace; no token crosses a boundary.
 
     Attributes:
         tokens: The bytes of each token; the first 256 are the single bytes.
@@ -63,18 +63,18 @@ class BytePairs:
     _PIECES = re.compile(r" ?\w+| ?[^\w\s]+|\s+(?!\S)|\s+")
 
     def __init__(self, texts: Iterable[str], size: int = 1024) -> None:
-        """Learn at most `size` tokens from texts; ties go to the pair with the lowest tokens."""
+        """Learn 256 to `size` tokens from texts; ties go to the pair with the lowest tokens."""
         self.tokens = [bytes([byte]) for byte in range(256)]
         self._pairs: list[tuple[int, int]] = []  # what each token after these was made of
         frequency = Counter(piece for text in texts for piece in self._PIECES.findall(text))
         self._words = {piece: [*piece.encode()] for piece in frequency}
         pairs: Counter[tuple[int, int]] = Counter()
-        places = defaultdict(set)  # the words in which a pair may be
+        words_with_pair = defaultdict(set)  # or without it by now
 
         def count(piece: str, sign: int) -> None:
             for pair in pairwise(self._words[piece]):
                 pairs[pair] += sign * frequency[piece]
-                places[pair].add(piece)
+                words_with_pair[pair].add(piece)
 
         for piece in frequency:
             count(piece, 1)
@@ -82,14 +82,14 @@ class BytePairs:
             pair = min(pairs, key=lambda item: (-pairs[item], item))
             self._pairs.append(pair)
             self.tokens.append(self.tokens[pair[0]] + self.tokens[pair[1]])
-            for piece in places.pop(pair):
+            for piece in words_with_pair.pop(pair):
                 count(piece, -1)
                 self._words[piece] = _merged(self._words[piece], pair, len(self.tokens) - 1)
                 count(piece, 1)
             del pairs[pair]
 
     def encode(self, text: str) -> list[int]:
-        """Cut a text into tokens, by their numbers."""
+        """Split a text into token ids."""
         tokens = []
         for piece in self._PIECES.findall(text):
             if piece not in self._words:
@@ -100,7 +100,7 @@ class BytePairs:
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Join tokens to text; bytes that are no character become a replacement sign."""
+        """Join tokens into text; invalid bytes become a replacement character."""
         return b"".join(self.tokens[token] for token in tokens).decode(errors="replace")
 
 
@@ -110,7 +110,7 @@ def windows(documents: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Te
     Neighboring windows share a token; a remainder shorter than a window is dropped.
 
     Returns:
-        Windows `(N, length + 1)`, int64, and the number of each one's document, `(N,)`.
+        Windows `(N, length + 1)`, int64, and the index of each one's document, `(N,)`.
     """
     rows, owners = [], []
     for number, document in enumerate(documents):

@@ -208,8 +208,8 @@ def test_an_empty_batch_of_a_tree():
 CIRCLE = {"x": X}
 CIRCLE["again"] = CIRCLE
 REFUSED = {
-    "holds itself": CIRCLE,
-    "no Couple": Couple(X, IDS),
+    "got a cyclic one": CIRCLE,
+    "not be a Couple": Couple(X, IDS),
     "meta device": X.to("meta"),
     'data["x"] and data["mask"]': {"x": X, "mask": X[:3]},
     "data[0] and data[1].rest[0]": (X, Sample(X, [X[:1]])),
@@ -217,7 +217,7 @@ REFUSED = {
     'data["n"] must be a tensor (B, ...), got list of 4': {"x": X, "n": [1, 2, 3, 4]},
     'data["n"] must be a tensor (B, ...), got ndarray': {"x": X, "n": np.ones(4)},
     "data[0].rest must be a tensor (B, ...)": [Sample(X, SimpleNamespace())],
-    "data[0] must be no Attributes": (Attributes(x=X),),
+    "data[0] must not be a Attributes": (Attributes(x=X),),
     'data["n"] must be a tensor (B, ...), got list': {"x": X, "n": [*torch.zeros(4)]},
     "data must be a tensor (B, ...), got dict": {"scale": SCALE},
     "data must be a tensor (B, ...), got NoneType": None,

@@ -120,15 +120,15 @@ DIFFERING = {
     "fixed": (build(), build().requires_grad_(False)),
     "eval mode": (build(), build().eval()),
     "held": (holding(1), holding(2)),
-    "numbers": (holding(torch.ones(1)), holding(torch.zeros(1))),
+    "with the hash": (holding(torch.ones(1)), holding(torch.zeros(1))),
     "tied": (changed(len), changed(lambda m: setattr(m[1], "weight", m[0].weight))),
     "share": (SHARED, SHARED),
-    "a model at least": (),
+    "at least 1 model": (),
 }
 REFUSED = {word: lambda word=word: ensembles.stack(DIFFERING[word]) for word in DIFFERING} | {
     "random": lambda: train(lambda: build(nn.Dropout)),
     "hooks": lambda: train(lambda: changed(lambda m: m[0].bias.register_hook(len)).double()),
-    "compute it in the forward": lambda: train(viewing),
+    "compute it in forward": lambda: train(viewing),
     "index_fill": lambda: train(lambda: nn.Sequential(build(), zoo.Apply(fill))),
     "frozen": lambda: train(lambda: build().requires_grad_(False)),
     "lr and weight_decay": lambda: train(lr=torch.ones(2)),

@@ -11,6 +11,7 @@ RIGHT = torch.arange(6.0).view(2, 3)
 VERDICTS = {
     "correct": (RIGHT.clone(), RIGHT, "correct"),
     "NaN": (RIGHT * torch.nan, RIGHT, "right shape, wrong values: it: holds NaN"),
+    "complex": (RIGHT * (1j + 1e-6), RIGHT * 1j, "correct"),
     "truth values": (RIGHT > 2, RIGHT, "wrong dtype"),
     "no tensor": (None, RIGHT, "wrong type"),
     "shape first": ((RIGHT + 1, RIGHT[0]), (RIGHT, RIGHT), "wrong shape: it[1]"),

@@ -60,7 +60,7 @@ X = torch.randn(2, 4)
 REFUSED = {
     "one shape": lambda: kernels.ntk(nn.Linear(4, 3), X, torch.randn(2, 5)),
     "BatchNorm": lambda: kernels.ntk(nn.BatchNorm1d(4), X),
-    "a part of x2": lambda: kernels.ntk(nn.Linear(4, 3), torch.randn(1, 4).expand(10**6, 4)),
+    "x2 in parts": lambda: kernels.ntk(nn.Linear(4, 3), torch.randn(1, 4).expand(10**6, 4)),
     "smaller chunk_size": lambda: kernels.ntk(
         Sum(), torch.zeros(1, 1).expand(10**6, 1), torch.zeros(1, 1), chunk_size=10**6
     ),

@@ -340,7 +340,7 @@ RIGHT |= dict(zip(("data", "targets"), BATCH, strict=True))
 REFUSED = {
     "model must be": {"model": "cnn"},
     "loss_fn must be": {"loss_fn": None},
-    "no class": {"loss_fn": nn.NLLLoss},
+    "not a class": {"loss_fn": nn.NLLLoss},
     "floating point": {"loss_fn": lambda z, y: (z.argmax(1) == y).sum()},
     "finite": {"data": BATCH[0] * torch.nan},
     "empty": {"data": BATCH[0][:0], "targets": BATCH[1][:0]},

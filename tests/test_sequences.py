@@ -45,7 +45,7 @@ def test_bags_of_words(sizes, last):
         with pytest.warns(FallbackWarning, match="unequal length"):
             got = gradients.func_gradients(*case, chunk_size=3)
         assert_equal(got, expected, TOLERANCE)
-    with refused("offsets must begin with 0"):
+    with refused("offsets must start at 0"):
         gradients.func_gradients(*case[:2], (text, offsets + 1, weights), targets)
 
 

@@ -4,16 +4,16 @@ Let J_i be the Jacobian `(Y, P)` of the outputs for sample i. Each matrix is a m
 
 - the generalized Gauss-Newton matrix averages `J_i^T H_i J_i`, where H_i is the Hessian of the
   loss of sample i with respect to its outputs;
-- the Fisher matrix of a classifier averages `J_i^T (diag(p_i) - p_i p_i^T) J_i`, where p_i are
-  its own probabilities. No label occurs in it, and it is the Gauss-Newton matrix of cross-entropy.
+- the Fisher matrix of a classifier averages `J_i^T (diag(p_i) - p_i p_i^T) J_i`, where p_i are its
+  own probabilities. It needs no labels, and is the Gauss-Newton matrix of cross-entropy.
 
-A vector is a dictionary `{name: parameter.shape}`; if it has only some of them, only their block of
-the matrix is used. No product forms a matrix: it goes from the parameters to the outputs, `J_i v`,
-and back, `J_i^T u_i` summed over the samples (Schraudolph 2002, "Fast Curvature Matrix-Vector
-Products for Second-Order Gradient Descent"). Where torch cannot transform the model, it uses
-Jacobians, one sample at a time.
+A vector is a dictionary `{name: parameter.shape}`; if parameters are missing, only the block of
+those present is used. No product forms a matrix: it goes from the parameters to the outputs,
+`J_i v`, and back, `J_i^T u_i` summed over the samples (Schraudolph 2002, "Fast Curvature
+Matrix-Vector Products for Second-Order Gradient Descent"). If torch cannot transform the model,
+Jacobians are used, one sample at a time.
 
-The model is put back. Refused: what `helpers.gradients` refuses, an empty batch, and a vector that
+The model is restored. Refused: what `helpers.gradients` refuses, an empty batch, and a vector that
 does not fit the parameters.
 """
 
@@ -55,9 +55,10 @@ def fisher_product(
         `{name: parameter.shape}`, detached.
 
     Raises:
-        TypeError: `data` is not a pytree of tensors, or `vector` is not a dictionary of tensors.
-        ValueError: One of the refusals of the module, or outputs that are not `(B, Y)` with Y at
-            least 2.
+        TypeError: `model` is not a module, `data` is not a pytree of tensors, or `vector` is not a
+            dictionary of tensors.
+        ValueError: One of the refusals of the module, outputs that are not `(B, Y)` with Y at least
+            2, or a `chunk_size` below 1.
 
     Example:
         >>> model = nn.Linear(1, 2, bias=False)  # two logits, w_0 x and w_1 x
@@ -67,17 +68,17 @@ def fisher_product(
         tensor([ 1., -1.])
     """
 
-    def weigh(logits: Tensor, pushed: Tensor, *_: Tensor) -> Tensor:
+    def apply_hessian(logits: Tensor, pushed: Tensor, *_: Tensor) -> Tensor:
         if logits.dim() != 1 or len(logits) == 1:
             raise ValueError(
-                f"the model must return two logits at least, got {(1, *logits.shape)} for a batch "
+                f"the model must return at least two logits, got {(1, *logits.shape)} for a batch "
                 "of one: for one logit, use gauss_newton_product"
             )
         p = logits.softmax(dim=0)
         return p * (pushed - p @ pushed)
 
     checks.check_model(model)
-    return passes.mean(model, batches.take(model, data=data), vector, chunk_size, weigh)
+    return passes.mean(model, batches.take(model, data=data), vector, chunk_size, apply_hessian)
 
 
 @torch.inference_mode(False)
@@ -94,7 +95,7 @@ def gauss_newton_product(
 
     `loss_fn(predictions, targets)`, given a batch of one, returns a scalar; targets are
     `(B, ...)`, or a pytree of such tensors, or `None` where the loss needs none. The rest is as in
-    `fisher_product`, but predictions may be of any kind. `vector` is required.
+    `fisher_product`, but predictions may be any `(B, ...)`. `vector` is required.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -107,13 +108,13 @@ def gauss_newton_product(
     checks.check_model(model)
     batch = batches.take(model, data=data, targets=targets)
 
-    def weigh(prediction: Tensor, pushed: Tensor, *sample: Tensor) -> Tensor:
+    def apply_hessian(prediction: Tensor, pushed: Tensor, *sample: Tensor) -> Tensor:
         _, target = batch.of_one(sample)
         slope = grad(lambda z: checks.check_scalar(loss_fn(z.unsqueeze(0), target)))
-        # A Hessian is its own transpose; the `jvp` of torch fails for the slope of mse_loss.
+        # A Hessian is symmetric; torch's `jvp` fails for the gradient of mse_loss.
         return vjp(slope, prediction)[1](pushed)[0]
 
-    return passes.mean(model, batch, vector, chunk_size, weigh)
+    return passes.mean(model, batch, vector, chunk_size, apply_hessian)
 
 
 @torch.inference_mode(False)
@@ -132,7 +133,7 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
         `(P, P)`, detached, in the widest dtype of `like`.
 
     Raises:
-        TypeError: `like` is not a dictionary of tensors.
+        TypeError: `like`, or what the product returns, is not a dictionary of tensors.
         ValueError: It is empty, the matrix would take more than 8 GiB, the product returns other
             names or shapes, or `chunk_size` is not a positive integer.
 
@@ -146,21 +147,21 @@ def matrix(product: Callable[[Vector], Vector], like: Vector, *, chunk_size: int
     check_count("chunk_size", chunk_size)
     sizes = [tensor.numel() for tensor in like.values()]
     if not sum(sizes):
-        raise ValueError("like must hold a parameter at least, got none")
+        raise ValueError("like must hold at least 1 parameter, got none")
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in like.values()))
     if (size := sum(sizes) ** 2 * dtype.itemsize) > _LARGEST:
         raise ValueError(
             f"the matrix of {sum(sizes):,} parameters would take {size / 1e9:,.0f} GB: multiply "
-            "vectors with it instead, or name fewer parameters in like"
+            "vectors by it instead, or name fewer parameters in like"
         )
 
     def column(flat: Tensor) -> Tensor:
-        parts = zip(like.items(), flat.split(sizes), strict=True)
-        returned = product({n: part.reshape(t.shape).to(t.dtype) for (n, t), part in parts})
+        blocks = zip(like.items(), flat.split(sizes), strict=True)
+        returned = product({n: block.reshape(t.shape).to(t.dtype) for (n, t), block in blocks})
         passes.check_dictionary("what the product returns", returned)
-        got, wanted = ({n: tuple(t.shape) for n, t in v.items()} for v in (returned, like))
-        if got != wanted:
-            raise ValueError(f"the product must return the shapes {wanted}, got {got}")
+        got, expected = ({n: tuple(t.shape) for n, t in v.items()} for v in (returned, like))
+        if got != expected:
+            raise ValueError(f"the product must return the shapes {expected}, got {got}")
         return torch.cat([returned[name].detach().reshape(-1) for name in like])
 
     basis = torch.eye(sum(sizes), dtype=dtype, device=next(iter(like.values())).device)

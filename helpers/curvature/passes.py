@@ -28,15 +28,15 @@ def check_dictionary(name: str, vector: Vector) -> None:
 
 
 def _check_vector(vector: Vector, params: Vector) -> None:
-    """Check that the parts of a vector fit the parameters of their names."""
+    """Check that each part of a vector fits the parameter of that name."""
     check_dictionary("vector", vector)
     if not vector:
-        raise ValueError("vector must hold a parameter at least, got none")
+        raise ValueError("vector must hold at least 1 parameter, got none")
     for name, tensor in vector.items():
         if name not in params:
             raise ValueError(
-                f"vector names {name!r}, which is no parameter of this model that requires a "
-                f"gradient: these are {', '.join(params)}"
+                f"vector names {name!r}, which is not a trainable parameter of this model: those "
+                f"are {', '.join(params)}"
             )
         expected, got = (
             f"shape {(*t.shape,)}, {t.dtype}, {t.device}" for t in (params[name], tensor)
@@ -47,30 +47,30 @@ def _check_vector(vector: Vector, params: Vector) -> None:
 
 @fallback.warning_once
 def mean(
-    model: nn.Module, batch: Batch, vector: Vector, chunk_size: int | None, weigh: Function
+    model: nn.Module, batch: Batch, vector: Vector, chunk_size: int | None, apply_hessian: Function
 ) -> Vector:
-    """Compute the mean over the samples of `J_i^T weigh(outputs_i, J_i vector, *sample_i)`.
+    """Average `J_i^T apply_hessian(outputs_i, J_i vector, *sample_i)` over the samples.
 
-    In half precision, model and samples are taken in float32, and the mean alone is rounded.
+    In half precision, `vmap` runs in float32 and rounds only the mean; the loop does not.
     """
 
     def function(model: nn.Module, *sample: Tensor) -> Tensor:
         outputs = batches.call(model, batch.of_one(sample)[0])
         if not isinstance(outputs, Tensor) or outputs.shape[:1] != (1,) or outputs.is_complex():
             got = getattr(outputs, "shape", type(outputs).__name__), getattr(outputs, "dtype", "")
-            raise ValueError("the model must return real outputs (B, Y), got {} {}".format(*got))
+            raise ValueError("the model must return real outputs (B, ...), got {} {}".format(*got))
         return outputs.squeeze(0)
 
     checks.check_options(chunk_size)
     _check_vector(vector, checks.select_parameters(model))
     if not len(batch):
-        raise ValueError("data must hold a sample at least, got none")
+        raise ValueError("data must hold at least 1 sample, got none")
     dtypes = {name: tensor.dtype for name, tensor in vector.items()}
     vector = {name: _wide(tensor.detach()) for name, tensor in vector.items()}
     total = {name: torch.zeros_like(tensor) for name, tensor in vector.items()}
     step, failed = chunk_size or len(batch), None
     for chunk in (batch[start : start + step] for start in range(0, len(batch), step)):
-        arguments = model, function, chunk, vector, weigh
+        arguments = model, function, chunk, vector, apply_hessian
         if failed is None:
             try:
                 product = _transformed(*arguments)
@@ -85,13 +85,14 @@ def mean(
 
 
 def _transformed(
-    model: nn.Module, function: Function, chunk: Batch, vector: Vector, weigh: Function
+    model: nn.Module, function: Function, chunk: Batch, vector: Vector, apply_hessian: Function
 ) -> Vector:
     """Go from the parameters to the outputs of all samples, and back."""
     if len(chunk.tensors) < len(chunk.leaves):
         raise Refusal("samples of unequal length")
     run = samples.functional(function, model, vector, JACREV, OUTSIDE)
-    with samples.running(model, vector, run, weigh) as (_, params, buffers), plain_attention:
+    running = samples.running(model, vector, run, apply_hessian)
+    with running as (_, params, buffers), plain_attention:
         fixed = {name: _wide(buffer) for name, buffer in buffers.items()}
         for name, parameter in model.named_parameters():
             if name not in params and parameter.dtype != wide(parameter.dtype):
@@ -101,14 +102,14 @@ def _transformed(
         run_all = vmap(run, in_dims=(None, None, *chunk.in_dims))
         outputs, pull = vjp(lambda params_now: run_all(params_now, fixed, *leaves), params)
         pushed = push.push(outputs, pull, vector)
-        weighed = vmap(weigh)(outputs, pushed, *chunk.leaves)
-        (product,) = pull(weighed)
-        push.check_pushed(pushed, weighed, product, vector)
+        cotangents = vmap(apply_hessian)(outputs, pushed, *chunk.leaves)
+        (product,) = pull(cotangents)
+        push.check_pushed(pushed, cotangents, product, vector)
     return {name: tensor.detach() for name, tensor in product.items()}
 
 
 def _one_by_one(
-    model: nn.Module, function: Function, chunk: Batch, vector: Vector, weigh: Function
+    model: nn.Module, function: Function, chunk: Batch, vector: Vector, apply_hessian: Function
 ) -> Vector:
     """Do the same for a sample at a time, with a backward pass for each output."""
     parameters, products = dict(model.named_parameters()), []
@@ -124,21 +125,19 @@ def _one_by_one(
     def store(index: int, result: tuple[Tensor, list[Tensor]]) -> None:
         outputs, blocks = result
         pairs = zip(blocks, vector.values(), strict=True)
-        pushed = sum(block @ block_of.reshape(-1) for block, block_of in pairs)
+        pushed = sum(block @ tensor.reshape(-1) for block, tensor in pairs)
         sample = (_wide(leaf[index]) for leaf in chunk.leaves)
-        weighed = weigh(outputs, pushed.view_as(outputs), *sample).reshape(-1)
-        products.append([weighed @ block for block in blocks])
+        cotangents = apply_hessian(outputs, pushed.view_as(outputs), *sample).reshape(-1)
+        products.append([cotangents @ block for block in blocks])
 
-    # All parameters require a gradient, since a checkpoint may need those of others.
+    # All trainable ones: a checkpoint may need gradients of unselected parameters.
     names = checks.select_parameters(model)
     loop.for_each(function, model, names, chunk.leaves, store, backward=backward)
     summed = (sum(pairs) for pairs in zip(*products, strict=True))
-    return {
-        n: block_of.view(t.shape) for (n, t), block_of in zip(vector.items(), summed, strict=True)
-    }
+    return {n: total.view(t.shape) for (n, t), total in zip(vector.items(), summed, strict=True)}
 
 
 def _wide(tensor: Tensor | Sequences) -> Tensor | Sequences:
-    """Return a tensor in the dtype in which numbers are added up, indices as they are."""
+    """Return a tensor in the dtype for sums, or unchanged if it holds no floats."""
     numbers = isinstance(tensor, Tensor) and tensor.is_floating_point()
     return tensor.to(wide(tensor.dtype)) if numbers else tensor

@@ -13,15 +13,15 @@ _OF_EVERY_MODULE = {*vars(nn.Module()), "_torchdynamo_wrapper_id"}
 
 
 def facts_of(model: nn.Module) -> dict[str, str]:
-    """Describe all but the values of parameters and buffers, by place, alike in every process."""
+    """Describe all but parameter and buffer values, by name, identically in every process."""
     facts = {}
     first = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}
     for path, module in model.named_modules():
         prefix = path and f"{path}."
         mode = "" if module.training else " in eval mode"
         facts[path or "the model"] = f"{type(module).__name__}({module.extra_repr()}){mode}"
-        own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-        for name, tensor in own:
+        tensors = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+        for name, tensor in tensors:
             fixed = "" if tensor.requires_grad or tensor.grad_fn else ", fixed"
             tied = "" if first[id(tensor)] == prefix + name else f", tied to {first[id(tensor)]}"
             hooks = f", {len(tensor._backward_hooks)} hooks" if tensor._backward_hooks else ""
@@ -33,7 +33,7 @@ def facts_of(model: nn.Module) -> dict[str, str]:
                 facts[prefix + name] = repr(value)
             elif isinstance(value, Tensor) and value.is_leaf:  # others are computed
                 numbers = hashlib.blake2b(content(value), digest_size=8).hexdigest()
-                facts[prefix + name] = f"a tensor {tuple(value.shape)}, its numbers' hash {numbers}"
+                facts[prefix + name] = f"a tensor {tuple(value.shape)}, with the hash {numbers}"
             elif hasattr(value, "__qualname__"):  # a function or a class
                 facts[prefix + name] = value.__qualname__
     return facts

@@ -17,7 +17,7 @@ class Ensemble:
     """M networks of one architecture."""
 
     model: nn.Module
-    """The first of them, which runs with the tensors of each."""
+    """The first network, whose code runs all of them."""
     params: Tensors
     """What training changes, by name: `(M, *shape)`, detached."""
     buffers: Tensors
@@ -28,7 +28,7 @@ class Ensemble:
 
     def member(self, index: int) -> Tensors:
         """Return the tensors of one network, as its `load_state_dict` takes them."""
-        # Of a tied tensor, the ensemble has the first name, and the state has each.
+        # For a tied tensor the ensemble has only the first name, the state all.
         tensors = chain(self.model.named_parameters(), self.model.named_buffers())
         names, stacked = {id(tensor): name for name, tensor in tensors}, self.params | self.buffers
         state = self.model.state_dict(keep_vars=True).items()
@@ -36,7 +36,7 @@ class Ensemble:
 
 
 def initialize(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:
-    """Build one network per seed, as after `torch.manual_seed`; the CPU's generator is put back.
+    """Build one network per seed, after `torch.manual_seed`; the CPU generator is restored.
 
     Raises:
         ValueError: There is no seed, or the networks cannot be stacked; see `stack`.
@@ -56,8 +56,8 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
     tensors, and attributes that are numbers, strings, tensors or functions (by name).
 
     Raises:
-        ValueError: There is no model, or no tensor in it; a model is spread over processes; two
-            models differ or share a tensor.
+        ValueError: There is no model, or no tensor in it; a model is spread over processes,
+            scripted, or a DataParallel; two models differ or share a tensor.
     """
     owners: dict[int, tuple[int, str]] = {}
     tensors: list[Tensors] = []
@@ -77,11 +77,11 @@ def stack(models: Sequence[nn.Module]) -> Ensemble:
             owner, its = owners.setdefault(tensor.untyped_storage().data_ptr(), (index, name))
             if owner != index and tensor.numel():
                 raise ValueError(
-                    "models must not share tensors, of which each would get a copy: "
+                    "models must not share tensors (each would get its own copy): "
                     f"{name} of model {index} is {its} of model {owner}"
                 )
     if not tensors or not tensors[0]:
-        raise ValueError("there must be a model at least, with a parameter or a buffer")
+        raise ValueError("there must be at least 1 model, with a parameter or a buffer")
     stacked = {
         name: torch.stack([member[name].detach() for member in tensors]) for name in tensors[0]
     }

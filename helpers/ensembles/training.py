@@ -34,7 +34,7 @@ def draw_orders(seeds: Iterable[int], size: int, batch_size: int, steps: int) ->
         ValueError: `batch_size` is not from 1 to N.
     """
     if not 1 <= batch_size <= size:
-        raise ValueError(f"batch_size must be from 1 to the {size} samples, got {batch_size}")
+        raise ValueError(f"batch_size must be from 1 to N = {size}, got {batch_size}")
     per_epoch = size // batch_size
     orders = []
     for seed in seeds:
@@ -64,7 +64,7 @@ def train(
         data: `(N, ...)`, on the device of the networks, or a pytree of such tensors.
         targets: Likewise; `None` where the loss needs none.
         order: `(M, steps, B)`, indices of samples: what `draw_orders` returns.
-        step: `sgd_step` or `momentum_step` of `helpers.optimizers`, or another of their form.
+        step: `sgd_step` or `momentum_step` of `helpers.optimizers`, or a similar function.
         lr: The learning rate; of all, or `(M,)`, one for each network.
         weight_decay: Likewise.
 
@@ -72,14 +72,15 @@ def train(
         The trained networks, with their buffers as the last forward pass left them.
 
     Raises:
-        ValueError: `order` or a rate is not of this form, all parameters are frozen or one has
-            hooks, the loss is not a scalar, or `vmap` gets the forward pass wrong.
+        TypeError: `data` or `targets` is not a pytree of tensors.
+        ValueError: Samples differ in length, `order` or a rate has the wrong form, all parameters
+            are frozen, one has hooks, the loss is no scalar, or `vmap` gets the forward pass wrong.
         RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """
     batch, model, size = _batch_of(data=data, targets=targets), ensemble.model, len(ensemble)
     of_form = order.dim() == 3 and len(order) == size and order.dtype in (torch.int64, torch.int32)
     if not of_form or not bool(((order >= 0) & (order < len(batch))).all()):
-        raise ValueError(f"order must be ({size}, steps, B), indices from 0 below {len(batch)}")
+        raise ValueError(f"order must be ({size}, steps, B), indices in [0, {len(batch)})")
     if not ensemble.params:
         raise ValueError("the ensemble has no parameter to train: all are frozen")
     like = next(iter(ensemble.params.values())).real
@@ -97,7 +98,7 @@ def train(
             own_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
 
             def forward() -> tuple[Tensor, Tensors]:
-                loss = checks.check_scalar(loss_fn(call(model, x), y), given="a batch")
+                loss = checks.check_scalar(loss_fn(call(model, x), y), batch_label="a batch")
                 now = _tensors_of(model)  # a forward pass may rebind buffers
                 leaf_ids = {id(getattr(node, "variable", None)) for node in graph(loss)}
                 in_loss.extend(name for name in params if id(now[name]) in leaf_ids)
@@ -139,7 +140,7 @@ def predict(ensemble: Ensemble, inputs: Tree) -> Any:
         RuntimeError: `vmap` refuses the forward pass, which draws random numbers, for example.
     """
     batch, model = _batch_of(inputs=inputs), ensemble.model
-    # For recurrent layers vmap has a rule only where they are differentiated.
+    # vmap has a rule for recurrent layers only when they are differentiated.
     recurrent = any(isinstance(module, RECURRENT) for module in model.modules())
 
     def run(params: Tensors, buffers: Tensors) -> Any:
@@ -158,29 +159,29 @@ def predict(ensemble: Ensemble, inputs: Tree) -> Any:
 def _batch_of(**trees: Tree) -> Batch:
     batch = Batch(**trees)
     if len(batch.tensors) < len(batch.leaves):
-        raise ValueError("samples of unequal length cannot be taken together: pad them")
+        raise ValueError("samples of unequal length cannot be batched: pad them")
     return batch
 
 
 def _run_member(model: nn.Module, tensors: Tensors, function: Callable[[], Any]) -> Any:
-    """Call a function that runs the model, while the model's tensors are those of a network."""
+    """Call a function that runs the model, with the tensors of one network swapped in."""
     model_tensors = _tensors_of(model)
     with Watched(VMAP), standing_in(model_tensors, tensors):
-        # New tensors, since those of the model become its own again.
+        # New tensors, since the model gets its own ones back.
         value = _map_tensors(lambda tensor: tensor.view_as(tensor), function())
     names = {id(tensor): name for name, tensor in model_tensors.items()}
     for tensor in map(debug_unwrap, tensors_in(value)):
         for node in graph(tensor):
             if name := names.get(id(getattr(node, "variable", None))):
                 raise ValueError(
-                    f"the model holds what was computed from {name} of the first network: compute "
-                    "it in the forward"
+                    f"the model holds a value computed from {name} of the first network: compute "
+                    "it in forward"
                 )
     return value
 
 
 def _tensors_of(model: nn.Module) -> Tensors:
-    """Return the parameters and buffers of a model, a buffer by each of its names."""
+    """Return a model's parameters and buffers, buffers under all of their names."""
     return dict(model.named_parameters()) | dict(model.named_buffers(remove_duplicate=False))
 
 
@@ -193,4 +194,4 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
-        raise ValueError(f"such networks cannot be taken together: {refusal}") from refusal
+        raise ValueError(f"these networks cannot be batched: {refusal}") from refusal

@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--k", type=int, default=512, help="size of a projected gradient")
     parser.add_argument("--kind", choices=projection.KINDS, default="sparse")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shard", type=int, default=512, help="rows of a file")
+    parser.add_argument("--shard", type=int, default=512, help="rows per file")
     parser.add_argument("--batch", type=int, default=64, help="samples at a time")
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--threads", type=int, default=1, help="per process")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     chosen = parser.parse_args(arguments)
     try:

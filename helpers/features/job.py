@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from helpers.ensembles.likeness import content, facts_of
-from helpers.gradient_computers import AbstractGradientComputer, Given
+from helpers.gradient_computers import AbstractGradientComputer, BatchLike
 from helpers.transforms import checks
 from helpers.transforms.batches import mapped
 
@@ -38,11 +38,11 @@ class Job:
     """
 
     computer: AbstractGradientComputer
-    dataset: Sequence[Given]
+    dataset: Sequence[BatchLike]
 
     def __post_init__(self) -> None:
         if not len(self.dataset):
-            raise ValueError("a job's dataset must hold a sample at least, got none")
+            raise ValueError("a job's dataset must hold at least 1 sample, got none")
 
 
 def load(name: str) -> Job:
@@ -54,7 +54,7 @@ def load(name: str) -> Job:
     return getattr(importlib.import_module(module), function)()
 
 
-def collate(samples: Sequence[Given]) -> Given:
+def collate(samples: Sequence[BatchLike]) -> BatchLike:
     """Make a batch `(B, ...)` of samples, tuples or mappings; raise TypeError for others."""
     batch = default_collate(list(samples))
 
@@ -71,10 +71,10 @@ def collate(samples: Sequence[Given]) -> Given:
 
 
 def make_plan(job: Job, **options: object) -> Plan:
-    """List what changes the rows, in their last bits at least: `options`, the versions, hashes.
+    """List what can change the rows, if only in the last bits: `options`, versions, hashes.
 
-    The weights are hashed with the source code of the model's classes; of more than 4,096 samples
-    4,096, spread evenly. `options` are `k`, `kind`, `seed`, `device`, and `shard`, `batch` and
+    The weights are hashed with the source code of the model's classes; at most 4,096 samples are
+    hashed, evenly spaced. `options` are `k`, `kind`, `seed`, `device`, and `shard`, `batch` and
     `threads`, since other batches and other threads round differently.
     """
     checks.check_one_process(job.computer.model)
@@ -88,7 +88,7 @@ def make_plan(job: Job, **options: object) -> Plan:
 
 
 def read_plan(folder: Path) -> Plan:
-    """Read the plan of a folder."""
+    """Return what the features in a folder were computed from."""
     return json.loads((folder / PLAN).read_text())
 
 
@@ -113,8 +113,9 @@ def _model_parts(job: Job) -> Iterator[bytes]:
     kinds = type(computer).__qualname__, type(task).__qualname__
     yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
     yield repr(facts_of(computer.model)).encode()
-    classes = {kind for part in (task, *computer.model.modules()) for kind in type(part).__mro__}
-    for kind in sorted(classes, key=repr):  # a forward pass is not in the weights
+    members = task, *computer.model.modules()
+    classes = {kind for member in members for kind in type(member).__mro__}
+    for kind in sorted(classes, key=repr):  # the weights do not show the forward pass
         if not kind.__module__.startswith(("torch.", "builtins")):
             with suppress(OSError, TypeError):  # a class typed at a prompt has no source
                 yield repr((kind, inspect.getsource(kind))).encode()

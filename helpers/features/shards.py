@@ -16,7 +16,7 @@ _DIGEST = 32  # bytes of a checksum
 def bounds(count: int, size: int) -> list[slice]:
     """Divide `count` rows into slices of one size, at least 2; the last may differ."""
     starts = list(range(0, count, size))
-    # A batch of one row can take other kernels, with other last bits: it joins the slice before it.
+    # A batch of one row may use other kernels and round differently: it joins the previous slice.
     if len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], count], strict=True)]
@@ -24,18 +24,17 @@ def bounds(count: int, size: int) -> list[slice]:
 
 def files_of(folder: Path, plan: Plan) -> list[tuple[Path, slice]]:
     """List the shards of a folder: each file, and its samples."""
-    parts = bounds(plan["samples"], plan["shard"])
-    return [(folder / f"features-{index:06d}.npy", part) for index, part in enumerate(parts)]
+    spans = bounds(plan["samples"], plan["shard"])
+    return [(folder / f"features-{index:06d}.npy", span) for index, span in enumerate(spans)]
 
 
 def write(file: Path, content: bytes) -> None:
     """Write a file under another name, and rename it once all of it is on the disk.
 
     Raises:
-        OSError: The file could not be written, for example because the disk is full; no part of
-            it remains.
+        OSError: The file could not be written, for example on a full disk; no part of it remains.
     """
-    draft = file.with_name(f".{file.name}.draft")  # after a kill, the next run writes over it
+    draft = file.with_name(f".{file.name}.draft")  # after a kill, the next run overwrites it
     try:
         with draft.open("wb") as opened:
             opened.write(content)
@@ -55,17 +54,17 @@ def write_rows(file: Path, rows: np.ndarray) -> None:
 
 
 def _checksum(file: Path, content: bytes) -> bytes:
-    """Hash a shard together with its name, so that a copy of another shard is found out."""
+    """Hash a shard together with its name, so that a copy of another shard is detected."""
     return hashlib.blake2b(file.name.encode() + content, digest_size=_DIGEST).digest()
 
 
-def read(file: Path, part: slice, plan: Plan, *, mapped: bool = False) -> np.ndarray:
-    """Read a shard `(rows, k)`; if `mapped`, lazily, and without comparing its checksum.
+def read(file: Path, span: slice, plan: Plan, *, mapped: bool = False) -> np.ndarray:
+    """Read a shard `(rows, k)`; if `mapped`, lazily, and without checking its checksum.
 
     Raises:
         ValueError: The shard is damaged, has the wrong shape, or is a copy of another.
     """
-    rows, shape = None, (part.stop - part.start, plan["k"])
+    rows, shape = None, (span.stop - span.start, plan["k"])
     with suppress(ValueError, EOFError):
         content = b"" if mapped else file.read_bytes()
         if mapped or _checksum(file, content[:-_DIGEST]) == content[-_DIGEST:]:
@@ -79,7 +78,7 @@ def read(file: Path, part: slice, plan: Plan, *, mapped: bool = False) -> np.nda
 
 
 def open_features(folder: str | os.PathLike[str]) -> list[np.ndarray]:
-    """Open a folder written by `python -m helpers.features`; its rows may exceed the memory.
+    """Open a folder written by `python -m helpers.features`, even one larger than memory.
 
     Returns:
         The shards `(rows, k)` in the order of the samples, as memory maps: only what you index is
@@ -90,4 +89,4 @@ def open_features(folder: str | os.PathLike[str]) -> list[np.ndarray]:
         ValueError: A shard is damaged, or does not have the shape in the plan.
     """
     plan = read_plan(Path(folder))
-    return [read(*each, plan, mapped=True) for each in files_of(Path(folder), plan)]
+    return [read(file, span, plan, mapped=True) for file, span in files_of(Path(folder), plan)]

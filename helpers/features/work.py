@@ -25,8 +25,8 @@ def joined() -> Iterator[dist.Store]:
     rank, world, store = 0, 1, dist.HashStore()
     if "RANK" in os.environ:
         store, rank, world = next(dist.rendezvous("env://", timeout=_PATIENCE))
-        # torchrun keeps its store when it restarts processes, with the addresses of the dead in
-        # it: each attempt reads and writes under a name of its own.
+        # torchrun keeps its store across restarts, with the addresses of dead processes in it, so
+        # each attempt uses a prefix of its own.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt-{attempt}-of-{world}", store)
     options = {"rank": rank, "world_size": world, "timeout": _PATIENCE}
@@ -50,15 +50,15 @@ def compute(job: Job, folder: Path, plan: Plan, store: dist.Store) -> None:
         _settle(folder, plan)
     dist.barrier()
     check_plan(folder, plan)
-    known = shards.files_of(folder, plan)
+    planned = shards.files_of(folder, plan)
     with tqdm(total=plan["samples"], unit="rows", disable=not first) as bar:
-        while (index := store.add("claimed", 1) - 1) < len(known):  # whichever process is free
-            file, part = known[index]
-            count = part.stop - part.start
+        while (index := store.add("claimed", 1) - 1) < len(planned):  # whichever process is free
+            file, span = planned[index]
+            count = span.stop - span.start
             if file.exists():
-                shards.read(file, part, plan)  # is it complete?
+                shards.read(file, span, plan)  # is it complete?
             else:
-                shards.write_rows(file, _rows(job, plan, part))
+                shards.write_rows(file, _rows(job, plan, span))
                 store.add("computed", count)
             bar.update(store.add("rows", count) - bar.n)
         dist.barrier()
@@ -77,18 +77,18 @@ def _settle(folder: Path, plan: Plan) -> None:
         shards.write(folder / PLAN, json.dumps(plan, indent=1).encode() + b"\n")
 
 
-def _rows(job: Job, plan: Plan, part: slice) -> np.ndarray:
+def _rows(job: Job, plan: Plan, span: slice) -> np.ndarray:
     """Compute the rows of one shard, `(rows, k)`."""
     device = next((tensor.device for tensor in job.computer.model.parameters()), None)
 
     def batches() -> Iterator[object]:
-        for batch in shards.bounds(part.stop - part.start, plan["batch"]):
-            samples = [job.dataset[part.start + i] for i in range(batch.start, batch.stop)]
+        for batch in shards.bounds(span.stop - span.start, plan["batch"]):
+            samples = [job.dataset[span.start + i] for i in range(batch.start, batch.stop)]
             yield mapped(lambda _, tensor: tensor.to(device), collate(samples), "")
 
     options = {"kind": plan["kind"], "seed": plan["seed"]}
     rows = project_batches(job.computer, batches(), plan["k"], **options).cpu()
     odd = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
     if odd:
-        raise ValueError(f"the features of sample {part.start + odd[0]} are not finite")
+        raise ValueError(f"the features of sample {span.start + odd[0]} are not finite")
     return rows.numpy()

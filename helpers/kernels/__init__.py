@@ -2,9 +2,8 @@
 
 `kernel[i, j, a, b]` is the inner product of the gradients of output a of sample i and of output b
 of sample j, over all parameters with `requires_grad` (Jacot et al., arXiv:1806.07572). Linear
-layers contribute by their structure, everything else by Jacobians, as compared by Novak,
-Sohl-Dickstein and Schoenholz (arXiv:2206.08720). At most two chunks of samples are in memory at a
-time, however many samples there are.
+layers use their structure, everything else Jacobians; both are compared by Novak, Sohl-Dickstein
+and Schoenholz (arXiv:2206.08720). At most two chunks of samples are in memory at a time.
 """
 
 import torch
@@ -18,7 +17,7 @@ from helpers.transforms.batches import Tree
 
 __all__ = ["ntk"]
 
-# How many numbers both sides of a block are meant to hold together: 512 MB in float32.
+# How many numbers the two sides of a block should hold in total: 512 MB in float32.
 _CHUNK = 2**27
 
 
@@ -35,18 +34,16 @@ def ntk(
     Args:
         model: Any module that maps `(B, ...)` to outputs `(B, Y)`.
         x1: `(N1, ...)`, or a pytree of such tensors.
-        x2: `(N2, ...)`, likewise, with samples of the same shape; `None` means `x1`, and half of
-            the work.
-        chunk_size: How many samples of a side to take at a time; `None` takes as many as 512 MB
-            are estimated to hold.
+        x2: `(N2, ...)`, likewise, with the same sample shape; `None` means `x1`, and half the work.
+        chunk_size: Samples of a side at a time; `None` means as many as should fit in 512 MB.
 
     Returns:
         `(N1, N2, Y, Y)`, detached.
 
     Raises:
-        TypeError: `x1` or `x2` is not a pytree of tensors.
+        TypeError: `model` is not a module, or `x1` or `x2` is not a pytree of tensors.
         ValueError: The samples of `x1` and `x2` differ in shape, the kernel or the derivatives of
-            two chunks would not fit into the memory that is free, or one of the refusals of
+            two chunks would not fit into free memory, or one of the refusals of
             `helpers.jacobians.func_jacobians`.
 
     Example:
@@ -68,19 +65,19 @@ def ntk(
     empty = no_jacobians(model, x1)
     _, outputs, count = empty.shape  # Y and P
     shape = (len(x1), len(x2), outputs, outputs)
-    fix = "give fewer samples, or a part of x2 at a time"
+    fix = "pass fewer samples, or x2 in parts"
     like = empty.new_empty(1).expand(shape)
     _check_room(f"the kernel {shape}", like, fix)
     try:
         kernel = empty.new_zeros(shape)
-    except RuntimeError as error:  # where the system does not tell what is free
+    except RuntimeError as error:  # if it is not known how much is free
         raise _no_room(f"the kernel {shape}", like, fix) from error
     if kernel.numel() == 0 or count == 0:
         return kernel
-    dense = sides.dense_size(model, x1)  # P, less what has a structure
+    dense = sides.dense_size(model, x1)  # P without structured parameters
     side = sides.structured if dense < count else sides.rows
-    # What a network keeps of a sample is not known before it has run: for each output, some tens of
-    # times what the sample has.
+    # A network's memory per sample is unknown before it runs: assume, for each output, 64 times the
+    # sample's size.
     size = sum(leaf[0].numel() for leaf in x1.leaves)
     step = chunk_size or max(1, _CHUNK // (2 * outputs * (dense + 64 * size) + 2))
     held = sum(min(step, len(x)) for x in (x1, x2))
@@ -93,7 +90,7 @@ def ntk(
     for i, j in tqdm(starts, desc="kernel", leave=False, delay=1):
         rows, others = slice(i, i + step), slice(j, j + step)
         if j == (i if symmetric else 0):
-            left = None  # or it would lie beside the next one
+            left = None  # free it before the next one
             left = side(model, outputs, x1[rows])
         right = left if symmetric and i == j else side(model, outputs, x2[others])
         block = sides.contract(left, right, outputs)
@@ -105,7 +102,7 @@ def ntk(
     return kernel
 
 
-def _check_room(what: str, like: Tensor, fix: str) -> None:
+def _check_room(label: str, like: Tensor, fix: str) -> None:
     """Raise ValueError if a tensor would not fit into free memory, as far as that is known."""
     free = None
     if like.device.type == "cuda":
@@ -118,12 +115,12 @@ def _check_room(what: str, like: Tensor, fix: str) -> None:
             with open("/proc/meminfo") as file:
                 fields = dict(line.split(":") for line in file)
             free = int(fields["MemAvailable"].split()[0]) * 1024
-        except (OSError, KeyError):  # of another system than Linux
+        except (OSError, KeyError):  # not on Linux
             pass
     if free is not None and like.numel() * like.element_size() > free:
-        raise _no_room(what, like, fix)
+        raise _no_room(label, like, fix)
 
 
-def _no_room(what: str, like: Tensor, fix: str) -> ValueError:
+def _no_room(label: str, like: Tensor, fix: str) -> ValueError:
     size = like.numel() * like.element_size()
-    return ValueError(f"{what} would have {size / 1e9:,.1f} GB, which are not free: {fix}")
+    return ValueError(f"{label} would take {size / 1e9:,.1f} GB, more than is free: {fix}")

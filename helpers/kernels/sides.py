@@ -1,8 +1,8 @@
 """Factors of the blocks of a kernel: the derivatives of the outputs for some samples.
 
-A side is a dictionary by parameter. It holds rows `(c * Y, p)`, whose inner products are summed
-over the parameters. For a linear layer that meets one vector per sample it holds the layer's inputs
-`(c, in)` and the gradients at its outputs `(c * Y, out)`, which take less memory and arithmetic.
+A side is a dictionary by parameter, or of one entry for all. It holds rows `(c * Y, p)`, whose
+inner products are summed over the entries. For a linear layer that gets one vector per sample, it
+holds inputs `(c, in)` and output gradients `(c * Y, out)`: less memory and arithmetic.
 """
 
 import torch
@@ -29,7 +29,7 @@ def structured(model: nn.Module, outputs: int, data: Batch) -> Side:
     grads = of_outputs(model, data, outputs)
     side: Side = {}
     for name in checks.select_parameters(model):
-        vectors = linear(grads, name)
+        vectors = linear_factors(grads, name)
         if vectors is not None:  # the inputs are the same for all outputs of a sample
             side[name] = vectors[0][::outputs], vectors[1]
         elif (rows := grads.gradients(name)) is not None:
@@ -38,14 +38,14 @@ def structured(model: nn.Module, outputs: int, data: Batch) -> Side:
 
 
 def dense_size(model: nn.Module, data: Batch) -> int:
-    """Count the parameters whose derivatives must be multiplied out."""
-    grads = of_outputs(model, data[:1], 1)  # of the sum of the outputs, for the structure alone
+    """Count the parameters whose Jacobians must be formed."""
+    grads = of_outputs(model, data[:1], 1)  # of summed outputs: only the structure is needed
     params = checks.select_parameters(model)
-    return sum(p.numel() for name, p in params.items() if linear(grads, name) is None)
+    return sum(p.numel() for name, p in params.items() if linear_factors(grads, name) is None)
 
 
 def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradients:
-    """Differentiate each output of each sample: sample by sample, its outputs side by side."""
+    """Differentiate each output of each sample, ordered by sample, then by output."""
     repeated = data[torch.arange(len(data)).repeat_interleave(outputs)]
     one_hot = torch.eye(outputs, device=data.leaves[0].device).repeat(len(data), 1)
 
@@ -58,14 +58,14 @@ def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradient
     return grads
 
 
-def linear(grads: PerSampleGradients, name: str) -> tuple[Tensor, Tensor] | None:
+def linear_factors(grads: PerSampleGradients, name: str) -> tuple[Tensor, Tensor] | None:
     """Return the inputs and output gradients whose outer products are a parameter's gradients."""
     call = grads.only_call(name)
     if type(call) is not Linear:
         return None
-    ((grads, inputs),) = call.matrices()
-    vectors = grads.shape[1:3].numel() == 1  # one group, one position
-    return (inputs.flatten(1), grads.flatten(1)) if vectors else None
+    ((output_grads, inputs),) = call.matrices()
+    vectors = output_grads.shape[1:3].numel() == 1  # one group, one position
+    return (inputs.flatten(1), output_grads.flatten(1)) if vectors else None
 
 
 def contract(left: Side, right: Side, outputs: int) -> Tensor | None:

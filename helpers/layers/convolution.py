@@ -13,12 +13,12 @@ from torch import Tensor
 from helpers.layers.layer_call import IsWeight, MatchedCall, Matcher
 from helpers.layers.linear import Linear
 
-# How many numbers of inputs and gradients are taken at a time where nothing is unfolded: they stay
-# in the cache of a core, where each is read once for each place of the kernel.
+# How many numbers of inputs and gradients to process at a time without unfolding: they stay in a
+# core's cache, where each is read once per kernel position.
 _CACHED = 2**18
 
-# With fewer channels than this, products of one place of the kernel are too small to be fast; with
-# fewer positions for each channel of the outputs, copies of windows take less.
+# With fewer channels than this, products for one kernel position are too small to be fast; with
+# fewer positions per output channel, copying windows is cheaper.
 _CHANNELS, _POSITIONS = 8, 24
 
 # How many numbers the unfolded inputs of a convolution may have at a time: 4 MB in float32.
@@ -28,7 +28,7 @@ _PIECE = 2**20
 class Convolution(Linear):
     """A weight `(out, in / groups, *kernel)` over the positions of an image.
 
-    Unfolded into windows `(n, groups, positions, in * kernel)`, a convolution is linear.
+    Unfolded into windows `(n, groups, positions, in / groups * kernel)`, a convolution is linear.
     """
 
     FORMULA = "ngto,ngti->ngoi"
@@ -82,7 +82,7 @@ class Convolution(Linear):
         return positions, math.prod(self.shape[1:]), self.shape[0] // self.options["groups"]
 
     def _sides(self) -> list[Tensor]:
-        """Return images `(B, N, channels, *size)`, and maps with a number for each window."""
+        """Return images and maps `(B, N, channels, *size)`, one map entry per window."""
         sides = self.activations, self.output_grads  # a sample may be one image
         return [side if side.dim() > len(self.shape) else side.unsqueeze(1) for side in sides]
 
@@ -102,7 +102,7 @@ class Convolution(Linear):
 
 
 class TransposedConvolution(Convolution):
-    """A weight `(in, out / groups, *kernel)`: its convolution leads from the outputs back."""
+    """A weight `(in, out / groups, *kernel)`: its convolution maps outputs to inputs."""
 
     def _sides(self) -> list[Tensor]:
         return super()._sides()[::-1]

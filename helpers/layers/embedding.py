@@ -29,7 +29,7 @@ class Embedding(LayerCall):
         index, rows = self._rows()
         rows, height = rows if right is None else right(rows), self.shape[0]
         if left is not None:
-            index, signs = left.places(index)
+            index, signs = left.positions(index)
             rows, height = rows * signs[..., None], left.width
         return _add_rows(index, rows, rows.new_zeros(len(rows), height, rows.shape[2]))
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from helpers.layers.layer_call import IsWeight, LayerCall, MatchedCall, squared_norms, unless_lost
 
-# Gram matrices are the faster way to norms where they take less than this of the multiplications
-# of the outer products, as measured at 8 to 65 positions and 32 to 1000 inputs and outputs.
+# Gram matrices give norms faster if they take less than this share of the outer products'
+# multiplications, as measured at 8 to 65 positions and 32 to 1000 inputs and outputs.
 _GRAM, _GRAM_THEN_TOTAL = 0.75, 0.4
 
-# From this size on, a matrix that is one outer product is written faster by a matrix product, which
-# takes several rows at a time, than by a product of each two numbers.
+# From this size on, a single outer product is faster as a matrix product, which handles several
+# rows at a time, than as an elementwise product.
 _LARGE = 2**18
 
 
@@ -68,7 +68,7 @@ class Linear(LayerCall):
         for grads, values in self.matrices():
             rows, columns = (values, grads) if first in inputs else (grads, values)
             if rows.shape[1] > 1 or [first] not in (outputs, inputs):
-                return None  # groups have a part of the rows each, or several dimensions are rows
+                return None  # each group has part of the rows, or rows span several dimensions
             rows = left(rows.squeeze(1)) if left else rows.squeeze(1)
             columns = right(columns.squeeze(1)) if right else columns.squeeze(1)
             dtype = torch.promote_types(rows.dtype, columns.dtype)

@@ -15,13 +15,13 @@ class PerSampleGradients:
     calls: dict[str, list[LayerCall]]  # by parameter name
 
     def rows(self, index: slice | Tensor) -> "PerSampleGradients":
-        """Return some samples' gradients, in float32 or wider, ready to be added up."""
+        """Return some samples' gradients, in float32 or wider, ready to be summed."""
 
         def chosen(call: LayerCall) -> LayerCall:
             grads, inputs = call.output_grads[index], call.activations
             if inputs is not None:
                 inputs = inputs[index]
-                if inputs.is_floating_point():  # and no index of an embedding
+                if inputs.is_floating_point():  # not an embedding's indices
                     inputs = inputs.to(wide(inputs.dtype))
             grads = grads.to(wide(grads.dtype))
             return replace(call, activations=inputs, output_grads=grads)

@@ -25,7 +25,7 @@ from helpers.transforms.known_wrong import Refusal, Watched
 from helpers.transforms.restore import Snapshot
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
-"""What is known of layers, by the function of torch that they call."""
+"""The layer rules, by the torch function that a layer calls."""
 
 Function = Callable[..., Tensor]
 Tensors, Batch = dict[str, Tensor], tuple[Tensor, ...]
@@ -80,7 +80,7 @@ def per_sample_gradients(
 def _dense(
     function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str, slow: bool
 ) -> tuple[PerSampleGradients, bool]:
-    """Form gradients by `vmap` over `grad`, or in the loop if need be; return which."""
+    """Form gradients by `vmap` over `grad`, or in the loop; return also whether the loop ran."""
 
     def by_loop() -> Tensors:
         nonlocal slow
@@ -91,7 +91,7 @@ def _dense(
     compute = vmap(compute_grads, in_dims=(None, None, *in_dims), randomness=randomness)
     options = {"otherwise": by_loop, "randomness": randomness}
     grads = by_loop() if slow else samples.batched(compute, model, params, batch, **options)
-    return PerSampleGradients({name: [dense(each)] for name, each in grads.items()}), slow
+    return PerSampleGradients({n: [dense(tensor)] for n, tensor in grads.items()}), slow
 
 
 def _recorded(
@@ -105,7 +105,7 @@ def _recorded(
         calls = record.backward(losses)
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
         undo = streams.streams_kept(batch[0].device, snapshot.generators)
-        undo = nullcontext() if randomness == "error" else undo  # then only others may have drawn
+        undo = nullcontext() if randomness == "error" else undo  # then only other threads draw
         with undo, fallback.silent() if calls else nullcontext():
             _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
@@ -117,7 +117,7 @@ def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Ba
     first = [tensor[:1] for tensor in batch]
     grads = loop.gradients(function, model, unmet, first, randomness="different")
     if any(tensor.any() for tensor in grads.values()):
-        raise Refusal("a parameter is used out of reach of the record")
+        raise Refusal("the recorder missed a use of a parameter")
 
 
 class _Record(Watched):
@@ -134,7 +134,7 @@ class _Record(Watched):
         self._versions = [tensor._version for tensor in params.values()]
         self._buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
         self._own = parameters | dict(model.named_buffers())
-        # A complex gradient is the conjugate of what the rules compute: it comes by the leaf.
+        # A complex gradient is the conjugate of what the rules compute: its leaf gets it.
         real = (name for name, tensor in params.items() if not tensor.is_complex())
         self._names = {id(parameters[name]): name for name in real}
         # A number that requires a gradient, so that each layer has a backward pass.
@@ -143,7 +143,7 @@ class _Record(Watched):
         self._in_backward = False
 
     def forward(self, leaves: Tensors, *sample: Tensor) -> Tensor:
-        """Run the function of one sample, under `vmap`."""
+        """Run the function on one sample, under `vmap`."""
         others = leaves | {name: buffer.clone() for name, buffer in self._buffers.items()}
         sample = [*map(torch.clone, sample)]
         with self, samples.standing_in(self._own, others):
@@ -161,7 +161,7 @@ class _Record(Watched):
         inputs = [*self.leaves.values(), *parameters, self._probe]
         grads = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)
         if any(tensor is not None for tensor in grads[len(parameters) : -1]):
-            raise Refusal("a parameter is used as it is, out of reach of the record")
+            raise Refusal("a parameter is used directly, past the recorder")
         calls: dict[str, list[LayerCall]] = {}
         for name, call in self._calls:
             if call.output_grads is not None:
@@ -176,7 +176,7 @@ class _Record(Watched):
     ) -> Any:
         """Call a function of torch, and record it if it is a layer's."""
         kwargs = kwargs or {}
-        if func in known_wrong.OF_AUTOGRAD:  # which lies outside of `vmap`, where no tensor tells
+        if func in known_wrong.OF_AUTOGRAD:  # only the unwrapped tensor knows these
             return func(debug_unwrap(args[0]))
         rule = LAYER_RULES.get(func)
         match = rule(self._is_weight, *args, **kwargs) if rule else None
@@ -206,7 +206,7 @@ class _Record(Watched):
         if not self._in_backward or torch.is_grad_enabled() or calls[0][1].output_grads is not None:
             raise Refusal("the model differentiates something itself")
         for name, call in calls:
-            dtype = self._params[name].dtype  # autocast may have given the layer another one
+            dtype = self._params[name].dtype  # autocast may have changed it
             call.output_grads = grads.to(dtype)
             if not isinstance(call, Bias):
                 floating = activations.is_floating_point()
@@ -215,12 +215,12 @@ class _Record(Watched):
 
 def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Callable) -> Tensor:
     """Call `_Recorded` outside of `vmap`, with the tensors of all samples, `(B, ...)`."""
-    # The public way, a function with a rule for `vmap`, takes longer than many a layer.
+    # The public way, a function with a rule for `vmap`, is slower than many layers.
     try:
         from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched
         from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-    except ImportError as error:  # they are private, and may go
-        raise Refusal("this torch does not lend its vmap") from error
+    except ImportError as error:  # private, so they may go away
+        raise Refusal("this torch lacks vmap internals") from error
     around = retrieve_current_functorch_interpreter()
     if around.level() > 1 or around.key() != TransformType.Vmap:
         raise Refusal("the model calls a layer within a transform of its own")

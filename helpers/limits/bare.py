@@ -12,7 +12,7 @@ from torch.func import debug_unwrap, functional_call, grad, vmap
 
 from helpers.benchmark import each_operation
 from helpers.gradients import differences, largest_difference
-from helpers.limits.findings import Finding, described, listed, most, of_error
+from helpers.limits.findings import Finding, described, finding_of, format_largest, format_names
 from helpers.transforms import batches, fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.batches import Batch
@@ -32,7 +32,7 @@ class Case:
 
     @contextmanager
     def put_back(self) -> Iterator[streams.State]:
-        """Put the model and the random generators back at the end of a block; yield their state."""
+        """Restore the model and the random generators at the end of a block; yield their state."""
         values = Snapshot(self.model.parameters())
         trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
         device = self.batch.leaves[0].device
@@ -51,7 +51,7 @@ class Case:
 def run(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
     """Run the composition; modules that raise in training mode run in evaluation mode."""
     if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
-        return [Finding("data", "packed, and vmap takes tensors alone", "data-dependent")], None
+        return [Finding("data", "packed, but vmap takes only tensors", "data-dependent")], None
     findings: list[Finding] = []
     while True:
         try:
@@ -61,7 +61,7 @@ def run(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
         except Exception as error:
             if not fallback.leads_to_loop(error):
                 raise
-            finding = of_error(error, case.model)
+            finding = finding_of(error, case.model)
         if finding in findings:  # evaluation mode did not help
             case.in_eval.popitem()
             return findings, None
@@ -104,7 +104,7 @@ def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], dict[st
     for entry, tensors in (("written-weights", params), ("aliased-buffers", buffers)):
         if written := [name for name in tensors if off[name]]:
             measured = f"changed in the model, by up to {max(off[x] for x in written):.1e}"
-            findings.append(Finding(listed(written), measured, entry))
+            findings.append(Finding(format_names(written), measured, entry))
     if not streams.alike(begin, streams.random_state(device), outside_torch=True):
         measured = "drew from NumPy's or Python's stream once, for all samples"
         findings.append(Finding("the model", measured, "numpy-draws"))
@@ -113,14 +113,14 @@ def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], dict[st
         slow: dict[str, str] = {}
         with each_operation(_noting_fallbacks(model, slow)):
             again = _gradients(case)
-        if slow:  # a backward operation belongs to its forward one, which has a place
-            where = listed(sorted({*slow.values()} - {""})) or "the loss or the backward pass"
+        if slow:  # a backward operation is attributed to its forward one's module
+            where = format_names(sorted({*slow.values()} - {""})) or "the loss or the backward pass"
             findings.append(
-                Finding(where, f"no batching rule for {listed(slow)}", "operator-fallback")
+                Finding(where, f"no batching rule for {format_names(slow)}", "operator-fallback")
             )
-        if wrong := differences(again, bare):  # kernels of a GPU may add up in any order
-            measured = f"a second call gives other gradients, {most(wrong)}"
-            findings.append(Finding(listed(wrong), measured, "state-on-self"))
+        if wrong := differences(again, bare):  # GPU kernels may sum in any order
+            measured = f"a second call gives other gradients, {format_largest(wrong)}"
+            findings.append(Finding(format_names(wrong), measured, "state-on-self"))
     return findings, bare
 
 
@@ -148,14 +148,14 @@ def _noting_fallbacks(model: nn.Module, fallbacks: dict[str, str]) -> Callable[.
 
 
 def left_behind(model: nn.Module) -> Iterator[Finding]:
-    """Find tensors of a transform in the place of others, and kept ones that raise when used."""
+    """Find a transform's tensors in place of the model's, and stored ones that raise if used."""
     readers = (model.named_parameters, model.named_buffers)
     now = [pair for named in readers for pair in named(remove_duplicate=False)]
     if replaced := [
         name for name, tensor in now if debug_unwrap(tensor, recurse=False) is not tensor
     ]:
         measured = "a tensor of the transform is in its place"
-        yield Finding(listed(replaced), measured, "shared-layer")
+        yield Finding(format_names(replaced), measured, "shared-layer")
     for name, module in model.named_modules():
         attributes = {} if isinstance(module, torch.jit.ScriptModule) else vars(module)
         for key in attributes.keys() - {"_parameters", "_buffers", "_modules"}:

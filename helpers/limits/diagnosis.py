@@ -10,12 +10,12 @@ from helpers import gradients
 from helpers.compare import TOLERANCES
 from helpers.limits import bare, differences, trials
 from helpers.limits.bare import Case
-from helpers.limits.findings import Diagnosis, Finding, described, listed, most
+from helpers.limits.findings import Diagnosis, Finding, described, format_largest, format_names
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree, tensors_in
 from helpers.transforms.switches import uncompiled
 
-FEW = 4  # samples are run, at most
+FEW = 4  # samples at most
 
 
 @torch.inference_mode(False)
@@ -28,9 +28,9 @@ def diagnose(
     It compares `vmap(grad)` over `functional_call`, the loop and `func_gradients` on at most four
     samples; the model before and after; rows alone with rows together; and the loss of the batch
     with those of its samples. If the forward pass itself differentiates, it compares autograd with
-    finite differences, too. Model, mode, buffers and random streams are put back as they were.
-    It cannot see the code that calls the model (a wrong `in_dims`, parameters not detached), and
-    cannot put back what is kept outside the model, as by `functools.lru_cache`.
+    finite differences, too. Model, mode, buffers and random streams are restored. It cannot see the
+    code that calls the model (a wrong `in_dims`, parameters not detached), and cannot restore state
+    kept outside the model, as by `functools.lru_cache`.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
@@ -56,18 +56,18 @@ def diagnose(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if not callable(loss_fn) or isinstance(loss_fn, type):
-        raise TypeError(f"loss_fn must be a function, and no class, got {loss_fn!r}")
-    few = batches.take(model, data=data, targets=targets)[:FEW]
-    if not len(few):
-        raise ValueError("data must hold a sample at least, got an empty batch")
-    if not all(each.isfinite().all() for each in few.tensors.values()):
+        raise TypeError(f"loss_fn must be a function, not a class, got {loss_fn!r}")
+    batch = batches.take(model, data=data, targets=targets)[:FEW]
+    if not len(batch):
+        raise ValueError("data must hold at least 1 sample, got an empty batch")
+    if not all(tensor.isfinite().all() for tensor in batch.tensors.values()):
         raise ValueError("data and targets must be finite, got NaN or infinity")
     checks.check_one_process(model)
     checks.select_parameters(model)
     if dead := [*bare.left_behind(model)]:
-        return Diagnosis(tuple(dead), "not possible before this is mended")
+        return Diagnosis(tuple(dead), "not possible until this is fixed")
     with fallback.silent(), uncompiled:
-        return _diagnosed(Case(model, loss_fn, few))
+        return _diagnosed(Case(model, loss_fn, batch))
 
 
 def _diagnosed(case: Case) -> Diagnosis:
@@ -75,37 +75,37 @@ def _diagnosed(case: Case) -> Diagnosis:
     singles = [trials.run(case, slice(i, i + 1)) for i in range(len(case.batch))]
     try:
         together = trials.run(case, slice(None))
-    except ValueError:  # it holds for a batch of one, which is all that is asked of it
+    except ValueError:  # it works for a batch of one, which is all that is required
         together = None
-    # Two ways may differ by the rounding of the layer that has the lowest precision.
+    # Methods may differ by the rounding of the layer with the lowest precision.
     numbers = [*case.model.parameters(), *tensors_in([run.outputs for run in singles])]
     tolerance = max(TOLERANCES.get(tensor.dtype.to_real(), 0) for tensor in numbers)
     conclusion, expected = _compared(case, tolerance)
     if grads is not None:
         frozen = [x for x, p in case.model.named_parameters() if x in grads and not p.requires_grad]
         if 0 < len(frozen) < len(grads):
-            findings.append(Finding(listed(frozen), "frozen, gets a gradient", "frozen-parameters"))
+            where = format_names(frozen)
+            findings.append(Finding(where, "frozen, gets a gradient", "frozen-parameters"))
         if wrong := gradients.differences(grads, expected, tolerance):
-            findings.append(Finding(listed(wrong), f"differs from the loop, {most(wrong)}"))
+            measured = f"differs from the loop, {format_largest(wrong)}"
+            findings.append(Finding(format_names(wrong), measured))
     findings += differences.compare(case)
     if together and not together.drew and len(singles) > 1:
-        far = min(100 * tolerance, 0.1)
-        findings += trials.meeting(together, singles, far) or trials.weighing(
-            case, together, singles, far
-        )
+        compared = together, singles, min(100 * tolerance, 0.1)
+        findings += trials.find_interactions(*compared) or trials.find_loss_weights(case, *compared)
     if expected and not findings and not any(tensor.any() for tensor in expected.values()):
         findings.append(Finding("the loss", "all gradients are 0", "no-gradient"))
     return Diagnosis(tuple(findings), conclusion)
 
 
 def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
-    """Compare `func_gradients` with the loop; return what that says, and the loop's gradients."""
+    """Compare `func_gradients` with the loop; return a conclusion and the loop's gradients."""
     results = []
     for method in (gradients.func_gradients, gradients.loop_gradients):
         try:
             with case.put_back():
                 results.append(method(case.model, case.loss_fn, case.batch))
-        except ValueError as error:  # with which they refuse
+        except ValueError as error:  # a refusal
             return f"{method.__name__} refuses: {' '.join(str(error).split())}", {}
         except Exception as error:
             if not fallback.leads_to_loop(error):
@@ -116,8 +116,8 @@ def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
         return "no parameter requires a gradient, so there is nothing to compare", {}
     conclusion = f"func_gradients is equal for all {len(expected)} parameters"
     if wrong := gradients.differences(*results, tolerance):
-        conclusion = f"func_gradients and the loop differ in {listed(wrong)}"
+        conclusion = f"func_gradients and the loop differ in {format_names(wrong)}"
     conclusion += f", on {len(case.batch)} sample" + "s" * (len(case.batch) > 1)
     if case.in_eval:
-        conclusion += f", with {listed(case.in_eval)} in evaluation mode"
+        conclusion += f", with {format_names(case.in_eval)} in evaluation mode"
     return conclusion, expected

@@ -48,8 +48,8 @@ def compare(case: Case) -> list[Finding]:
         return []
     if error < LARGEST:
         return []
-    said = f"autograd is {error:.0%} off from finite differences in float64, and so is the loop"
-    return [Finding("the model", said, "layernorm-third-order")]
+    measured = f"autograd is {error:.0%} off from finite differences in float64, and so is the loop"
+    return [Finding("the model", measured, "layernorm-third-order")]
 
 
 def _error(case: Case, data: Any, targets: Any, loss: Tensor) -> float:

@@ -19,7 +19,7 @@ _TORCH = str(Path(torch.__file__).parent)
 class Finding:
     """One measured problem of the bare composition."""
 
-    where: str  # modules, parameters or buffers, by name; or the loss
+    where: str  # names of modules, parameters, buffers, attributes; or the loss, model, data
     measured: str  # what was seen, with its numbers or its message
     entry: str = "unknown"  # its name in lesson 6
 
@@ -45,11 +45,11 @@ class Diagnosis:
         return f"{table}\n\n**Compared with the loop.** {self.conclusion}."
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """List the findings, places together, each with the cause and the fix of its entry."""
-        places: dict[tuple[str, str], list[str]] = {}
+        """List the findings, equal ones merged, each with the cause and fix of its entry."""
+        locations: dict[tuple[str, str], list[str]] = {}
         for finding in self.findings:
-            places.setdefault((finding.measured, finding.entry), []).append(finding.where)
-        for (measured, name), where in places.items():
+            locations.setdefault((finding.measured, finding.entry), []).append(finding.where)
+        for (measured, name), where in locations.items():
             entry = entries().get(name)
             explained = (entry.cause, entry.fix) if entry else ("", "")
             yield (", ".join(where), measured, name, *explained)
@@ -57,7 +57,7 @@ class Diagnosis:
     __repr__ = __str__
 
 
-def of_error(error: Exception, model: nn.Module) -> Finding:
+def finding_of(error: Exception, model: nn.Module) -> Finding:
     """Look up an error by its message and the end of its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [i for i, frame in enumerate(frames) if not frame.filename.startswith(_TORCH)]
@@ -73,12 +73,12 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {message}"
 
 
-def listed(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str]) -> str:
     """Write three names and the number of others."""
     names = list(dict.fromkeys(names))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def most(errors: dict[str, float]) -> str:
+def format_largest(errors: dict[str, float]) -> str:
     """Format the largest of several relative errors."""
     return f"by up to {max(errors.values()):.1e} of the largest entry"

@@ -1,4 +1,4 @@
-"""Samples that meet in the forward pass or the loss, which comparing two gradients cannot show."""
+"""Samples that interact in the forward pass or the loss, which comparing gradients cannot show."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def run(case: Case, rows: slice) -> Run:
     names = {id(module): name or "the model" for name, module in case.model.named_modules()}
 
     def keep(module: nn.Module, _: Any, output: Any) -> None:
-        if id(module) in names:  # and is no copy, made in the forward
+        if id(module) in names:  # not a copy made in the forward pass
             outputs.setdefault(names[id(module)], []).append(output)
 
     with case.put_back() as begin:
@@ -47,7 +47,7 @@ def run(case: Case, rows: slice) -> Run:
             loss = case.loss_fn(predictions, targets)
         except Exception as error:
             raise ValueError(
-                f"the model must run before it can be diagnosed, and on a batch of {len(data)}, "
+                f"the model must run before it can be diagnosed, but on a batch of {len(data)}, "
                 f"without transforms, {find_place(error, case.model)} raised {described(error)}"
             ) from error
         if isinstance(loss, Tensor) and not loss.is_floating_point():
@@ -56,16 +56,16 @@ def run(case: Case, rows: slice) -> Run:
     return Run(predictions, loss, outputs, drew)
 
 
-def meeting(whole: Run, singles: list[Run], far: float) -> list[Finding]:
+def find_interactions(full: Run, singles: list[Run], tolerance: float) -> list[Finding]:
     """Compare rows alone with rows together, and find the first module that differs."""
-    off = _apart(whole.predictions, [run.predictions for run in singles])
-    if off <= far:
+    off = _apart(full.predictions, [run.predictions for run in singles])
+    if off <= tolerance:
         return []
     module_name = "the model"
-    for name, (output, *more) in whole.outputs.items():
+    for name, (output, *more) in full.outputs.items():
         calls = [run.outputs.get(name, []) for run in singles]
         once = not more and all(len(outputs) == 1 for outputs in calls)
-        if once and _apart(output, [outputs[0] for outputs in calls]) > far:
+        if once and _apart(output, [outputs[0] for outputs in calls]) > tolerance:
             module_name = name
             break
     measured = f"rows alone and rows together differ, by up to {off:.1e} of the largest entry"
@@ -83,20 +83,20 @@ def _apart(together: Any, alone: list[Any]) -> float:
     return off
 
 
-def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Finding]:
+def find_loss_weights(case: Case, full: Run, singles: list[Run], tolerance: float) -> list[Finding]:
     """Compare the loss of a batch, and what each row does to it, with the losses of its samples."""
 
     def alike(loss: Tensor, *others: Tensor) -> bool:
-        return min(compare.largest_error(value, loss) for value in others) <= far
+        return min(compare.largest_error(value, loss) for value in others) <= tolerance
 
     losses = [run.loss for run in singles]
-    if not all(isinstance(value, Tensor) and not value.dim() for value in (whole.loss, *losses)):
+    if not all(isinstance(value, Tensor) and not value.dim() for value in (full.loss, *losses)):
         return []
-    loss, alone = whole.loss.detach(), torch.stack(losses).detach()
-    each, of_all = f"{alone.mean():.4g}", f"{loss:.4g}"
-    measured = f"{of_all} for {len(alone)} samples, which have {each} each in the mean"
-    gap = f", a difference of {(alone.mean() - loss).abs():.1e}" * (each == of_all)
-    together, apart = _slopes([whole], whole), _slopes(singles, whole)
+    loss, alone = full.loss.detach(), torch.stack(losses).detach()
+    sample_mean, of_all = f"{alone.mean():.4g}", f"{loss:.4g}"
+    measured = f"{of_all} for {len(alone)} samples, which have {sample_mean} each in the mean"
+    gap = f", a difference of {(alone.mean() - loss).abs():.1e}" * (sample_mean == of_all)
+    together, apart = _slopes([full], full), _slopes(singles, full)
     if together is None or apart is None:
         fits = alike(loss, alone.mean(), alone.sum(), alone[0])
         return [] if fits else [Finding("loss_fn", measured + gap)]
@@ -104,7 +104,7 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
         return []
     sizes = apart.square().sum(1)
     shares = (together * apart).sum(1) / sizes
-    seen = sizes.sqrt() > far * sizes.sqrt().max()  # the others' shares would be rounding
+    seen = sizes.sqrt() > tolerance * sizes.sqrt().max()  # the others' shares would be rounding
     shares = torch.where(seen, shares, shares[seen].mean() if seen.any() else 0.0)
     weighted = alike(together, shares[:, None] * apart)
     if weighted and alike(loss, (shares * alone).sum(), alone.mean()):
@@ -116,31 +116,31 @@ def weighing(case: Case, whole: Run, singles: list[Run], far: float) -> list[Fin
         one_each = all(leaf.dim() == 1 for leaf in of_targets or leaves.values())
         entry = "class-weights" if one_each else "means-of-unequal-units"
         return [Finding("loss_fn", measured, entry)]
-    with case.put_back(), suppress(Exception):  # where targets have no such shape, or may not
+    with case.put_back(), suppress(Exception):  # targets may not fit that shape
         data, targets = case.batch.whole()
         predictions = batches.call(case.model, data)
         fitted = case.loss_fn(predictions, targets.view_as(predictions)).detach()
         if targets.shape != predictions.shape and alike(fitted, alone.mean(), alone.sum()):
             return [Finding("loss_fn", measured, "loss-that-broadcasts")]
-    columns = zip(*(tensors_in(run.predictions) for run in (whole, *singles)), strict=False)
-    for value, *values in columns:  # a number that the model computes of a batch
-        if value.is_floating_point() and not value.dim() and value is not whole.loss:
-            each = torch.stack(values).detach()
-            weighted &= alike(value.detach(), each.mean(), each.sum())
+    columns = zip(*(tensors_in(run.predictions) for run in (full, *singles)), strict=False)
+    for value, *values in columns:  # a number that the model computes per batch
+        if value.is_floating_point() and not value.dim() and value is not full.loss:
+            stacked = torch.stack(values).detach()
+            weighted &= alike(value.detach(), stacked.mean(), stacked.sum())
     entry = Finding.entry if weighted else "samples-that-meet-in-the-loss"
-    return [Finding("loss_fn", f"{measured}{gap}, and no weights of the samples give it", entry)]
+    return [Finding("loss_fn", f"{measured}{gap}, and no sample weights explain it", entry)]
 
 
-def _slopes(runs: list[Run], whole: Run) -> Tensor | None:
+def _slopes(runs: list[Run], full: Run) -> Tensor | None:
     """Differentiate losses with respect to the predictions that are rows: (B, n), if any are."""
     slopes = []
     try:
         for run in runs:
-            pairs = zip(*(tensors_in(each.predictions) for each in (run, whole)), strict=False)
+            pairs = zip(*(tensors_in(r.predictions) for r in (run, full)), strict=False)
             rows = [p for p, q in pairs if p.is_floating_point() and p.requires_grad and q.dim()]
             grads = torch.autograd.grad(run.loss, rows, allow_unused=True)
-            grads = [torch.atleast_1d(each)[..., None] for each in grads if each is not None]
-            slopes.append(torch.cat([each.flatten(1) for each in grads], 1))
+            grads = [torch.atleast_1d(g)[..., None] for g in grads if g is not None]
+            slopes.append(torch.cat([g.flatten(1) for g in grads], 1))
         return torch.cat(slopes)
     except RuntimeError:  # the loss does not depend on them, or called backward() itself
         return None

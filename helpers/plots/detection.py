@@ -14,9 +14,8 @@ def releases(
 ) -> Figure:
     """Draw the densities of a release for two neighboring data sets, and the excess over a factor.
 
-    The values that may be released, in ascending order, and the densities without and with a
-    sample are `(N,)`. The second may be larger than the first by the factor `allowed`, e to the
-    epsilon.
+    The values that may be released, in ascending order, and the densities without and with a sample
+    are `(N,)`. The second density may be up to `allowed`, e to the epsilon, times the first.
     """
     values, without, with_one = (tensor.cpu() for tensor in (values, without, with_one))
     figure, (axis,) = axes(3.4, grid="both")
@@ -31,10 +30,10 @@ def releases(
 
 
 def canaries(scores: Mapping[str, tuple[Tensor, Tensor]], **labels: str) -> Figure:
-    """Draw the scores of canaries, `{name of the training: (those that were in it, those out)}`."""
+    """Draw the scores of canaries, `{name of the run: (those that were in it, those out)}`."""
     figure, panes = axes(1.5 * len(scores) + 1.1, len(scores), sharex=True)
-    every = torch.cat([each for pair in scores.values() for each in pair]).cpu()
-    bins = torch.linspace(every.min(), every.max(), 81).tolist()  # the same in all
+    all_scores = torch.cat([group for pair in scores.values() for group in pair]).cpu()
+    bins = torch.linspace(all_scores.min(), all_scores.max(), 81).tolist()  # the same in all
     for axis, (name, (inside, outside)) in zip(panes, scores.items(), strict=True):
         axis.hist(outside.cpu(), bins, color="C5", label="out")
         axis.hist(inside.cpu(), bins, histtype="step", color="black", linewidth=1.5, label="in")

@@ -22,19 +22,19 @@ def axes(
 ) -> tuple[Figure, list[plt.Axes]]:
     """Make a figure, sizes in inches, and its axes, row by row, with a grid of "x" or "both"."""
     figure = plt.figure(figsize=(width, height), layout="constrained")
-    places = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
-    for axis in places if grid else ():
+    panels = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
+    for axis in panels if grid else ():
         axis.grid(axis=grid, alpha=0.3)
-    return figure, places
+    return figure, panels
 
 
 def finish(
     figure: Figure, title: str = "", *, legend: int = 0, xlabel: str = "", ylabel: str = ""
 ) -> Figure:
-    """Close the figure, which a notebook then shows once, under its title.
+    """Title and close the figure, so that a notebook shows it only once.
 
-    A legend of so many columns stands below it, beside what is drawn and not on it: that of all
-    axes, each name once. `ylabel` is that of all axes, `xlabel` that of the last.
+    A legend with `legend` columns goes below the axes, not on them: one for all axes, each name
+    once. `ylabel` labels all axes, `xlabel` the last.
     """
     figure.suptitle(title, fontsize=11)
     named: dict[str, object] = {}
@@ -46,7 +46,7 @@ def finish(
     if xlabel:
         figure.axes[-1].set_xlabel(xlabel)
     if legend:
-        place = {"loc": "outside lower center", "ncols": legend}
-        figure.legend(named.values(), named, fontsize=9, **place)
+        position = {"loc": "outside lower center", "ncols": legend}
+        figure.legend(named.values(), named, fontsize=9, **position)
     plt.close(figure)
     return figure

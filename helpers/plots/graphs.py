@@ -23,7 +23,7 @@ def curves(
 ) -> Figure:
     """Draw several curves over N positive numbers, both axes logarithmic.
 
-    Series are `{name: N positive numbers}`; `level` is where to draw a line to compare with.
+    Series are `{name: N positive numbers}`; `level` is the height of a reference line.
     """
     figure, (axis,) = axes(3.7, grid="both")
     for (name, y), marker in zip(series.items(), MARKERS, strict=False):
@@ -44,7 +44,7 @@ def curves(
 def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Figure:
     """Draw groups `{name: (T,)}` as rows of points, sorted by their means, each mean as a bar.
 
-    A mean has so many digits behind the point.
+    Means are shown with `digits` decimals.
     """
     ordered = sorted(groups.items(), key=lambda item: item[1].mean().item(), reverse=True)
     figure, (axis,) = axes(0.6 * len(groups) + 1.2, grid="x")
@@ -54,9 +54,9 @@ def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Fig
         lanes = row + 0.12 + 0.12 * (torch.arange(len(values)) % 2)
         axis.scatter(values, lanes, color="gray", s=14, alpha=0.6, linewidths=0)
         axis.vlines(mean, row - 0.18, row + 0.36, color="C0", linewidth=3)
-        said = f"{round(mean, digits) + 0:.{digits}f}"  # no "-0.0"
+        label = f"{round(mean, digits) + 0:.{digits}f}"  # no "-0.0"
         paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        axis.text(mean, row - 0.24, said, ha="center", va="bottom", color="C0", bbox=paper)
+        axis.text(mean, row - 0.24, label, ha="center", va="bottom", color="C0", bbox=paper)
     axis.axvline(0, color="black", linewidth=0.8, zorder=0)
     axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
     axis.set_ylim(len(ordered) - 0.4, -0.75)
@@ -72,13 +72,13 @@ def prices(
 ) -> Figure:
     """Draw what each of N rising batch sizes costs, in steps and in samples, with fitted curves.
 
-    Steps are `{name of an end: N steps to it}`, infinite where it was not reached, and fits
+    Steps are `{name of a goal: N steps to it}`, infinite if it was not reached, and fits
     `{name: (fewest steps, critical batch)}`.
     """
     figure, (axis,) = axes(4, grid="both")
     sizes, any_reached = np.array(batches), False
     for index, (name, counts) in enumerate(steps.items()):
-        # An end that was not reached has no place.
+        # A goal that was not reached is skipped.
         color, counts = f"C{index}", np.where(np.isinf(counts), np.nan, counts)
         any_reached |= np.isfinite(counts).any()
         axis.plot(counts, counts * sizes, "oD^v"[index % 4], color=color, markersize=5, label=name)
@@ -94,13 +94,13 @@ def prices(
             axis.plot(along, along * fine, color=color, linewidth=1)
             axis.plot(2 * fewest, 2 * fewest * critical, "s", color=color, mfc="white", ms=9)
     axis.plot([], [], "s", color="gray", mfc="white", ms=9, label="critical batch")
-    scale = "log" if any_reached else "linear"  # logarithmic axes refuse to have nothing on them
+    scale = "log" if any_reached else "linear"  # logarithmic axes must not be empty
     axis.set(xscale=scale, yscale=scale)
     return finish(figure, title, legend=2, xlabel="steps S", ylabel="samples E = B S")
 
 
 def _readable(axis: Axis) -> None:
-    """Number a logarithmic axis with 1, 2, 5, 10 in place of powers of ten."""
+    """Label a logarithmic axis 1, 2, 5, 10 instead of with powers of ten."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
     axis.axes.minorticks_off()

@@ -13,7 +13,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from helpers.gradient_computers import AbstractGradientComputer, FunctionalGradientComputer, Given
+from helpers.gradient_computers import (
+    AbstractGradientComputer,
+    BatchLike,
+    FunctionalGradientComputer,
+)
 from helpers.layers.layer_call import dense
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection.factors import Map
@@ -46,7 +50,7 @@ def project(
         float64 gradients, else float32, since half precision would overflow in sums over P.
 
     Raises:
-        TypeError: A tensor is not floating point, or not dense.
+        TypeError: A gradient is not a tensor, not floating point, or not dense.
         ValueError: There is no gradient, batch sizes differ, or an option is out of its range.
     """
     _check(k, kind, seed=seed, model_id=model_id)
@@ -65,7 +69,7 @@ def project(
 
 def project_batches(
     computer: AbstractGradientComputer,
-    batches: Iterable[Given],
+    batches: Iterable[BatchLike],
     k: int,
     *,
     kind: str = "rademacher",
@@ -82,34 +86,35 @@ def project_batches(
         computer: What computes the gradients.
         batches: Batches that the computer takes, for example a `DataLoader`.
         k: As in `project`; so are the other options.
-        kind: Or `"factored"`, which reduces the gradient of each parameter to `factors.LARGEST`
-            numbers, and then proceeds like `"sparse"`.
+        kind: Or `"factored"`, which reduces gradients that are matrices to at most
+            `factors.LARGEST` numbers each, and then proceeds like `"sparse"`.
         seed: A whole number, at least 0.
         model_id: Which model of an ensemble this is.
 
     Returns:
-        `(N, k)`, in the order of the batches: what `project` gives for all gradients at once.
+        `(N, k)`, in the order of the batches: what `project` gives for all gradients at once,
+        except for `"factored"`, which it refuses.
 
     Raises:
         TypeError: As in `project` and `compute_per_sample_grad`.
-        ValueError: As there, or there is no batch.
+        ValueError: As above, or there is no batch.
     """
     _check(k, kind, seed=seed, model_id=model_id)
     features = []
     for batch in batches:
         if kind == "factored":
             features.append(_factored(computer, batch, k, (seed, model_id)))
-        else:  # no name for the gradients, which would keep them beside the next ones
+        else:  # no name for the gradients, so that they are freed before the next
             grads_of, options = computer.compute_per_sample_grad, {"seed": seed, "kind": kind}
             features.append(project(grads_of(batch), k, model_id=model_id, **options))
     if not features:
-        raise ValueError("batches must hold a batch at least, got none")
+        raise ValueError("batches must hold at least 1 batch, got none")
     return torch.cat(features)
 
 
 @torch.inference_mode(False)
 def _factored(
-    computer: AbstractGradientComputer, batch: Given, k: int, stream: tuple[int, int]
+    computer: AbstractGradientComputer, batch: BatchLike, k: int, stream: tuple[int, int]
 ) -> Tensor:
     """Compute the features of one batch, from factors where they are known."""
     if isinstance(computer, FunctionalGradientComputer):
@@ -128,10 +133,10 @@ def _factored(
         name: Map(tensor.shape, (*stream, _FACTORED, index), like)
         for index, (name, tensor) in enumerate(params.items())
     }
-    for rows, found in chunks:
-        for name, each in maps.items():
-            each.add(found, name, total, rows)
-        del found  # or it would lie beside that of the next chunk
+    for rows, sample_grads in chunks:
+        for name, parameter_map in maps.items():
+            parameter_map.add(sample_grads, name, total, rows)
+        del sample_grads  # free them before the next chunk
     return total.features((*stream, _FOLD)).to(computer.device)
 
 
@@ -143,9 +148,8 @@ def _like(tensors: Iterable[Tensor], *dtypes: torch.dtype) -> Tensor:
 
 
 def _check_grads(grads: dict[str, Tensor]) -> None:
-    """Raise TypeError or ValueError unless gradients can be projected."""
     if not grads:
-        raise ValueError("grads must hold a parameter at least, got none")
+        raise ValueError("grads must hold at least 1 parameter, got none")
     for name, tensor in grads.items():
         checks.check_batch(name, tensor)
         if not tensor.is_floating_point():

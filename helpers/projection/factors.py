@@ -2,10 +2,10 @@
 
 The gradient of a layer's weight is `sum over t of d_t x_t^T`, with inputs x and gradients d with
 respect to the outputs. Sketches S of the outputs and R of the inputs turn that into `sum of (S d_t)
-(R x_t)^T`, which needs only the small factors (Choe et al., arXiv:2405.13954). The inner products
-of such products err like one over the square root of the *sides*, so the sides stay long, and a
-second sketch takes the product to the features (Hu et al., arXiv:2505.18976). The map of a
-parameter depends on its shape and its random stream alone.
+(R x_t)^T`, which needs only the small factors (Choe et al., arXiv:2405.13954). The error of their
+inner products decays like one over the square root of the *sides*, so these stay long, and a second
+sketch takes the product to the features (Hu et al., arXiv:2505.18976). The map of a parameter
+depends on its shape and its random stream alone.
 """
 
 import math
@@ -17,7 +17,7 @@ from helpers.layers.per_sample import PerSampleGradients
 from helpers.projection.sketches import Sketch, Total
 
 LARGEST = 2**16
-"""Entries of a reduced gradient at most; a part of what a seed means."""
+"""Size limit of a reduced matrix, but not of a vector; it changes what seeds mean."""
 
 
 class Map:
@@ -40,10 +40,10 @@ class Map:
             matrix = self.left(matrix.mT).mT
         return matrix
 
-    def add(self, found: PerSampleGradients, name: str, total: Total, rows: slice) -> None:
+    def add(self, sample_grads: PerSampleGradients, name: str, total: Total, rows: slice) -> None:
         """Add the features of a parameter, for the samples of a chunk."""
         sides = self.left, self.right
-        for call in found.calls.get(name, []):
+        for call in sample_grads.calls.get(name, []):
             # Where no side becomes smaller, the gradient is as cheap as its factors.
             pieces = call.reduced(*sides) if any(sides) else None
             pieces = self.reduced(call.gradients()) if pieces is None else pieces

@@ -3,10 +3,10 @@
 A sparse matrix keeps inner products with the same expectation and second moment of the error as one
 full of random signs (Weinberger et al., arXiv:0902.2206), at one addition for each coordinate.
 
-Places drawn one by one would be gathered from all over the memory. So coordinates are taken in
-blocks as long as the result, and each block is added with signs of its own, shifted by a random
-amount, in a circle. Two coordinates then meet with probability 1 / k if they are in different
-blocks, and never if they are in one, which is all that the second moment needs.
+Positions drawn one by one would be scattered all over memory. So coordinates are split into blocks
+as long as the result, and each block is added with its own signs and a random cyclic shift. Two
+coordinates then collide with probability 1 / k if they are in different blocks, and never if in the
+same one, which is all that the second moment needs.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**21
-"""Entries of a dense matrix that exist at a time, 8 MiB of float32; a part of what a seed means."""
+"""Entries of a dense matrix held at a time, 8 MiB of float32; it changes what seeds mean."""
 _NARROWEST = 2048
-"""Narrower blocks cost more in calls than in additions; a part of what a seed means."""
+"""Narrower blocks cost more in calls than in additions; it changes what seeds mean."""
 
 
 class Sketch:
     """A sparse matrix from `size` numbers to `width`; its signs are like `like`."""
 
     def __init__(self, size: int, width: int, stream: tuple[int, ...], like: Tensor) -> None:
-        drawn = generator(stream)
+        rng = generator(stream)
         self.size, self.width = size, width
-        self.shifts = drawn.integers(0, width, -(-size // width)).tolist()
-        self.signs = torch.from_numpy(signs(size, drawn)).to(like.device, like.dtype)
+        self.shifts = rng.integers(0, width, -(-size // width)).tolist()
+        self.signs = torch.from_numpy(signs(size, rng)).to(like.device, like.dtype)
 
     def __call__(self, values: Tensor) -> Tensor:
         """Map `(..., size)` to `(..., width)`, in the dtype of the signs."""
@@ -36,13 +36,13 @@ class Sketch:
         self.add(values.to(self.signs.dtype), result)
         return wrapped(result)
 
-    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def positions(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return where coordinates go, and their signs, both of the shape of `index`."""
         shifts = torch.tensor(self.shifts, device=index.device)
         return (index + shifts[index // self.width]) % self.width, self.signs[index]
 
     def add(self, values: Tensor, out: Tensor) -> None:
-        """Add what `(..., size)` becomes to `(..., 2 * width)`, where a shift needs no wrapping."""
+        """Add the sketch of `(..., size)` to `(..., 2 * width)`, where shifts need no wrapping."""
         for block, shift in enumerate(self.shifts):
             start = block * self.width
             piece = values[..., start : start + self.width]
@@ -64,13 +64,13 @@ class Total:
         sketch.add(values.to(self.sums.dtype), self.sums[rows])
 
     def features(self, stream: tuple[int, ...]) -> Tensor:
-        """Return `(B, k)`; the stream folds what was kept wider than k."""
+        """Return `(B, k)`; a sketch of that stream folds wider sums."""
         sums = wrapped(self.sums)
         return sums if self.width == self.k else Sketch(self.width, self.k, stream, sums)(sums)
 
 
 def wrapped(sums: Tensor) -> Tensor:
-    """Close the circle: `(..., 2 * width)` to `(..., width)`."""
+    """Wrap around: `(..., 2 * width)` to `(..., width)`."""
     first, second = sums.chunk(2, dim=-1)
     return first + second
 
@@ -79,11 +79,11 @@ def product(tensors: Sequence[Tensor], k: int, like: Tensor, stream: tuple[int, 
     """Multiply gradients by a dense matrix of random signs: `(B, k)`, like `like`."""
     features, block = like.new_zeros(len(tensors[0]), k), 0
     for tensor in tensors:
-        # Not flatten(1), which a parameter without a dimension does not have.
+        # Not flatten(1), which fails for zero-dimensional parameters.
         flat = tensor.detach().reshape(len(tensor), tensor.shape[1:].numel())
         for rows in flat.split(max(1, BLOCK // k), dim=1):
-            drawn = signs(rows.shape[1] * k, generator((*stream, block)))
-            features.addmm_(rows.to(like), torch.from_numpy(drawn).to(like).view(-1, k))
+            entries = signs(rows.shape[1] * k, generator((*stream, block)))
+            features.addmm_(rows.to(like), torch.from_numpy(entries).to(like).view(-1, k))
             block += 1
     return features.div_(k**0.5)
 
@@ -94,7 +94,7 @@ def generator(stream: tuple[int, ...]) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
-def signs(count: int, drawn: np.random.Generator) -> np.ndarray:
+def signs(count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw -1 and 1, each with probability one half: `(count,)`, int8."""
-    bits = np.frombuffer(drawn.bytes(-(-count // 8)), dtype=np.uint8)
+    bits = np.frombuffer(rng.bytes(-(-count // 8)), dtype=np.uint8)
     return np.unpackbits(bits, count=count).view(np.int8) * 2 - 1

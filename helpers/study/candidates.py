@@ -16,9 +16,9 @@ from helpers.study import peers
 from helpers.study.peers import Run
 
 DEFAULT, KEEP_FREED, HUGE_PAGES = "default", "freed memory kept", "huge pages"
-"""The allocators: glibc as it comes, with `helpers.memory.keep_freed`, with pages of 2 MiB."""
+"""The allocators: default glibc, with `helpers.memory.keep_freed`, with 2 MiB pages."""
 REFERENCE = "batch gradient"
-"""The method that the others are multiples of."""
+"""The method whose time is the unit."""
 
 
 class Task(NamedTuple):
@@ -30,7 +30,7 @@ class Task(NamedTuple):
     dataset: str = "digits"
 
     def load(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """Make the network, always with the same weights, images and labels."""
+        """Return the network, with fixed weights, and its images and labels."""
         torch.manual_seed(0)
         model = MODELS[self.model]().to(self.device)
         return model, *data.load_batch(self.dataset, self.batch_size, self.device)
@@ -74,10 +74,10 @@ def compiler_absent() -> str | None:
 
 def _batch_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
-    compute = grad(lambda given: F.cross_entropy(functional_call(model, given, images), labels))
+    compute = grad(lambda params: F.cross_entropy(functional_call(model, params, images), labels))
 
     def run() -> Any:
-        if torch.compiler.is_compiling():  # which takes torch.func as a whole
+        if torch.compiler.is_compiling():  # torch.func compiles as a whole
             return compute(parameters)
         return torch.autograd.grad(F.cross_entropy(model(images), labels), [*model.parameters()])
 
@@ -123,7 +123,7 @@ METHODS: dict[str, Callable[..., Run] | None] = {
     "fill owned memory": _fill_owned,
     "loop": _loop,
     "vmap(grad)": _composition,
-    "vmap(grad), chunks of 16": lambda *given: _composition(*given, chunk_size=16),
+    "vmap(grad), chunks of 16": lambda *batch: _composition(*batch, chunk_size=16),
     "buffers reused": _into_buffers,
     **{name: build for name, (_, build) in peers.IN_PROCESS.items()},
     **dict.fromkeys(peers.JAX),  # `helpers.study.jax_worker` has them
@@ -134,7 +134,7 @@ _BOTH = (REFERENCE, "vmap(grad)")
 CANDIDATES = [
     *map(Candidate, METHODS),
     *(Candidate(name, allocator=KEEP_FREED) for name in (*_BOTH, *peers.IN_PROCESS)),
-    *(Candidate(name, True, kept) for name in _BOTH for kept in (DEFAULT, KEEP_FREED)),
+    *(Candidate(name, True, allocator) for name in _BOTH for allocator in (DEFAULT, KEEP_FREED)),
     Candidate("vmap(grad)", allocator=HUGE_PAGES),
 ]
 """All that `make bench` measures."""

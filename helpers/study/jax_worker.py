@@ -2,7 +2,7 @@
 
     python -m helpers.study.jax_worker METHOD INPUTS
 
-prints what was measured as JSON. INPUTS is a file of NumPy's with the weights of
+prints the measurements as JSON. INPUTS is a NumPy file with the weights of
 `helpers.models.SimpleCNN` or `MLP` by name, images and labels.
 """
 
@@ -31,8 +31,8 @@ def loss(w: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
             x = jax.nn.relu(x + w[f"{layer}.bias"][:, None, None])
         x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
     x = jax.nn.relu(x.reshape(len(x), -1) @ w["fc1.weight"].T + w["fc1.bias"])
-    chosen = jax.nn.log_softmax(x @ w["fc2.weight"].T + w["fc2.bias"])
-    return -jnp.take_along_axis(chosen, labels[:, None], axis=1).mean()
+    log_probs = jax.nn.log_softmax(x @ w["fc2.weight"].T + w["fc2.bias"])
+    return -jnp.take_along_axis(log_probs, labels[:, None], axis=1).mean()
 
 
 def build(method: str, inputs: str) -> Callable[[], Weights]:
@@ -54,12 +54,12 @@ def measure(run: Callable[[], Any]) -> dict[str, Any]:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    quarter, median, most = np.quantile(times[3:], [0.25, 0.5, 0.75]).tolist()
+    first_quartile, median, third_quartile = np.quantile(times[3:], [0.25, 0.5, 0.75]).tolist()
     before = memory.page_faults()
     run()
     faults = before and memory.page_faults() - before
     facts = {"first": times[0], "held": None, "faults": faults}
-    return {"median": median, "iqr": most - quarter, "rounds": _ROUNDS} | facts
+    return {"median": median, "iqr": third_quartile - first_quartile, "rounds": _ROUNDS} | facts
 
 
 if __name__ == "__main__":

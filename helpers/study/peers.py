@@ -20,7 +20,7 @@ JAX = ("JAX batch gradient", "JAX jit(vmap(grad))")
 
 
 def jax_python() -> str | None:
-    """Return the interpreter that has JAX, that of `make bench`, or `None`."""
+    """Return the Python with JAX that `make bench` installs, or `None`."""
     python = Path(__file__).parents[2] / ".venv-jax" / "bin" / "python"
     return str(python) if python.exists() else None
 
@@ -41,9 +41,9 @@ def _per_sample(model: nn.Module, attribute: str, backward: Callable[[], None]) 
             parameter.grad = None
             setattr(parameter, attribute, None)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of hooks without an input gradient, of whole models
+            warnings.simplefilter("ignore")  # about hooks without input gradients
             backward()
-        return {name: getattr(each, attribute) for name, each in model.named_parameters()}
+        return {name: getattr(p, attribute) for name, p in model.named_parameters()}
 
     return run
 
@@ -53,7 +53,7 @@ def _opacus(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     from opacus.grad_sample import GradSampleModule
 
     model = copy.deepcopy(model)
-    # The reduction of the loss below: with "mean" here, all would be B times as large.
+    # Must match the loss below: with "mean", gradients would be B times too large.
     wrapped = GradSampleModule(model, batch_first=True, loss_reduction="sum")
     loss_fn = nn.CrossEntropyLoss(reduction="sum")
     return _per_sample(model, "grad_sample", lambda: loss_fn(wrapped(images), labels).backward())

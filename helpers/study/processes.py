@@ -24,7 +24,7 @@ from helpers.study import peers
 from helpers.study.candidates import HUGE_PAGES, KEEP_FREED, Candidate, Task
 
 ROOT = Path(__file__).parents[2]
-_here: dict[str, Any] = {}  # in the process of a candidate, what was built there
+_here: dict[str, Any] = {}  # in the process of a candidate, its state
 
 
 def run(task: Task, chosen: Iterable[Candidate], **options: Any) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def run(task: Task, chosen: Iterable[Candidate], **options: Any) -> dict[str, An
         options: Those of `benchmark.measure`.
 
     Returns:
-        A study, as JSON has it: the task; `rows`, one for each candidate, with seconds (median,
-        iqr, the first run), the bytes held after two runs and the page faults of one, `None` for
-        what the system does not tell; and `missing`, `{candidate: why it was not measured}`.
+        A study as JSON data: the task; `rows`, one for each candidate, with seconds (median, iqr,
+        the first run), the bytes held after two runs and the page faults of one, `None` for what is
+        not available; and `missing`, `{candidate: why it was not measured}`.
     """
     running, rows, missing = {}, {}, {}
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def run(task: Task, chosen: Iterable[Candidate], **options: Any) -> dict[str, An
 
 
 class _Process:
-    """A candidate in a process that `stack` ends, to be timed as torch's `Timer`."""
+    """A candidate in a process that `stack` ends, timed like torch's `Timer`."""
 
     def __init__(self, candidate: Candidate, task: Task, folder: str, stack: ExitStack) -> None:
         settings = {"TORCHINDUCTOR_CACHE_DIR": folder}  # so that the first run compiles
@@ -74,14 +74,13 @@ class _Process:
             self.facts = self.pool.submit(_start, candidate, task).result()
 
     def timeit(self, number: int) -> Measurement:
-        """Time it there, as `torch.utils.benchmark.Timer.timeit` does here."""
         seconds, self.facts["faults"] = self.pool.submit(_time, number).result()
         return Measurement(number, seconds, TaskSpec("", ""))
 
 
 def _start(candidate: Candidate, task: Task) -> dict[str, Any]:
     """Build and run twice; return the time of the first run and the bytes held afterwards."""
-    devices.make_repeatable(0)  # on a GPU, too, float32 is measured, and not TF32
+    devices.make_repeatable(0)  # GPUs, too, are measured in float32, not TF32
     if candidate.allocator == KEEP_FREED:
         _here["kept"] = memory.keep_freed()
         _here["kept"].__enter__()  # until the process ends
@@ -107,16 +106,16 @@ def _time(number: int) -> tuple[list[float], int | None]:
     """Time some runs with torch's timer, and count the page faults of one call."""
     before = memory.page_faults()
     seconds = _here["timer"].timeit(number).raw_times
-    runs = number + max(2, number // 100)  # with those that warm up
+    runs = number + max(2, number // 100)  # including warm-up runs
     return seconds, before and (memory.page_faults() - before) // runs
 
 
 def _of_jax(method: str, task: Task, folder: str) -> dict[str, Any]:
-    """Measure a method of JAX: its worker takes all rounds at once, not in turns."""
+    """Measure a JAX method: its worker runs all rounds at once, not interleaved."""
     model, images, labels = task.load()
-    arrays = {**model.state_dict(), "images": images, "labels": labels}
+    tensors = {**model.state_dict(), "images": images, "labels": labels}
     inputs = f"{folder}/inputs.npz"
-    np.savez(inputs, **{name: each.cpu().numpy() for name, each in arrays.items()})
+    np.savez(inputs, **{name: tensor.cpu().numpy() for name, tensor in tensors.items()})
     command = [peers.jax_python(), "-m", "helpers.study.jax_worker", method, inputs]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

@@ -25,8 +25,8 @@ from helpers.study.candidates import CANDIDATES, DEFAULT, HUGE_PAGES, Candidate,
 
 NETWORKS = ("SimpleCNN", "MLP", "transformer")
 BOUND = 0.4
-"""The spread, as a share of the median, above which a row is no measurement: half of the rounds
-then lie further apart than that, and the ratios of two such rows say nothing."""
+"""The spread, as a share of the median, above which a row is no measurement: the middle half of the
+rounds spans more than that, and the ratios of two such rows say nothing."""
 
 
 def on(device: torch.device, candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -38,8 +38,8 @@ def on(device: torch.device, candidates: Iterable[Candidate]) -> list[Candidate]
 def record(device: torch.device, studies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Put studies together with the machine, the versions and the date."""
     info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
-    processor = found[1].strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
+    processor = match[1].strip() if match else platform.processor() or platform.machine()
     machine = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
         "processor": processor,
@@ -68,7 +68,7 @@ def disturbed(study: Mapping[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line: 0, 1 if disturbed, 2 if the device will not do, 130 if interrupted."""
+    """Run the command line: 0, 1 if disturbed, 2 if the device is invalid, 130 if interrupted."""
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.bench", description=__doc__)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
     try:
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\nThe record is {path}: to keep it, copy it to notebooks/measurements/")
     if wild:
         spread = f"a spread above {BOUND:.0%} of the median"
-        print(f"Not to be kept: {spread}. Measure again when nothing else runs:", file=sys.stderr)
+        print(f"Do not keep it: {spread}. Measure again when nothing else runs:", file=sys.stderr)
         print(*wild, sep="\n", file=sys.stderr)
     return int(bool(wild))
 

@@ -1,9 +1,9 @@
 """Copies of lessons for Colab, each of which stands alone: the helpers travel inside.
 
 Run from the folder that holds `notebooks/`, `python -m helpers.tooling.colab 3 --repo owner/name`
-makes build/colab/ anew with lesson 3, and with all lessons if none is named. A copy installs
-nothing that nobody asked for. With a repository, links in the copies and in README.md open the
-copies on its branch `colab`, where `.ci/colab` puts them.
+rebuilds build/colab/ with lesson 3, or with all lessons if none is named. A copy installs nothing
+without being asked. With a repository, links in the copies and in README.md open the copies on its
+branch `colab`, where `.ci/colab` puts them.
 """
 
 import argparse
@@ -86,8 +86,8 @@ def standalone(
     """Derive from a lesson a notebook that needs nothing but torch and what Colab has.
 
     Its links lead to a repository on GitHub, `owner/name`: to copies on the branch `colab`, to
-    sources on main; with None there are none. A notebook that was derived already, as the students'
-    is, is changed and returned.
+    sources on main; with None there are none. An already derived notebook, such as the students',
+    is changed and returned.
     """
     notebook = notebook or copies.derive(lesson, BESIDE)
     copies.relink_headings(notebook, "#scrollTo=")
@@ -125,16 +125,16 @@ def form(lesson: Path) -> str:
     lines = ["# @title Parameters"]
     for name, (default, meaning) in parameters.declared(lesson).items():
         kind = "integer" if isinstance(default, int) else "string"
-        given = f"{name} = {json.dumps(default)}"  # a form wants double quotes
-        lines += [f"# @markdown `{name}`: {meaning}", f'{given}  # @param {{type: "{kind}"}}']
+        assignment = f"{name} = {json.dumps(default)}"  # a form wants double quotes
+        lines += [f"# @markdown `{name}`: {meaning}", f'{assignment}  # @param {{type: "{kind}"}}']
     return "\n".join(lines)
 
 
 def build(chosen: Sequence[Path], repo: str | None) -> None:
-    """Make the folder of copies anew with some lessons, and README's links to a repository.
+    """Rebuild the folder of copies with some lessons, and README's links to a repository.
 
     Raises:
-        ValueError: The name of the repository is none.
+        ValueError: The repository's name is invalid.
     """
     if repo is not None and not re.fullmatch(r"[\w-]+/[\w.-]+", repo):
         raise ValueError(f"REPO must be owner/name, such as ada/gradients, got {repo!r}")
@@ -144,7 +144,7 @@ def build(chosen: Sequence[Path], repo: str | None) -> None:
             nbformat.write(standalone(lesson, repo), draft / lesson.name)
     if repo:
         opened = OPEN.format(repo=repo)
-        links = ", ".join(f"[{each.stem[:2]}]({opened}{each.name})" for each in files.find())
+        links = ", ".join(f"[{lesson.stem[:2]}]({opened}{lesson.name})" for lesson in files.find())
         text = re.sub(LINKS, rf"\1Open in Colab: {links}.\n\2", README.read_text("utf-8"))
         README.write_text(text, "utf-8")
 
@@ -179,10 +179,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser("colab")
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--repo", help="owner/name that links lead to; none means no such links")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        chosen = files.choose(given.lessons)
-        build(chosen, given.repo)
+        chosen = files.choose(options.lessons)
+        build(chosen, options.repo)
     except ValueError as error:
         sys.exit(str(error))
-    print(f"for Colab, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
+    print(f"for Colab, in {FOLDER}: {', '.join(lesson.stem for lesson in chosen)}")

@@ -46,18 +46,18 @@ def refresh(lesson: Path, *, timings: bool) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line: 0, 1 when a lesson failed, 2 when there is none such as asked for."""
+    """Run the command line: 0, 1 when a lesson failed, 2 when there is no such lesson."""
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.outputs", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
-    parser.add_argument("--timings", action="store_true", help="renew outputs not compared, too")
+    parser.add_argument("--timings", action="store_true", help="renew uncompared outputs, too")
     options = parser.parse_args(arguments)
     try:
         chosen = files.choose(options.lessons)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    # Progress bars are for somebody who watches; what they leave behind would be saved. And what a
-    # lesson says of its timings, it says of a CPU.
+    # Progress bars are for live viewers; what they leave behind would be saved. And what a lesson
+    # says about its timings holds for a CPU.
     os.environ.update(TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     failures = [refresh(lesson, timings=options.timings) for lesson in chosen]
     for lesson in chosen:

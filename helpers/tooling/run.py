@@ -13,7 +13,7 @@ from helpers.tooling.lesson import files, parameters
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line: 0, 1 when a lesson failed, 2 when something asked for will not do."""
+    """Run the command line: 0, 1 when a lesson failed, 2 when an argument is invalid."""
     parser = argparse.ArgumentParser(prog="python -m helpers.tooling.run", description=__doc__)
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 draft.replace(result)
     finally:  # after Ctrl-C, too
-        ended = f"{len(done)} of {len(plan)} lessons came to their end"
-        table = f"{execution.table(done)}\n\n{ended}; executed, they are in {folder}/."
+        ended = f"{len(done)} of {len(plan)} lessons were executed"
+        table = f"{execution.table(done)}\n\n{ended}; the results are in {folder}/."
         (folder / "table.txt").write_text(f"{table}\n")
         print(f"\n{table}", flush=True)
     failed = [ended_run for ended_run in done if ended_run.failure]

@@ -1,8 +1,8 @@
 """Lessons as slides, each in one file that needs no network.
 
-`python -m helpers.tooling.slides 3` makes build/slides/ anew with lesson 3, and with all lessons if
+`python -m helpers.tooling.slides 3` rebuilds build/slides/ with lesson 3, or with all lessons if
 none is named. A section is a slide, and below it is one for each prediction and exercise; what
-answers a prediction waits for the next step. slides.html.j2 has the looks, and cuts what is long.
+answers a prediction waits for the next step. slides.html.j2 sets the style and cuts what is long.
 """
 
 import re
@@ -60,7 +60,7 @@ def _slides(cell: NotebookNode) -> list[NotebookNode]:
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
-    """Make a folder anew with the slides of some lessons."""
+    """Rebuild a folder with the slides of some lessons."""
     reveal = resources.files("sphinx_revealjs") / "_static" / "revealjs"
     names = {"css": "dist/reveal.css", "js": "dist/reveal.js", "license": "LICENSE"}
     sources = {resource: (reveal / name).read_text("utf-8") for resource, name in names.items()}
@@ -84,4 +84,4 @@ if __name__ == "__main__":
     except ValueError as error:
         sys.exit(str(error))
     build(chosen)
-    print(f"slides, in {FOLDER}: {', '.join(each.stem for each in chosen)}")
+    print(f"slides, in {FOLDER}: {', '.join(lesson.stem for lesson in chosen)}")

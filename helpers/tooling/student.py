@@ -1,7 +1,7 @@
 """Editions for a class: lessons with stubs for students, a course for nbgrader for the teacher.
 
-Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` makes two folders
-anew, with lesson 3, and with all lessons if none is named:
+Run from the folder that holds `notebooks/`, `python -m helpers.tooling.student 3` rebuilds two
+folders with lesson 3, or with all lessons if none is named:
 
 - build/student/ to give out. It works alone: notebooks with stubs in place of solutions, the
   helpers that they import, requirements.txt, and copies for Colab.
@@ -30,7 +30,7 @@ EXERCISES = (
     "is still to do, whether the shape is wrong or only the values, and when the answer is correct."
 )
 """How the student's edition explains the exercises."""
-EMPTY = "Saved outputs are gone: where the text speaks of results, run the cells above it first."
+EMPTY = "Saved outputs are gone: where the text mentions results, run the cells above it first."
 BESIDE = "keep the notebook beside the folder `helpers` that came with it"
 SOLUTION = {"solution": True, "grade": False, "locked": False}
 CHECK = {"solution": False, "grade": True, "locked": True, "points": 1}
@@ -48,21 +48,21 @@ c.FileNameCollectorPlugin.named_regexp = (
 )
 """
 README = Path(__file__).with_suffix(".md")
-"""What the students' folder says of itself."""
+"""The README of the students' folder."""
 
 
 def edition(
     lesson: Path,
-    beside: str = BESIDE,
+    missing_hint: str = BESIDE,
     rewrite: Callable[[str], str] = copies.stub,
     hidden: Mapping[str, str] | None = None,
 ) -> NotebookNode:
     """Derive a notebook that nbgrader takes: no outputs, and each check gives a point.
 
-    Without its helpers it says `beside`. Solutions are rewritten, and `hidden` tests, by the id of
-    the check, are added to checks.
+    Without its helpers it says `missing_hint`. Solutions are rewritten, and `hidden` tests, by the
+    id of the check, are added to checks.
     """
-    notebook = copies.derive(lesson, beside)
+    notebook = copies.derive(lesson, missing_hint)
     notebook.cells[0].source += f" *{EMPTY}*"
     for cell in notebook.cells:
         cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
@@ -72,8 +72,8 @@ def edition(
         solution.source = rewrite(solution.source)
         check.source += (hidden or {}).get(check.id, "")
         for cell, traits in ((solution, SOLUTION), (check, CHECK)):
-            known = {"grade_id": cell.id, "schema_version": 3, "task": False}
-            cell.metadata = nbformat.from_dict({"nbgrader": traits | known})
+            common = {"grade_id": cell.id, "schema_version": 3, "task": False}
+            cell.metadata = nbformat.from_dict({"nbgrader": traits | common})
     return notebook
 
 
@@ -83,15 +83,15 @@ def hidden_tests(folder: Path, lesson: Path) -> dict[str, str]:
         raise ValueError(f"there is no folder {folder} of hidden tests")
     file = folder / f"{lesson.stem}.py"
     text = file.read_text("utf-8") if file.exists() else ""
-    found = {each[1]: f"\n\n{each[0]}" for each in HIDDEN.finditer(text)}
-    strange = found.keys() - {check.id for _, check in copies.exercises(files.read(lesson))}
+    tests = {match[1]: f"\n\n{match[0]}" for match in HIDDEN.finditer(text)}
+    strange = tests.keys() - {check.id for _, check in copies.exercises(files.read(lesson))}
     if strange:
-        raise ValueError(f"{file} tests {', '.join(sorted(strange))}, no check of the lesson")
-    return found
+        raise ValueError(f"{file} tests {', '.join(sorted(strange))}, not in the lesson")
+    return tests
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
-    """Make a folder anew with the student's notebooks of some lessons, and what they need."""
+    """Rebuild a folder with the students' notebooks of some lessons, and what they need."""
     with drafts.replaced(folder) as draft:
         _write({lesson.name: edition(lesson) for lesson in chosen}, draft)
         (draft / "colab").mkdir()
@@ -104,10 +104,10 @@ def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
 
 
 def build_course(chosen: Sequence[Path], hidden: Path | None, folder: Path = COURSE) -> int:
-    """Make a course of nbgrader anew with some lessons; return the number of hidden tests.
+    """Rebuild an nbgrader course with some lessons; return the number of hidden tests.
 
     Raises:
-        ValueError: There is no folder `hidden`, or a test in it is of no check of the lesson.
+        ValueError: There is no folder `hidden`, or a test in it matches no check.
     """
     tests = {lesson: hidden_tests(hidden, lesson) if hidden else {} for lesson in chosen}
     with drafts.replaced(folder) as draft:
@@ -124,7 +124,7 @@ def _write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
     needed = {Path("requirements.txt")}
     folder.mkdir(parents=True)
     for name, notebook in notebooks.items():
-        copies.relink(notebook, None, there=notebooks)
+        copies.relink(notebook, None, local_files=notebooks)
         nbformat.write(notebook, folder / name)
         needed.update(imports.reached(notebook))
     for path in needed:
@@ -137,13 +137,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser("student")
     parser.add_argument("lessons", nargs="*")
     parser.add_argument("--hidden", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        chosen = files.choose(given.lessons)
-        tests = build_course(chosen, given.hidden)
+        chosen = files.choose(options.lessons)
+        tests = build_course(chosen, options.hidden)
     except ValueError as error:
         sys.exit(str(error))
     build(chosen)
-    print(f"{', '.join(each.stem for each in chosen)}: for students in {FOLDER}, which works alone")
+    print(f"{', '.join(path.stem for path in chosen)}: for students in {FOLDER}, which works alone")
     print(f"for nbgrader in {COURSE}, with the solutions and {tests} hidden tests")
-    print("Copy both before they are used: they are made anew next time.")
+    print("Copy both before they are used: they are rebuilt next time.")

@@ -1,7 +1,7 @@
 """Batches as pytrees of tensors: flattened into leaves, and rebuilt.
 
-A pytree is a tensor `(B, ...)`, a `PackedSequence` of B sequences, or a mapping, list, tuple or
-dataclass of pytrees. Numbers, strings, `None` and tensors of shape `()` are shared by all samples.
+A pytree is a tensor `(B, ...)`, a `PackedSequence` of B sequences, or a mutable mapping, list,
+tuple or dataclass of pytrees. Numbers, strings, `None` and tensors of shape `()` are shared by all.
 """
 
 import copy
@@ -33,7 +33,7 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str = "") -> Tre
         return change(path, tree)
     names: list[str] = []
     if isinstance(tree, MutableMapping):
-        # Of other mappings, a copy may share what it holds.
+        # A copy of another mapping may share its contents.
         changed = copy.copy(tree) if isinstance(tree, dict | UserDict) else dict(tree)
         for key, value in tree.items():
             changed[key] = mapped(change, value, f'{path}["{key}"]')
@@ -44,15 +44,15 @@ def mapped(change: Callable[[str, Any], Any], tree: Tree, path: str = "") -> Tre
         changed, names = copy.copy(tree), [field.name for field in fields(tree)]
         for name in names:
             value = mapped(change, getattr(tree, name), f"{path}.{name}")
-            object.__setattr__(changed, name, value)  # which frozen ones allow
+            object.__setattr__(changed, name, value)  # even if it is frozen
     else:
         return change(path, tree)
     before = getattr(tree, "__dict__", {})
     for name, value in getattr(changed, "__dict__", {}).items():
         if isinstance(value, Tensor) and value is before.get(name) and name not in names:
             raise TypeError(
-                f"{path} must be no {type(tree).__name__} with a tensor in its attribute {name}, "
-                "beside its items or fields: hand over a dictionary"
+                f"{path} must not be a {type(tree).__name__} with a tensor in its attribute "
+                f"{name}, besides items or fields: pass a dictionary"
             )
     return changed
 
@@ -83,8 +83,7 @@ def _of_parts(tree: list | tuple, items: list[Tree], path: str) -> list | tuple:
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     except TypeError:
         raise TypeError(
-            f"{path} must be no {type(tree).__name__}, which cannot be made of its parts: hand "
-            "over a tuple"
+            f"{path} must not be a {type(tree).__name__}, which cannot be rebuilt: pass a tuple"
         ) from None
 
 
@@ -114,7 +113,7 @@ def take(model: nn.Module, **trees: Tree) -> "Batch":
     return Batch(**trees)
 
 
-class _Place:
+class _Slot:
     index: int  # of the leaf that was here
 
 
@@ -126,7 +125,7 @@ class Batch:
     """
 
     def __init__(self, **trees: Tree) -> None:
-        leaves: list[tuple[bool, str, Leaf, _Place]] = []
+        leaves: list[tuple[bool, str, Leaf, _Slot]] = []
         lists: list[tuple[str, Sequence[Any]]] = []
 
         def remember(path: str, value: Any) -> Any:
@@ -140,7 +139,7 @@ class Batch:
             elif not isinstance(value, Sequences | _SHARED | Tensor):
                 checks.check_batch(path, value)
             if isinstance(value, Sequences) or (isinstance(value, Tensor) and value.dim()):
-                leaves.append((value.device.type == "cpu", path, value, slot := _Place()))
+                leaves.append((value.device.type == "cpu", path, value, slot := _Slot()))
                 return slot
             return value
 
@@ -149,9 +148,7 @@ class Batch:
             try:
                 self._trees.append(mapped(remember, tree, name))
             except RecursionError:
-                raise TypeError(
-                    f"{name} must be a tree of tensors, got one that holds itself"
-                ) from None
+                raise TypeError(f"{name} must be a tree of tensors, got a cyclic one") from None
             if not leaves:
                 raise TypeError(f"{name} must be a tensor (B, ...), got {type(tree).__name__}")
         _, first, like, _ = leaves[0]
@@ -165,7 +162,7 @@ class Batch:
                     f"{path} must be a tensor (B, ...), got {type(values).__name__} of "
                     f"{len(values)} constants, which could be one a sample or shared by all"
                 )
-        # The device of the first is where samples are taken to lie; lengths may be on the CPU.
+        # The device of the first counts as that of the samples; lengths may be on the CPU.
         leaves.sort(key=itemgetter(0))
         _, self.paths, self.leaves, slots = zip(*leaves, strict=True)
         for index, slot in enumerate(slots):
@@ -200,7 +197,7 @@ class Batch:
         """Rebuild the pytrees from other leaves, with a dimension B of 1 if `of_one`."""
 
         def put(_: str, value: Any) -> Any:
-            if not isinstance(value, _Place):
+            if not isinstance(value, _Slot):
                 return _copied(value)
             template, leaf = self.leaves[value.index], leaves[value.index]
             if isinstance(template, Sequences):

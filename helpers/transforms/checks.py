@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from helpers.transforms.numbers import check_count
 
 _SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
-"""Where the classes of modules and tensors come from that lie in several processes."""
+"""Where the classes of distributed modules and tensors are defined."""
 BATCH_NORM = nn.BatchNorm1d.__base__  # of all layers that normalize over the batch
 
 
@@ -24,7 +24,7 @@ def check_model(model: nn.Module) -> None:
         if cached and parametrize.is_parametrized(module):
             raise ValueError(
                 f"{name or 'the model'} is parametrized, and parametrize.cached() around this call "
-                "would give all samples the weights of one: open it in the forward"
+                "would give all samples the weights of one: enter it in forward"
             )
         if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
             raise ValueError(
@@ -51,8 +51,8 @@ def check_callable(model: nn.Module) -> None:
     """Check that `functional_call` can swap the weights of a model."""
     if isinstance(model, torch.jit.ScriptModule | nn.DataParallel):
         raise ValueError(
-            f"functional_call cannot give a {type(model).__name__} other weights: take the module "
-            "that it was made of"
+            f"functional_call cannot give a {type(model).__name__} other weights: use the module "
+            "it was made from"
         )
 
 
@@ -63,28 +63,28 @@ def check_batch(name: str, batch: Tensor) -> None:
     if batch.dim() == 0:
         raise ValueError(f"{name} must have a batch dimension, (B, ...), got shape ()")
     if batch.is_meta:
-        raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
+        raise ValueError(f"{name} is on the meta device, where tensors have no data")
     if debug_unwrap(batch) is not batch:
         raise ValueError(f"{name} belongs to a transform around this call: call it outside of that")
     if type(batch).__module__.startswith(_SPREAD):
         raise ValueError(
-            f"{name} is a {type(batch).__name__}, spread over processes: give its "
-            "full_tensor(), or what this process has of it, to_local()"
+            f"{name} is a {type(batch).__name__}, spread over processes: pass its full_tensor(), "
+            "or this process's part, to_local()"
         )
 
 
 def check_scalar(
     value: Tensor,
     source: str = "loss_fn",
-    given: str = "a batch of one",
+    batch_label: str = "a batch of one",
     remedy: str = "reduction='sum' or 'mean'",
 ) -> Tensor:
     """Return the value of a function for one sample, if it is a scalar tensor."""
     if not isinstance(value, Tensor) or value.dim() != 0:
-        what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
-            f"{source} must return a scalar, a tensor of shape (), for {given}, "
-            f"got {what}: {remedy} gives one"
+            f"{source} must return a scalar, a tensor of shape (), for {batch_label}, "
+            f"got {got}: {remedy} gives one"
         )
     if not (value.is_floating_point() or value.is_complex()):
         raise ValueError(f"{source} must return a floating point number, got {value.dtype}")
@@ -120,8 +120,8 @@ def select_parameters(
     names = [*(parameters if wrt is None else wrt)]
     if unknown := set(names).difference(parameters):
         raise ValueError(
-            f"{argument} names {', '.join(sorted(map(repr, unknown)))}, which is no parameter of "
-            f"this model: it has {', '.join(parameters)}"
+            f"{argument} names {', '.join(sorted(map(repr, unknown)))}, not found in this model, "
+            f"which has {', '.join(parameters)}"
         )
     chosen = {}
     for name in names:
@@ -140,6 +140,6 @@ def select_parameters(
                 "through: remove them (register_hook acts on the gradient itself)"
             )
         if parameter.is_meta:
-            raise ValueError(f"{name} is on the meta device, where tensors have no numbers")
+            raise ValueError(f"{name} is on the meta device, where tensors have no data")
         chosen[name] = parameter.detach()
     return chosen

@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 AUTOGRAD = "in plain autograd, and under transforms"
 VMAP, JACREV = "under vmap", "under vmap over jacrev"
-OUTSIDE = "where autograd lies outside of vmap"
+OUTSIDE = "where autograd runs outside vmap"
 SCRIPTED = torch.jit.ScriptFunction, torch.jit.ScriptModule  # optimized for one kind of run
-BY_HAND = "BatchNorm", "WhileLoop"  # parts of the names of graphs' nodes, as of `AUTOGRAD`
+BY_HAND = "BatchNorm", "WhileLoop"  # graph nodes for which the loop needs `Watched`
 
 
 class Refusal(Exception):
@@ -23,11 +23,11 @@ class Refusal(Exception):
 
 
 class Watched(TorchFunctionMode):
-    """Refuse functions of torch that are wrong in `places`, and writes to `parameters`."""
+    """Refuse functions of torch that are wrong in `contexts`, and writes to `parameters`."""
 
-    def __init__(self, *places: str, parameters: Iterable[Tensor] = ()) -> None:
+    def __init__(self, *contexts: str, parameters: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self._places = (AUTOGRAD, *places)
+        self._contexts = (AUTOGRAD, *contexts)
         self._parameters = set(map(id, parameters))
 
     def __torch_function__(
@@ -35,16 +35,16 @@ class Watched(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, unless it is refused."""
         self._check(func, args, kwargs or {})
-        return MENDED.get(func, func)(*args, **(kwargs or {}))
+        return CORRECTED.get(func, func)(*args, **(kwargs or {}))
 
     def _check(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-        if VMAP in self._places and torch.compiler.is_dynamo_compiling():
-            raise Refusal("what is compiled, and runs as written then, would be traced")
+        if VMAP in self._contexts and torch.compiler.is_dynamo_compiling():
+            raise Refusal("compiled code would be traced instead of run as written")
         if func in KNOWN_WRONG:
             context, is_wrong = KNOWN_WRONG[func]
-            if context in self._places and is_wrong(*args, **kwargs):
+            if context in self._contexts and is_wrong(*args, **kwargs):
                 raise Refusal(f"torch.{func.__name__} has wrong gradients {context}")
-        library = str(getattr(func, "__module__", "")) if OUTSIDE in self._places else ""
+        library = str(getattr(func, "__module__", "")) if OUTSIDE in self._contexts else ""
         if library.startswith("torch._ops.") and not library.endswith((".aten", ".prims")):
             raise Refusal(f"the operator {func} may have a rule for vmap of its own")
         if self._parameters and not self._parameters.isdisjoint(
@@ -84,12 +84,12 @@ def _named_by(value: Any) -> Iterable[Any]:
         return ()
     values = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
     values += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # which script nothing
+    if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # they script nothing
         names = _names(value.__code__)
         for member in map(value.__globals__.get, names):
             values.append(member)
             if isinstance(member, ModuleType) and not member.__name__.startswith("torch"):
-                values += map(vars(member).get, names)  # what a lazy one has not loaded, it has not
+                values += map(vars(member).get, names)  # only what a lazy module has loaded
     return values
 
 
@@ -136,11 +136,11 @@ _BY_NAME = {
     "select_scatter": OUTSIDE,
     "as_strided": OUTSIDE,
     "as_strided_copy": OUTSIDE,
-    "embedding": OUTSIDE,  # of a table that is computed; layer rules take the others before
+    "embedding": OUTSIDE,  # of a computed table; layer rules handle the others first
 }
-OF_AUTOGRAD = {each.__get__ for each in (Tensor.requires_grad, Tensor.grad_fn, Tensor.is_leaf)}
+OF_AUTOGRAD = {field.__get__ for field in (Tensor.requires_grad, Tensor.grad_fn, Tensor.is_leaf)}
 KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
-    **{each: (OUTSIDE, _is_unknown) for each in OF_AUTOGRAD},
+    **{getter: (OUTSIDE, _is_unknown) for getter in OF_AUTOGRAD},
     F.embedding: (OUTSIDE, _has_options),
     torch.linalg.solve: (VMAP, _is_ambiguous),
     torch.roll: (VMAP, _is_scalar),  # which rolls the samples
@@ -148,8 +148,8 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
     torch.ops.higher_order.while_loop: (AUTOGRAD, _always),
     torch.ops.higher_order.custom_function_call: (OUTSIDE, _has_own_rule),
     **{
-        getattr(owner, name): (place, _always)
-        for name, place in _BY_NAME.items()
+        getattr(owner, name): (context, _always)
+        for name, context in _BY_NAME.items()
         for owner in (torch, Tensor, torch.linalg, torch.ops.aten)
         if hasattr(owner, name)
     },
@@ -163,8 +163,8 @@ def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any)
     return outputs.flatten().view(outputs.shape)
 
 
-MENDED: dict[Callable[..., Any], Callable[..., Any]] = {
+CORRECTED: dict[Callable[..., Any], Callable[..., Any]] = {
     norm: partial(_norm, norm)
     for norm in (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 }
-"""What is wrong without any transform, too, and so has to be right in the loop."""
+"""Corrections of what is wrong even without a transform, for the loop, too."""

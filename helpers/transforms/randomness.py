@@ -13,21 +13,21 @@ from torch import Tensor
 
 RANDOMNESS = (
     "the model draws random numbers (dropout in training mode?), or another thread did, and "
-    "nothing says whether samples share them: call model.eval(), or pass randomness='different' or "
-    "'same' where it is taken"
+    "nothing says whether samples share them: call model.eval(), or pass randomness='different' "
+    "or 'same' to a function that takes it"
 )
 GENERATORS = {
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
     random.Random: (random.Random.getstate, random.Random.setstate),
     np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
     np.random.Generator: (
-        lambda each: pickle.dumps(each.bit_generator.state),
-        lambda each, state: setattr(each.bit_generator, "state", pickle.loads(state)),
+        lambda generator: pickle.dumps(generator.bit_generator.state),
+        lambda generator, state: setattr(generator.bit_generator, "state", pickle.loads(state)),
     ),
 }
 """How the states of generators are read and set."""
 
-State = list[tuple[Callable[[Any], Any], Any]]  # what sets a stream back, and where it is
+State = list[tuple[Callable[[Any], Any], Any]]  # each stream's setter, and its state
 
 
 def random_state(device: torch.device, generators: Iterable[Any] = ()) -> State:
@@ -39,7 +39,7 @@ def random_state(device: torch.device, generators: Iterable[Any] = ()) -> State:
     ]
     if device.type != "cpu":
         module = torch.get_device_module(device)
-        # The device is named where there are several, since it need not be the current one.
+        # Pass the device where there can be several: it need not be the current one.
         named = {} if device.type == "mps" else {"device": device}
         state.append((partial(module.set_rng_state, **named), module.get_rng_state(**named)))
     for generator in generators:

@@ -20,9 +20,9 @@ def check_forward(layer: nn.RNNBase | nn.RNNCellBase) -> None:
 def add_zero_state(
     layer: nn.RNNBase | nn.RNNCellBase, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Pass a layer zeros as its initial state, unless it got one.
+    """Pass a layer its initial state, or zeros, with the dimension of `vmap`.
 
-    A state that the layer makes itself lacks the dimension of `vmap`, and cannot be written into.
+    A state that lacks this dimension, as one that the layer makes, cannot be written into.
     """
     inputs = args[0] if args else kwargs.get("input")
     initial = args[1] if len(args) > 1 else kwargs.get("hx")
@@ -30,7 +30,7 @@ def add_zero_state(
         initial = _zero_state(layer, inputs)
     states = initial if isinstance(initial, tuple | list) else [initial]
     if len(args) > 2 or not all(isinstance(tensor, Tensor) for tensor in (inputs, *states)):
-        return None  # which the layer takes, or refuses, as it does without `vmap`
+        return None  # the layer takes or refuses it as without `vmap`
     start = [state + inputs.new_zeros(state.shape) for state in states]
     return args[:1], {**kwargs, "hx": start[0] if isinstance(initial, Tensor) else tuple(start)}
 

@@ -27,40 +27,40 @@ Tensors = dict[str, Tensor]
 
 
 def functional(
-    function: Function, model: nn.Module, names: Collection[str], *places: str
+    function: Function, model: nn.Module, names: Collection[str], *contexts: str
 ) -> Function:
-    """Make `function(model, *sample)` one of `(params, buffers, *sample)`, to be transformed.
+    """Turn `function(model, *sample)` into one of `(params, buffers, *sample)`, to transform.
 
     Each sample has buffers of its own. What is known to be wrong under `vmap`, or in further
-    `places`, raises, and so does a parameter out of reach.
+    `contexts`, raises, and so does a parameter out of reach.
     """
     parameters = dict(model.named_parameters())
     tensors = parameters | dict(model.named_buffers())
     differentiated = set(map(id, map(tensors.get, names)))
 
     def run(params: Tensors, buffers: Tensors, *sample: Tensor) -> Any:
-        others = dict(params)
+        substitutes = dict(params)
         for name, buffer in buffers.items():
-            others[name] = buffer.clone()
-        watched = Watched(VMAP, *places, parameters=parameters.values())
-        with watched, standing_in(tensors, others):
+            substitutes[name] = buffer.clone()
+        watched = Watched(VMAP, *contexts, parameters=parameters.values())
+        with watched, standing_in(tensors, substitutes):
             value = function(model, *map(torch.clone, sample))
             if not isinstance(value, Tensor):
                 return value
             value = value.clone()  # it may be a parameter itself
-        # The parameters themselves require a gradient: one met as it is, by a view, left a graph.
+        # The parameters themselves require a gradient: one used as is, by a view, left a graph.
         outside = debug_unwrap(value)
         for node in graph(outside) if outside.requires_grad else ():
             if id(getattr(node, "variable", None)) in differentiated:
-                raise Refusal("a parameter is used by a view that was taken of it before")
+                raise Refusal("a parameter is used through a view made earlier")
         return value
 
     return run
 
 
 @contextmanager
-def standing_in(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let tensors of a model be others, by name; their identity, class and attributes stay."""
+def standing_in(tensors: Mapping[str, Tensor], substitutes: Mapping[str, Tensor]) -> Iterator[None]:
+    """Swap other tensors in for a model's, by name; identity, class and attributes stay."""
     try:
         from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
     except ImportError as error:
@@ -73,9 +73,9 @@ def standing_in(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> 
 
     swapped = []
     try:
-        for name, other in others.items():
-            exchange(tensors[name], other)
-            swapped.append((tensors[name], other))
+        for name, substitute in substitutes.items():
+            exchange(tensors[name], substitute)
+            swapped.append((tensors[name], substitute))
         yield
     finally:
         for pair in swapped[::-1]:
@@ -90,11 +90,11 @@ def running(
     device: torch.device | None = None,
     randomness: str = "same",
 ) -> Iterator[tuple[Snapshot, Tensors, Tensors]]:
-    """Let a block run a model under transforms, in these functions, and put it back as it was.
+    """Let a block run a model in these functions under transforms, then restore the model.
 
     Yields its state; its parameters of these names and its buffers, detached. With a device, draws
-    of NumPy and Python are refused, and streams set back where the block raises, unless nothing may
-    be drawn: then another thread may have moved them.
+    of NumPy and Python are refused unless `randomness` is `"same"`, and streams are restored if the
+    block raises, unless it is `"error"`: then another thread may have moved them.
     """
     parameters, params, buffers = dict(model.named_parameters()), {}, {}
     for name in names:
@@ -111,10 +111,10 @@ def running(
                 stack.enter_context(hook)
                 stack.enter_context(switches.native_kernels)
             if isinstance(module, nn.TransformerEncoder) and not module.mask_check:
-                raise Refusal("a TransformerEncoder may zero what is padded, but not under vmap")
+                raise Refusal("a TransformerEncoder may zero padding, but not under vmap")
         for value in reached((model, *functions)):
             if isinstance(value, SCRIPTED):
-                raise Refusal("what is scripted has wrong gradients under transforms")
+                raise Refusal("scripted code has wrong gradients under transforms")
             if isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable"):
                 stack.enter_context(switches.uncompiled)
         snapshot = stack.enter_context(preserved(model, names, *functions))
@@ -142,7 +142,7 @@ def batched(
     randomness: str = "error",
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Call a batched function for all samples, chunk by chunk, or let a loop answer.
+    """Call a batched function for all samples, chunk by chunk, or use the loop.
 
     `compute(params, buffers, *chunk)` is a `vmap` of what `functional` made for these names, with
     the same `randomness`; it returns a tensor `(B, ...)` or a dictionary of such tensors. These are
@@ -173,7 +173,7 @@ def batched(
                 is_tensor = isinstance(results, Tensor)
                 results = {"": results} if is_tensor else results
                 _write_chunk(results, outputs, slice(start, start + step), size, dtype)
-                del results  # or they would lie beside those of the next chunk
+                del results  # free them before the next chunk
         return outputs[""] if is_tensor else outputs
     except Exception as error:
         if not fallback.leads_to_loop(error):
@@ -183,7 +183,7 @@ def batched(
 
 
 def _write_chunk(chunk: Tensors, outputs: Tensors, rows: slice, size: int, dtype: Any) -> None:
-    """Write the results of a chunk into places for all samples, which the first one makes."""
+    """Write a chunk's results into full-size tensors, which the first chunk allocates."""
     owners = set()
     for name, result in chunk.items():
         if name not in outputs:

@@ -42,8 +42,8 @@ def unpacked(packed: PackedSequence) -> Sequences:
 def with_bags(model: nn.Module, data: Any) -> Any:
     """Split the input of an `nn.EmbeddingBag` by sample, if the data contain `offsets`.
 
-    Where `forward` takes an argument `offsets`, that and the argument before it, both `(n,)`, are
-    the layer's `offsets` and `input`. Sample i has the entries from `offsets[i]` up to `offsets[i +
+    Where `forward` takes an argument `offsets`, that and the argument before it, both 1-D, are the
+    layer's `offsets` and `input`. Sample i has the entries from `offsets[i]` up to `offsets[i +
     1]`; likewise of `per_sample_weights`. Returns the data with `Sequences` in their place.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.EmbeddingBag)]
@@ -60,8 +60,8 @@ def with_bags(model: nn.Module, data: Any) -> Any:
     starts = offsets.tolist() if closed else [*offsets.tolist(), count]
     if starts[:1] != [0] or any(a > b for a, b in pairwise([*starts, count])):
         raise ValueError(
-            f"offsets must begin with 0 and rise up to the {count} entries of {before} that they "
-            f"divide, got {offsets.tolist()}"
+            f"offsets must start at 0, not decrease, and not exceed the {count} entries of "
+            f"{before}, got {offsets.tolist()}"
         )
     bags = [slice(*ends) for ends in pairwise(starts)]
     divided = {

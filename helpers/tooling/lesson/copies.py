@@ -19,18 +19,18 @@ EXERCISES = (
 LOST = "download the whole collection"
 """What the set-up cell of every lesson says to do where it finds no folder `helpers`."""
 COPY = (
-    "*This is a copy. Names such as `make bench`, `tests/` or `notebooks/` are of the collection "
-    "from which it was made, and are not here.*"
+    "*This is a copy. Names such as `make bench`, `tests/` or `notebooks/` belong to the original "
+    "collection and are not here.*"
 )
 """What every copy says in its first cell, since its text is the lesson's."""
 
 
-def derive(lesson: Path, beside: str) -> NotebookNode:
-    """Read a lesson as a copy, which says `beside` where it finds no folder `helpers`."""
+def derive(lesson: Path, missing_hint: str) -> NotebookNode:
+    """Read a lesson as a copy, which says `missing_hint` if it finds no folder `helpers`."""
     notebook = files.read(lesson)
     notebook.cells[0].source += f"\n\n{COPY}"
     for cell in files.code_cells(notebook):
-        cell.source = cell.source.replace(LOST, beside)
+        cell.source = cell.source.replace(LOST, missing_hint)
         cell.metadata.pop("output_of", None)
     return notebook
 
@@ -41,14 +41,14 @@ def exercises(notebook: NotebookNode) -> list[tuple[NotebookNode, NotebookNode]]
     return [(solution, check) for solution, check in pairs if "solution" in files.tags(solution)]
 
 
-def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = ()) -> None:
-    """Put `target` before lessons in links to them; with None, the text of a link alone stays.
+def relink(notebook: NotebookNode, target: str | None, local_files: Collection[str] = ()) -> None:
+    """Put `target` before lessons in links to them; with None, only the text of a link stays.
 
-    Links to the file names in `there`, of lessons beside this one, stay as they are.
+    Links to the file names in `local_files`, of lessons beside this one, stay as they are.
     """
 
     def led(link: re.Match[str]) -> str:
-        if link[2] in there:
+        if link[2] in local_files:
             return link[0]
         return link[1] if target is None else f"[{link[1]}]({target}{link[2]})"
 
@@ -58,17 +58,17 @@ def relink(notebook: NotebookNode, target: str | None, there: Collection[str] = 
 
 
 def relink_headings(notebook: NotebookNode, prefix: str) -> None:
-    """Let links to headings of the same lesson lead to the cells in which these stand.
+    """Point links to headings of the same lesson at the cells that hold them.
 
     A page that shows outputs in frames of their own follows no link out of them. So a cell whose
     saved output holds such links becomes text: that output.
     """
     for number, cell in enumerate(notebook.cells):
-        shown = [each.get("data", {}).get("text/markdown", "") for each in cell.get("outputs", [])]
+        shown = [out.get("data", {}).get("text/markdown", "") for out in cell.get("outputs", [])]
         if any("](#" in text for text in shown):
             notebook.cells[number] = new_markdown_cell("\n\n".join(filter(None, shown)), id=cell.id)
     texts = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-    places = {
+    cell_ids = {
         heading.replace(" ", "-"): cell.id
         for cell in texts
         for heading in re.findall(r"(?m)^#+ (.+)$", cell.source)
@@ -76,7 +76,7 @@ def relink_headings(notebook: NotebookNode, prefix: str) -> None:
     for cell in texts:
         cell.source = re.sub(
             r"\]\(#([^)]+)\)",
-            lambda link: f"]({prefix}{places[link[1]]})" if link[1] in places else link[0],
+            lambda link: f"]({prefix}{cell_ids[link[1]]})" if link[1] in cell_ids else link[0],
             cell.source,
         )
 
@@ -93,7 +93,7 @@ def marked(solution: str) -> str:
 
 
 def _with_bodies(solution: str, new_body: Callable[[str, list[str]], list[str]]) -> str:
-    """Write another body, `given(name, lines)`, into a function or each method of a class."""
+    """Write another body, `new_body(name, lines)`, into a function or each method of a class."""
     definition, *more = ast.parse(solution).body
     if more or not isinstance(definition, ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")
@@ -104,7 +104,7 @@ def _with_bodies(solution: str, new_body: Callable[[str, list[str]], list[str]])
         if not isinstance(node, ast.FunctionDef) or not all(
             map(ast.get_docstring, (definition, node))
         ):
-            raise ValueError(f"`{name}` is no function with a docstring that says what to write")
+            raise ValueError(f"`{name}` must be a function with a docstring saying what to write")
         body, indent = slice(node.body[0].end_lineno, node.end_lineno), " " * (node.col_offset + 4)
         inner = new_body(name, [line.removeprefix(indent) for line in lines[body]])
         lines[body] = [f"{indent}{line}".rstrip() for line in inner]

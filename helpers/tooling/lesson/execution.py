@@ -1,4 +1,4 @@
-"""Execute a lesson with papermill, and report how far it came."""
+"""Execute a lesson with papermill, and report how far it got."""
 
 import ast
 import logging
@@ -41,11 +41,11 @@ if torch and torch.cuda.is_initialized():
 class _Client(PapermillNotebookClient):
     def papermill_execute_cells(self) -> None:
         super().papermill_execute_cells()
-        asked = self.kc.execute(PEAK, silent=True, user_expressions={"peak": "peak"})
-        reply = self.wait_for_reply(asked)["content"]
+        request = self.kc.execute(PEAK, silent=True, user_expressions={"peak": "peak"})
+        reply = self.wait_for_reply(request)["content"]
         if reply["status"] == "ok":  # helpers beside a copy of a lesson need not have `memory`
-            told = reply["user_expressions"]["peak"]["data"]["text/plain"]
-            self.nb.metadata["peak_memory"] = ast.literal_eval(told)
+            peak = reply["user_expressions"]["peak"]["data"]["text/plain"]
+            self.nb.metadata["peak_memory"] = ast.literal_eval(peak)
 
 
 class _Engine(NBClientEngine):
@@ -61,12 +61,12 @@ class Execution(NamedTuple):
     """How the execution of a lesson went."""
 
     lesson: Path
-    notebook: NotebookNode  # as far as it came
+    notebook: NotebookNode  # as far as it got
     failure: str | None  # which cell failed, and how, in a sentence
 
 
 def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = None) -> Execution:
-    """Execute a lesson in its own folder, and save it in another file as far as it comes."""
+    """Execute a lesson in its own folder, and save it in another file as far as it gets."""
     to.parent.mkdir(parents=True, exist_ok=True)
     options = {"progress_bar": {"desc": lesson.stem}, "cwd": lesson.parent}
     failure = None
@@ -90,7 +90,7 @@ def table(done: Sequence[Execution]) -> str:
     for lesson, notebook, failure in done:
         result, seconds = "failed" if failure else "passed", notebook.metadata.papermill.duration
         peak = notebook.metadata.get("peak_memory", {})
-        sizes = (f"{each / 2**20:,.0f} MiB ({kind})" for kind, each in peak.items())
+        sizes = (f"{size / 2**20:,.0f} MiB ({kind})" for kind, size in peak.items())
         lines.append(f"{lesson.stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
     return "\n".join(lines)
 
@@ -99,7 +99,7 @@ def end_cleanly_on_signals() -> None:
     """Let Ctrl-C and SIGTERM end this process as `sys.exit` does: kernels and drafts go first."""
 
     def end(received: int, frame: object) -> None:
-        logging.getLogger("asyncio").disabled = True  # it would tell of the task that this ends
+        logging.getLogger("asyncio").disabled = True  # it would log the task that this ends
         sys.exit(128 + received)
 
     for number in (signal.SIGINT, signal.SIGTERM):

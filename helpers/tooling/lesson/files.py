@@ -16,7 +16,7 @@ def find(folder: Path = FOLDER) -> list[Path]:
     """List the lessons of a folder in reading order; raise ValueError if there are none."""
     lessons = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
     if not lessons:
-        raise ValueError(f"no lesson {folder}/NN_name.ipynb from {Path.cwd()}")
+        raise ValueError(f"no lesson {folder}/NN_name.ipynb in {Path.cwd()}")
     return lessons
 
 
@@ -32,14 +32,14 @@ def choose(names: Sequence[str]) -> list[Path]:
         stem = name.zfill(2) if name.isdigit() else Path(name).stem
         if stem not in by_name:
             there = ", ".join(lesson.stem for lesson in find())
-            raise ValueError(f"there is no lesson {name!r}, there are {there}")
+            raise ValueError(f"there is no lesson {name!r}, only {there}")
         chosen.add(by_name[stem])
     return sorted(chosen) or find()
 
 
 def read(lesson: Path) -> NotebookNode:
-    """Read a lesson."""
-    import nbformat  # takes seconds, which a mistyped name of a lesson need not wait for
+    """Read a lesson, in the format version that its file has."""
+    import nbformat  # takes seconds; a mistyped lesson name should fail at once
 
     return nbformat.read(lesson, nbformat.NO_CONVERT)
 
@@ -50,7 +50,7 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def tags(cell: NotebookNode) -> list[str]:
-    """List the tags of a cell."""
+    """List the tags of a cell, which need not have any."""
     return cell.metadata.get("tags", [])
 
 
@@ -61,4 +61,4 @@ def is_compared(cell: NotebookNode) -> bool:
 
 def place(notebook: NotebookNode, cell: NotebookNode) -> str:
     """Name a cell by its position, from 1, and its id: `cell 5 (the-loop)`."""
-    return f"cell {[each.id for each in notebook.cells].index(cell.id) + 1} ({cell.id})"
+    return f"cell {[c.id for c in notebook.cells].index(cell.id) + 1} ({cell.id})"

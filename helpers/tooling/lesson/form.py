@@ -16,7 +16,7 @@ if root is None:
     raise FileNotFoundError("no folder `helpers` here or above: download the whole collection")
 sys.path.insert(0, str(root))
 """
-"""How the first cell begins that imports helpers."""
+"""How the first cell that imports helpers begins."""
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},

@@ -8,5 +8,5 @@ NAME = r"<mo>&ApplyFunction;</mo>(?!\s*<mo[^>]*>[(\[])"
 
 
 def mathml(latex: str, block: bool) -> str:
-    """Write a formula; docutils marks what log is applied to, but leaves no space before it."""
+    """Write a formula; docutils marks the argument of log, but puts no space before it."""
     return re.sub(NAME, '<mspace width="0.167em"/>', tex2mathml(latex, as_block=block))

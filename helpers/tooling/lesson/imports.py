@@ -20,8 +20,8 @@ def reached(notebook: NotebookNode) -> list[Path]:
         data beside them.
     """
     finder = ModuleFinder([str(ROOT)])
-    with tempfile.TemporaryDirectory() as desk:
-        script = Path(desk, "lesson.py")
+    with tempfile.TemporaryDirectory() as temp_dir:
+        script = Path(temp_dir, "lesson.py")
         script.write_text("\n".join(cell.source for cell in files.code_cells(notebook)), "utf-8")
         finder.run_script(str(script))
     sources = (module.__file__ for name, module in finder.modules.items() if name != "__main__")

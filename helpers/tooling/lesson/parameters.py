@@ -13,16 +13,16 @@ LINE = r"(\w+): \w+ = (.+?)  # (.+)"
 def declared(lesson: Path) -> dict[str, tuple[int | str, str]]:
     """Read the parameters cell of a lesson: `{name: (default, meaning)}`."""
     cells = json.loads(lesson.read_text())["cells"]
-    (cell,) = (each for each in cells if "parameters" in each["metadata"].get("tags", []))
-    found = (re.fullmatch(LINE, line.rstrip()) for line in cell["source"])
-    return {each[1]: (ast.literal_eval(each[2]), each[3]) for each in found if each}
+    (cell,) = (cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+    matches = (re.fullmatch(LINE, line.rstrip()) for line in cell["source"])
+    return {match[1]: (ast.literal_eval(match[2]), match[3]) for match in matches if match}
 
 
 def check(lesson: Path, assignments: Sequence[str]) -> dict[str, int | str]:
     """Turn assignments such as `"batch_size=32"` into values for a lesson; needs no torch.
 
     Raises:
-        ValueError: With one sentence about the first thing that would not do.
+        ValueError: The message describes the first invalid assignment.
     """
     defaults = {name: default for name, (default, _) in declared(lesson).items()}
     values: dict[str, int | str] = {}
@@ -31,7 +31,7 @@ def check(lesson: Path, assignments: Sequence[str]) -> dict[str, int | str]:
             raise ValueError(f"a parameter is given as name=value, got {name!r}")
         if name not in defaults or name == "device":
             there = ", ".join(other_name for other_name in defaults if other_name != "device")
-            raise ValueError(f"PARAMS of {lesson.name}, beside DEVICE: {there}, and not {name!r}")
+            raise ValueError(f"PARAMS of {lesson.name} are {there} (and DEVICE), not {name!r}")
         values[name] = text
         if isinstance(defaults[name], int):
             least, most = (0, 2**32 - 1) if name == "seed" else (1, 10**9)
@@ -44,5 +44,5 @@ def check(lesson: Path, assignments: Sequence[str]) -> dict[str, int | str]:
         raise ValueError(f"dataset must be {default!r} or 'random', got {settings['dataset']!r}")
     for name in {"batch_size", "training_size"} & settings.keys():
         if settings["dataset"] == "digits" and settings[name] > 1797:
-            raise ValueError(f"the digits are 1797 samples, and {name} is {settings[name]}")
+            raise ValueError(f"there are only 1797 digits, but {name} is {settings[name]}")
     return values

@@ -1,4 +1,4 @@
-"""Answers that wait behind their predictions."""
+"""Folding the answers to predictions."""
 
 import re
 
@@ -10,13 +10,13 @@ PREDICT = "**Predict**"
 
 
 def fold(notebook: NotebookNode) -> None:
-    """Mark what answers a prediction, so that a page folds it and a slide waits with it.
+    """Mark what answers a prediction, so that a page folds it and a slide delays it.
 
     What answers a prediction is the output of code between a markdown cell with `PREDICT` and the
     next markdown cell, and any output of a cell tagged `hide-output`. Such a code cell gets the
-    metadata `answer`, a text: what the markdown cell directly behind it says of its output, or an
-    empty one. A heading, a paragraph that begins in bold as this lesson's small headings do, and
-    the next prediction stay in their cell, and can be seen.
+    metadata `answer`, a text: what the markdown cell right after it says about its output, or `""`.
+    A heading, a paragraph that begins in bold as this lesson's small headings do, and the next
+    prediction stay in their cell, and can be seen.
     """
     predicted, answered = False, None
     for cell in notebook.cells:
