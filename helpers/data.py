@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.transforms.numbers import check_count
+from helpers.numbers import check_count
 
 DATASETS = ("digits", "random")
 

@@ -20,9 +20,9 @@ from helpers import gradients
 from helpers.layers.layer_call import SMALL, LayerCall, dense, squared_norms
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
+from helpers.numbers import is_real, wide
 from helpers.transforms import checks, fallback
 from helpers.transforms.batches import Batch, Tree
-from helpers.transforms.numbers import is_real, wide
 
 LossFn, Tensors = Callable[[Any, Any], Tensor], dict[str, Tensor]
 

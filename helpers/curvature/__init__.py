@@ -27,9 +27,9 @@ from torch.func import grad, vjp, vmap
 
 from helpers.curvature import passes
 from helpers.curvature.passes import Vector
+from helpers.numbers import check_count
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree
-from helpers.transforms.numbers import check_count
 
 LossFn = Callable[[Any, Any], Tensor]
 

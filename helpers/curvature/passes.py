@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from helpers.curvature import push
+from helpers.numbers import wide
 from helpers.transforms import batches, checks, fallback, loop, samples
 from helpers.transforms.batches import Batch
 from helpers.transforms.known_wrong import JACREV, OUTSIDE, Refusal
-from helpers.transforms.numbers import wide
 from helpers.transforms.sequences import Sequences
 from helpers.transforms.switches import plain_attention
 

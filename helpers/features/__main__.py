@@ -10,7 +10,7 @@ import torch
 
 from helpers import devices, projection
 from helpers.features import job, work
-from helpers.transforms.numbers import check_count
+from helpers.numbers import check_count
 
 LEAST = {"k": 1, "seed": 0, "shard": 2, "batch": 2, "threads": 1}
 

@@ -12,9 +12,9 @@ from helpers.jacobians import func_jacobians
 from helpers.layers.linear import Linear
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
+from helpers.numbers import wide
 from helpers.transforms import batches, checks
 from helpers.transforms.batches import Batch
-from helpers.transforms.numbers import wide
 
 Side = dict[str, Tensor | tuple[Tensor, Tensor]]
 

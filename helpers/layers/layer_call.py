@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from helpers.transforms.numbers import wide
+from helpers.numbers import wide
 
 # Squares are added up in groups of this size, since long sums in float32 lose digits.
 _RUN = 256

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from helpers.layers.layer_call import LayerCall
-from helpers.transforms.numbers import wide
+from helpers.numbers import wide
 
 
 @dataclass

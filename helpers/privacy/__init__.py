@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from helpers import norms
+from helpers.numbers import check_count
 from helpers.privacy import accounting
 from helpers.privacy.accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
 from helpers.transforms.batches import Tree
-from helpers.transforms.numbers import check_count
 
 __all__ = ["ACCOUNTANTS", "epsilon", "noise_multiplier_for", "poisson_batches", "private_sum"]
 

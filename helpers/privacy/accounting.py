@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from helpers.transforms.numbers import check_count, is_real
+from helpers.numbers import check_count, is_real
 
 ACCOUNTANTS = ("rdp", "prv")
 _LARGEST_NOISE = 1e6  # as in Opacus

@@ -20,11 +20,11 @@ from helpers.gradient_computers import (
 )
 from helpers.layers.layer_call import dense
 from helpers.layers.per_sample import PerSampleGradients
+from helpers.numbers import check_count
 from helpers.projection.factors import Map
 from helpers.projection.sketches import Total, product
 from helpers.transforms import checks
 from helpers.transforms.batches import Batch
-from helpers.transforms.numbers import check_count
 
 KINDS = ("rademacher", "sparse", "factored")
 _SPARSE, _FACTORED, _FOLD = range(3)  # of random streams

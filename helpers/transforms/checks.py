@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import debug_unwrap
 from torch.nn.utils import parametrize
 
-from helpers.transforms.numbers import check_count
+from helpers.numbers import check_count
 
 _SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
 """Where the classes of distributed modules and tensors are defined."""

@@ -57,11 +57,8 @@ def gradients(
         # A checkpoint may need gradients of parameters that are not asked for.
         for_each(function, model, flagged | {*grads}, batch, store, **options)
     if not reached:
-        fallback.warn(
-            "the loss depends on none of the selected parameters, so all gradients are 0: look "
-            "for no_grad, detach() or item() in the model and the loss",
-            category=UserWarning,
-        )
+        warning = "the loss depends on none of the selected parameters, so all gradients are 0: "
+        fallback.warn(f"{warning}is there a no_grad, detach() or item()?", category=UserWarning)
     return grads
 
 
