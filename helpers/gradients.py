@@ -9,18 +9,18 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   does not reach; `(0, *parameter.shape)` for an empty batch.
 - Batches: `data` and `targets` are tensors `(B, ...)`, or pytrees of such tensors: dictionaries and
   other mappings, lists, tuples and dataclasses, nested. A mapping reaches the model as
-  `model(**data)`, a tuple as `model(*data)`, anything else as `model(data)`. What has no dimension
-  B, a number, a string, `None` or a tensor of shape (), is shared by all samples. `loss_fn` gets
-  what the model returns, so that `lambda out, _: out.loss` will do where the labels are in `data`.
+  `model(**data)`, a tuple as `model(*data)`, anything else as `model(data)`. Leaves without a
+  dimension B (numbers, strings, `None`, tensors of shape ()) are shared by all. `loss_fn` gets what
+  the model returns, so `lambda out, _: out.loss` works if the labels are in `data`.
 - Samples of unequal length are processed one at a time. A `PackedSequence` holds B of them, in
-  the order in which they were packed. And where `forward` of a model with an `nn.EmbeddingBag`
-  takes an argument `offsets`, it divides the argument before it, as in that layer.
+  the order in which they were packed. If `forward` of a model with an `nn.EmbeddingBag` takes an
+  argument `offsets`, it splits the argument before it, as in that layer.
 - Your model itself runs, not a copy. Its buffers, `.grad`, flags, modes, attributes
-  and the containers in them are put back, but not its random generators; writes to parameters stay,
-  with a warning, and so does what a forward pass keeps elsewhere, as in a class or a global.
-- Refused, each with one sentence: batch sizes that differ, naming two tensors; what is neither a
-  tensor nor a constant, and a list of B constants; an unknown name in `wrt`, a loss that is not a
-  scalar, BatchNorm in training mode, a model spread over several processes, and random numbers in
+  and the containers in them are restored, but not its random generators; writes to parameters
+  persist, with a warning, as does what a forward pass keeps elsewhere (in a class, a global).
+- Refused, each with one sentence: differing batch sizes, naming two tensors; leaves that are
+  neither tensors nor constants; lists of B constants; an unknown name in `wrt`, a loss that is not
+  a scalar, BatchNorm in training mode, a model spread over several processes, and random numbers in
   the forward pass when nothing says how samples share them.
 """
 
@@ -98,18 +98,18 @@ def functorch_gradients(
     try:
         # What `make_functional_with_buffers` returns, after a warning that it is deprecated.
         fmodel, *_ = functorch.FunctionalModuleWithBuffers._create_from(model, True)
-    except Exception as error:  # of copying, which whatever a model holds may refuse
+    except Exception as error:  # anything in a model may refuse to be copied
         if not fallback.leads_to_loop(error):
             raise
         fmodel, failed = None, error
     if fmodel is None:
         return fallback.to_loop(loop, failed, model, "the model cannot be copied")
-    # Functions that close over the model, such as a loss, would read what the copy never wrote.
+    # Functions that close over the model, such as a loss, would miss what the copy writes.
     fmodel.stateless_model = model
 
     def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
         inputs, target = batch.of_one(sample)
-        # The functional model takes all parameters, by position: those that the model has now.
+        # The functional model takes all parameters by position: the model's current ones.
         parameters, buffers = dict(model.named_parameters()), [*model.buffers()]
         every = [parameters[name] for name in fmodel.param_names]
         predictions = batches.call(functools.partial(fmodel, every, buffers), inputs)
@@ -148,9 +148,9 @@ def func_gradients(
         out: `{name: (B, *parameter.shape)}`, tensors to write the result into, each in memory of
             its own; `None` means new ones. Gradients of known layers (`helpers.layers`) are written
             straight into them, so that no second copy of the result ever exists.
-        check: Compare the first and the last sample with the loop, and take all from the loop
-            where they differ by more than the square root of the dtype's `eps`: a guard against
-            unknown faults of torch, which costs two samples of the loop.
+        check: Compare the first and the last sample with the loop, and use the loop for all if they
+            differ by more than the square root of the dtype's `eps`: a guard against unknown bugs
+            in torch that costs two samples of the loop.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
@@ -190,7 +190,7 @@ def func_gradients(
         if len(batch) and not any(rows[0].any() for rows in grads.values()):
             loop(batch[:1].leaves)  # which warns if the loss has no graph at all
     if check and (disagreement := _difference(grads, loop, batch)):
-        fallback.warn(f"torch.vmap and the loop differ, so the loop was taken: {disagreement}")
+        fallback.warn(f"torch.vmap and the loop differ, so the loop was used: {disagreement}")
         expected = loop(batch.leaves)
         grads = expected if out is None else {n: out[n].copy_(rows) for n, rows in expected.items()}
     return grads
@@ -224,13 +224,13 @@ def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **rea
         if buffer.requires_grad or buffer.is_inference():
             raise ValueError(
                 f"{name} must not require a gradient or be made in inference mode: "
-                "torch.empty outside of it makes one"
+                "use torch.empty outside that mode"
             )
         if any(n > 1 and step == 0 for n, step in zip(buffer.shape, buffer.stride(), strict=True)):
             raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
         address = buffer.untyped_storage().data_ptr()
         if buffer.numel() and address in owners:
-            raise ValueError(f"{name} must have memory of its own, got some of {owners[address]}")
+            raise ValueError(f"{name} must have its own memory, got that of {owners[address]}")
         owners[address] = name
 
 
@@ -239,7 +239,7 @@ def _write(grads: dict[str, Tensor], chunks: Iterable[tuple[slice, PerSampleGrad
     """Write gradients, which are computed chunk by chunk here, into tensors `(B, *shape)`."""
     for rows, computed in chunks:
         computed.write({name: tensor[rows] for name, tensor in grads.items()})
-        del computed  # or it would lie beside that of the next chunk
+        del computed  # free it before the next chunk
 
 
 def _difference(
@@ -258,7 +258,7 @@ def differences(
     """Compare gradients by name with the expected ones; NaN equals NaN.
 
     An error may reach `tolerance` times the parameter's largest finite entry or, for gradients that
-    are only rounding, a tenth of it times the largest entry of all. `None` means the square root of
+    are only rounding, a tenth of that times the overall largest. `None` means the square root of
     the dtype's `eps`, and for that tenth at most `10 * eps`. Returns the errors above these limits.
     """
     sizes, errors = {}, {}
@@ -271,13 +271,13 @@ def differences(
         limit = eps**0.5 if tolerance is None else tolerance
         rounding = limit / 10 if tolerance is not None else min(limit / 10, 10 * eps)
         error = largest_difference(got[name], target)
-        if not error <= max(limit * sizes[name], rounding * largest):  # as NaN is not
+        if not error <= max(limit * sizes[name], rounding * largest):  # true for NaN
             errors[name] = error / (sizes[name] or 1.0)
     return errors
 
 
 def largest_difference(got: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of two tensors of one shape, in which NaN equals NaN."""
+    """Return the largest difference between two tensors of one shape; NaN equals NaN."""
     kind = torch.promote_types(expected.dtype, torch.float64)
     got, expected = (tensor.detach().to_dense().cpu().to(kind) for tensor in (got, expected))
     changed = ~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)

@@ -26,11 +26,11 @@ from helpers.transforms.batches import Batch, Tree
 
 LossFn, Tensors = Callable[[Any, Any], Tensor], dict[str, Tensor]
 
-# How many numbers a chunk is meant to keep, its gradients included: 512 MB in float32.
+# How many numbers a chunk should hold, including its gradients: 512 MB in float32.
 _CHUNK = 2**27
 
-# By how many roundings a clipped gradient stays below the limit, since none may exceed it: of its
-# norm, of the factor and of the products. Norms by Gram matrices take the most.
+# How many eps a clipped gradient stays below the limit, which rounding of its norm, of the factor
+# and of the products must not exceed. Norms by Gram matrices need the most.
 _ROUNDINGS = 64
 
 
@@ -55,7 +55,7 @@ def gradient_norms(
         targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time, which bounds the memory; `None` means all,
-            `"auto"` as many as 512 MB are estimated to hold.
+            `"auto"` as many as should fit in 512 MB.
         randomness: As in `func_gradients`.
 
     Returns:
@@ -116,12 +116,12 @@ def clipped_sum(
         loss_fn: `loss_fn(predictions, targets)`, given a batch of one, returns a scalar.
         data: `(B, ...)`, or a pytree of such tensors.
         targets: Likewise; `None` where the loss needs none.
-        limit: The largest norm, over all parameters together, that a gradient keeps.
+        limit: The largest norm, over all parameters together, that a gradient keeps; required.
         mask: `(B,)`, boolean: which samples count, where a batch is padded to a fixed size
             (arXiv:2406.17298); `None` means all. The others are not computed.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time, which bounds the memory; `None` means all,
-            `"auto"` as many as 512 MB are estimated to hold.
+            `"auto"` as many as should fit in 512 MB.
         randomness: As in `func_gradients`.
 
     Returns:
@@ -130,7 +130,7 @@ def clipped_sum(
     Raises:
         TypeError: `data` or `targets` is not a pytree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of `func_gradients`, a `limit` that is not above 0,
-            or a `mask` of another form.
+            or a malformed `mask`.
 
     Example:
         >>> model, data, targets = nn.Linear(2, 1, bias=False), torch.eye(2), torch.ones(2, 1)
@@ -162,14 +162,14 @@ def clipped_sum(
         factors = (limit / norms).clamp(max=1)
         for name in calls:
             result[name] += calls[name].total(factors.to(calls[name].output_grads.dtype))
-        del grads, calls  # or they would lie beside those of the next chunk
+        del grads, calls  # free them before the next chunk
     return result
 
 
 def _norms_and_calls(
     params: Tensors, grads: PerSampleGradients, like: Tensor, *, keep: bool = False
 ) -> tuple[Tensor, dict[str, LayerCall]]:
-    """Compute the norms of a chunk; `keep` a call of each parameter, from which sums follow."""
+    """Compute the norms of a chunk; if `keep`, also return calls from which sums follow."""
     if any(tensor.dtype != wide(tensor.dtype) for tensor in params.values()):
         grads = grads.rows(slice(None))
     squares, calls = torch.zeros_like(like), {}
@@ -186,7 +186,7 @@ def _norms_and_calls(
 
 
 def _scaled(params: Tensors, grads: PerSampleGradients, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the largest number of each gradient, and the norm of the gradient divided by it."""
+    """Compute the largest entry of each gradient, and the norm of the gradient divided by it."""
     # This way no square overflows or vanishes. What is not finite is divided by 1.
     largest, squares = torch.zeros_like(like), torch.zeros_like(like)
     for _, gradient in _flattened(params, grads):
@@ -200,7 +200,7 @@ def _scaled(params: Tensors, grads: PerSampleGradients, like: Tensor) -> tuple[T
 def _scaled_totals(
     params: Tensors, grads: PerSampleGradients, like: Tensor, limit: float
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and sums of clipped gradients, of any size; what is not finite is left out."""
+    """Yield names and sums of clipped gradients, of any size; non-finite ones are left out."""
     largest, unit = _scaled(params, grads, like)
     counts = largest.isfinite() & (largest > 0)
     grads, largest, unit = grads.rows(counts), largest[counts], unit[counts]

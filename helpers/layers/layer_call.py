@@ -21,7 +21,7 @@ _RUN = 256
 # values, rounding could show in the norm, and the gradient itself is used.
 _CANCELLED = 1 / 100
 
-# Norms are right to their last digits, or to some digits of this, whichever is more.
+# Norms are accurate to a few eps, relative to themselves or to this if it is larger.
 SMALL = 2.0**-20
 
 
@@ -37,9 +37,9 @@ class LayerCall:
     FORMULA: ClassVar[str]
 
     shape: torch.Size  # of the parameter
-    options: dict[str, Any]  # a "formula" among them stands for `FORMULA`
+    options: dict[str, Any]  # a "formula" here replaces `FORMULA`
     activations: Tensor | None = None  # (B, ...), what goes into the layer
-    output_grads: Tensor | None = None  # (B, ...); None as long as none has arrived: it is zero
+    output_grads: Tensor | None = None  # (B, ...); None until one arrives, and means zero
 
     @property
     def formula(self) -> str:
@@ -99,7 +99,7 @@ class Bias(LayerCall):
 
 
 class Dense(Bias):
-    """Dense gradients of the samples, where no rule applies, as `output_grads`."""
+    """Dense per-sample gradients where no rule applies, as `output_grads`."""
 
     FORMULA = "n...->n..."
 
@@ -111,7 +111,7 @@ def dense(gradients: Tensor) -> Dense:
 
 @dataclass
 class MatchedCall:
-    """A call of a function with weights, taken apart."""
+    """The parts of a call of a function with weights."""
 
     rule: type[LayerCall]  # of the weight
     activations: Tensor
@@ -121,7 +121,7 @@ class MatchedCall:
     bias_formula: str = Bias.FORMULA
 
 
-IsWeight = Callable[[Any], bool]  # tells the weights that are differentiated
+IsWeight = Callable[[Any], bool]  # is this a differentiated weight?
 # Takes such a function and the arguments of a call; `None` where the rule does not describe it.
 Matcher = Callable[..., MatchedCall | None]
 
@@ -143,7 +143,7 @@ def squared_norms(gradients: Tensor) -> Tensor:
 def unless_lost(
     squares: Tensor, largest: Tensor, sides: tuple[Tensor, Tensor, int] | None = None
 ) -> Tensor | None:
-    """Return squared norms `(B,)`, or `None` if too much of the sums they come from was lost.
+    """Return squared norms `(B,)`, or `None` if cancellation or underflow spoiled them.
 
     `largest`, `(B,)`, is what they would be if nothing was cancelled. Where they are products of
     two `sides`, these are the norms `(B, ...)` of both, and how many numbers the longer one has:

@@ -2,7 +2,7 @@
 
 One step of DP-SGD (Abadi et al. 2016, https://arxiv.org/abs/1607.00133) draws each sample with the
 same probability (`poisson_batches`), adds noise to the sum of the clipped gradients
-(`private_sum`), and divides by the *expected* batch size, a constant chosen without a look at the
+(`private_sum`), and divides by the *expected* batch size, a constant chosen independently of the
 data. `epsilon` computes, with Opacus' accountants, what all steps together guarantee for data sets
 that differ by one added sample; `noise_multiplier_for` finds the noise for a target `epsilon`.
 
@@ -112,7 +112,7 @@ def private_sum(
     accounting.check_noise(noise_multiplier)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
-            # Of torch's complex noise, each part has half the variance.
+            # In torch's complex noise, each part has half the variance.
             raise ValueError(f"{name} is complex: give its real and imaginary parts as parameters")
         if parameter.requires_grad and generator and generator.device != parameter.device:
             raise ValueError(
@@ -126,7 +126,7 @@ def private_sum(
         info = torch.finfo(total.dtype)
         if noise_multiplier and not info.tiny / info.eps < deviation < info.max * info.eps:
             raise ValueError(
-                f"noise of the standard deviation {deviation:g} is too small or too large for "
+                f"noise of standard deviation {deviation:g} is too small or too large for "
                 f"{total.dtype}: scale the loss and the limit"
             )
         options = {"generator": generator, "device": total.device, "dtype": total.dtype}

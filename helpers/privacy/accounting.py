@@ -1,4 +1,4 @@
-"""What all steps of a private training guarantee together, as Opacus' accountants say."""
+"""The joint guarantee of all steps of private training, from Opacus' accountants."""
 
 import math
 import warnings
@@ -17,14 +17,14 @@ _GRID = 2**24  # points of half a grid, which take half a minute and some gigaby
 def epsilon(
     noise_multiplier: float, rate: float, steps: int, delta: float, *, accountant: str = "rdp"
 ) -> float:
-    """Compute the epsilon that all steps of a private training guarantee together.
+    """Compute the epsilon that all steps of private training guarantee together.
 
     Args:
         noise_multiplier: The noise's standard deviation as a multiple of the clipping norm.
         rate: The probability with which a sample is in a batch, drawn as `poisson_batches` does.
         steps: The number of steps.
-        delta: What the probabilities may exceed `exp(epsilon)` by: far below 1/n for n samples. A
-            `delta` that reaches `rate` brings a warning.
+        delta: Added to `exp(epsilon)` times a probability: far below 1/n for n samples. A `delta`
+            of `rate` or more causes a warning.
         accountant: `"rdp"`, Renyi differential privacy (Mironov, Talwar and Zhang 2019,
             https://arxiv.org/abs/1908.10530), or `"prv"`, tighter and slower (Gopi, Lee and
             Wutschitz 2021, https://arxiv.org/abs/2106.02848), at most 0.02 above the exact value.
@@ -33,7 +33,7 @@ def epsilon(
         Epsilon; infinity without noise.
 
     Raises:
-        ValueError: An argument is out of range, or `"prv"` would take long.
+        ValueError: An argument is out of range, or `"prv"` would be slow.
 
     Example:
         >>> round(epsilon(1.0, rate=0.01, steps=1000, delta=1e-5), 2)
@@ -128,7 +128,7 @@ def _smallest_noise(
 
 
 def _check_grid(noise_multiplier: float, rate: float, steps: int, delta: float) -> None:
-    """Raise ValueError if Opacus' PRV accountant would compute on a grid of many points."""
+    """Raise ValueError if Opacus' PRV accountant would need too large a grid."""
     from opacus.accountants.analysis import prv
 
     error, tail = 0.01, delta / 1000  # of epsilon and of delta, as in Opacus
@@ -137,14 +137,14 @@ def _check_grid(noise_multiplier: float, rate: float, steps: int, delta: float) 
         largest = prv.compute_safe_domain_size([loss], [steps], error, tail)
     if largest * math.sqrt(steps * math.log(12 / tail) / 2) / error > _GRID:
         raise ValueError(
-            f"the accountant 'prv' would take long for an epsilon near {largest:.3g} after "
+            f"the accountant 'prv' would be slow for an epsilon near {largest:.3g} after "
             f"{steps:,} steps: take 'rdp', or more noise"
         )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence logarithms of zero and advice that larger orders are tighter: the bound holds."""
+    """Silence log(0) and the advice to try larger orders: the bound holds anyway."""
     with np.errstate(divide="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Optimal order is the")
         yield
@@ -160,6 +160,6 @@ def _check_budget(rate: float, steps: int, delta: float, accountant: str) -> Non
     rate, delta = float(rate), float(delta)
     if delta >= rate:
         warnings.warn(
-            f"delta {delta:g} reaches the rate {rate:g}: publishing a random sample is as private",
+            f"delta {delta:g} >= rate {rate:g}: publishing one random sample is as private",
             stacklevel=3,
         )

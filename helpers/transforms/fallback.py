@@ -18,7 +18,7 @@ _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 class FallbackWarning(UserWarning):
-    """Samples were processed one at a time; `__cause__` is the error that `vmap` raised."""
+    """A slower or larger method was used; `__cause__` is the error that led to it, if any."""
 
 
 _warned: ContextVar[set[str]] = ContextVar("warned")
@@ -40,7 +40,7 @@ def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        token = _warned.set(_warned.get(set()))  # that of a call around this one, if there is one
+        token = _warned.set(_warned.get(set()))  # that of an enclosing call, if any
         try:
             return function(*args, **kwargs)
         finally:
@@ -72,7 +72,7 @@ def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module, caus
 
 def describe(error: Exception, model: nn.Module) -> tuple[str, str]:
     """Return where an error was raised and its first line; clear the tracebacks of the attempt."""
-    # They hold its tensors. What the caller is handling comes last; so this is no part of `except`.
+    # They hold its tensors. Inside `except`, the loop would stop at once: `handled` is `error`.
     location, current, handled = find_place(error, model), error, sys.exception()
     while current is not None and current is not handled:
         current.__traceback__, current = None, current.__context__

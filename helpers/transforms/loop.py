@@ -1,4 +1,4 @@
-"""One sample at a time, in plain autograd: slow, and right for every differentiable model."""
+"""One sample at a time, in plain autograd: slow, and right where plain autograd is."""
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -54,7 +54,7 @@ def gradients(
     flagged = {name for name, parameter in parameters.items() if parameter.requires_grad}
     unmet = (not rows[:, None].flatten(1).any(1).all() for rows in grads.values())
     if not flagged <= grads.keys() and any(unmet):
-        # A checkpoint may need gradients of parameters that are not asked for.
+        # A checkpoint may need gradients of parameters that were not selected.
         for_each(function, model, flagged | {*grads}, batch, store, **options)
     if not reached:
         warning = "the loss depends on none of the selected parameters, so all gradients are 0: "
@@ -72,10 +72,10 @@ def for_each(
     backward: Callable[[Tensor], Any] = lambda value: value,
     randomness: str = "error",
 ) -> None:
-    """Call `take(index, backward(function(model, *sample)))` for each, and put the model back.
+    """Call `store(index, backward(function(model, *sample)))` for each, and restore the model.
 
-    Exactly the named parameters require a gradient. Raises ValueError if random numbers are drawn
-    and `randomness` is `"error"`.
+    Exactly the named parameters require a gradient. Raises ValueError if the first sample draws
+    random numbers and `randomness` is `"error"`.
     """
     watched = False
 
@@ -86,7 +86,7 @@ def for_each(
         # Clones, since autograd does not save tensors that were made in inference mode.
         sample = [tensor[index].detach().clone() for tensor in batch]
         try:
-            # Torch leaves some fast paths where a mode is on: it is, once there is need of it.
+            # A mode disables some of torch's fast paths, so it is used only once needed.
             with Watched() if watched else nullcontext():
                 value = function(model, *sample)
                 nodes = " ".join(node.name() for node in graph(value))
@@ -114,7 +114,7 @@ def for_each(
 def _first(run: Callable[[], Any], state: Callable[[], streams.State], snapshot: Snapshot) -> Any:
     """Run the first sample until the generators end where they started; raise if they never do."""
     states = [state()]
-    for _ in range(3):  # another thread may have drawn, but hardly each time
+    for _ in range(3):  # another thread may have drawn, but not every time
         result, end = run(), state()
         # A model with a seed of its own ends in one state, wherever it begins.
         if any(streams.alike(end, state_before) for state_before in states):
@@ -130,7 +130,7 @@ def by_backward(
     """Differentiate a scalar with respect to leaves: dense, zeros for unused ones."""
     nodes = [*graph(scalar)]
     # The backward pass of a custom function, such as a reentrant checkpoint, may run another one,
-    # for leaves that this graph does not show. Those that it shows may be the loss's own.
+    # for leaves that this graph does not show. The others may belong to the loss.
     custom = any(isinstance(node, BackwardCFunction) for node in nodes)
     reachable = {*leaves, *(node.variable for node in nodes if hasattr(node, "variable"))}
     before = {leaf: leaf.grad for leaf in reachable}

@@ -1,4 +1,4 @@
-"""Putting a model back: its buffers, flags, gradients, attributes and containers.
+"""Restoring a model: its buffers, flags, gradients, attributes and containers.
 
 Parameters are neither copied nor compared: in-place changes persist, as does state that a forward
 pass keeps outside the model.
@@ -23,7 +23,7 @@ from helpers.transforms import fallback
 from helpers.transforms.known_wrong import reached
 from helpers.transforms.randomness import GENERATORS
 
-# What cannot change, or leads out of the model: there a walk ends.
+# What cannot change, or leads out of the model, ends a walk.
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, range, slice)
 _KINDS = (torch.dtype, torch.device, torch.Size, type, types.ModuleType, types.BuiltinFunctionType)
 _ENDS = frozenset((*_NUMBERS, *_KINDS))
@@ -31,7 +31,7 @@ _PLAIN = (dict, OrderedDict)
 _SEQUENCES = (list, tuple, set, deque)
 _OF_ITERATORS = ("builtins", "itertools")  # the modules of their classes; others may be files
 _WITHOUT_ATTRIBUTES = (Tensor, types.FunctionType, type, torch.jit.ScriptModule, *GENERATORS)
-_EMPTY = object()  # what a slot holds that nothing was written to
+_EMPTY = object()  # the value of a slot that is not set
 _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
 
 
@@ -39,7 +39,7 @@ _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging
 def preserved(
     model: nn.Module, names: Collection[str] = (), *functions: Any
 ) -> "Iterator[Snapshot]":
-    """Put a model back at the end of a block, except its parameters' values.
+    """Restore a model at the end of a block, except its parameters' values.
 
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
     state, to be restored within the block as well. Warns of parameters that were written into.
@@ -52,7 +52,7 @@ def preserved(
                 f"{name} was made in inference mode, so it cannot require a gradient: make the "
                 "model outside of torch.inference_mode()"
             )
-        if parameter.is_leaf:  # what was computed has neither a flag nor a `.grad`
+        if parameter.is_leaf:  # other tensors have neither a flag nor a `.grad`
             parameters[name] = parameter
     roots = [model, *filter(_has_state, reached(functions))]
     modules = (root for root in roots if isinstance(root, nn.Module))
@@ -62,7 +62,7 @@ def preserved(
         before.append((p.requires_grad, p.grad, p._version, p.data))
     try:
         for name, parameter in parameters.items():
-            parameter.requires_grad = name in names  # as a method, torch forbids it under vmap
+            parameter.requires_grad = name in names  # vmap forbids `requires_grad_()`
             parameter.grad = None
         yield snapshot
     finally:
@@ -92,9 +92,9 @@ class Snapshot:
 
     def __init__(self, roots: Iterable[Any], parameters: Iterable[Tensor] = ()) -> None:
         self.generators: list[Any] = []
-        self._empty: list[dict[Any, Any]] = []  # of which a module has a dozen, for hooks
+        self._empty: list[dict[Any, Any]] = []  # each module has a dozen, for hooks
         self._collections: list[tuple[Any, Any]] = []
-        self._iterators: list[tuple[dict[Any, Any], Any, Any]] = []  # copies go back
+        self._iterators: list[tuple[dict[Any, Any], Any, Any]] = []  # restore copies
         self._slots: list[tuple[Any, Any, Any]] = []  # object, slot, value
         self._others: list[tuple[Any, ...]] = []  # functions and their arguments
         self._tensors: list[tuple[Tensor, Tensor, int]] = []
@@ -150,7 +150,7 @@ class Snapshot:
             if same and tensor.grad_fn is None:
                 continue
             with torch.no_grad():
-                if tensor.grad_fn is not None:  # of the graph that a forward pass put it into
+                if tensor.grad_fn is not None:  # detach it from a forward pass's graph
                     tensor.detach_()
                 if tensor.shape == values.shape:
                     tensor.copy_(values)
@@ -159,7 +159,7 @@ class Snapshot:
 
 
 def walk(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield each object once that modules lead to by attributes, containers and bound methods."""
+    """Yield each object reachable by attributes, containers and bound methods once."""
     visited: set[int] = set()
     waiting = [*roots]
     while waiting:
@@ -188,9 +188,9 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
                 waiting.append(vars(value))
 
 
-@functools.lru_cache  # of 128 classes at most, since it keeps them alive
+@functools.lru_cache  # at most 128 classes, since it keeps them alive
 def _slots(kind: type) -> tuple[types.MemberDescriptorType, ...]:
-    """Return what reads and writes the `__slots__` of a class."""
+    """Return the descriptors of the `__slots__` of a class."""
     if kind.__module__.startswith(_FOREIGN):
         return ()
     return tuple(
@@ -209,14 +209,14 @@ def _held(value: Any, slot: types.MemberDescriptorType) -> Any:
 
 
 def _contents(collection: Collection[Any]) -> dict[Any, Any] | list[Any]:
-    """Copy what a collection holds, also one whose class answers otherwise, or not at all."""
+    """Copy a collection's contents, ignoring any methods that its class overrides."""
     kind = _base(type(collection))
     return dict(kind.items(collection)) if issubclass(kind, dict) else [*kind.__iter__(collection)]
 
 
 @functools.lru_cache
 def _base(kind: type) -> type:
-    """Return which class of Python a class of collections is built on."""
+    """Return the built-in class that a collection class extends."""
     return next(base for base in (*_PLAIN[::-1], *_SEQUENCES) if issubclass(kind, base))
 
 
