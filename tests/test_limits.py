@@ -29,6 +29,15 @@ FIRST = {
     "random-draws": ['`randomness="different"` to train'],
     "jacobian-backends": ["which Jacobian backend"],
     "samples-that-meet-in-the-loss": ["gradients of a contrastive loss are 0"],
+    "layernorm-third-order": ["hessian layernorm", "PINN layer norm gradient"],
+    "weight-norm-twice": ["use forward AD with _weight_norm_interface that does not support it"],
+    "frozen-parameters": ["only Tensors of floating point dtype can", "__set__ of a parameter"],
+    "loss-is-no-scalar": ["function f should be a tuple: (output, aux) if has_aux is True"],
+    "distributed-model": ["Linear has no attribute 'module'"],
+    "no-gradient": ["element 0 of tensors does not require grad", "__get__ of a parameter, which"],
+    "recurrent-rule": ["cudnn RNN backward can only be called in training mode"],
+    "two-devices": ["Expected all tensors to be on the same device, but found at least two"],
+    "autocast": ["Expected no weakrefs to t1's Tensor object but got 1"],
     None: ["zebras crossing streets", "KeyError: 'weight'", "ValueError: optimizer got an empty"],
 }
 
