@@ -66,6 +66,7 @@ MEASURED = [
     ("escaped-tensor", "Stashing()"),
     ("frozen-parameters", "broken"),
     ("frozen-parameters", "flagging"),
+    ("no-gradient", "ByData()"),
     ("written-weights", "Clamping()"),
     ("state-on-self", "Counter()"),
     ("samples-that-meet", "Centering()"),

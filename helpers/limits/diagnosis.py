@@ -10,9 +10,10 @@ from helpers import gradients
 from helpers.compare import TOLERANCES
 from helpers.limits import bare, differences, trials
 from helpers.limits.bare import Case
-from helpers.limits.findings import Diagnosis, Finding, described, listed, most
+from helpers.limits.findings import Diagnosis, Finding, described, listed, most, of_error
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree, tensors_in
+from helpers.transforms.known_wrong import Refusal, Watched
 from helpers.transforms.switches import uncompiled
 
 FEW = 4  # samples are run, at most
@@ -93,7 +94,19 @@ def _diagnosed(case: Case) -> Diagnosis:
         findings += trials.meeting(together, singles, far) or trials.weighing(
             case, together, singles, far
         )
-    return Diagnosis(tuple(findings), conclusion)
+    return Diagnosis(tuple(findings or _refused(case)), conclusion)
+
+
+def _refused(case: Case) -> list[Finding]:
+    """Find the use of a parameter for which `func_gradients` takes the loop."""
+    data, targets = case.batch[:1].whole()
+    try:
+        with case.put_back(), Watched(parameters=case.model.parameters()):
+            case.loss_fn(batches.call(case.model, data), targets)
+    except Refusal as error:
+        seen = of_error(error, case.model)
+        return [Finding(seen.where, f"func_gradients takes the loop: {error}", seen.entry)]
+    return []
 
 
 def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
