@@ -114,6 +114,23 @@ def test_a_forward_pass_that_freezes_a_layer(method):
     assert [bool(grad.any()) for grad in grads.values()] == [False, False, True, True]
 
 
+@pytest.mark.parametrize("inner", [True, False], ids=["and in the forward", "alone"])
+@pytest.mark.parametrize("way", ["loop", "functorch", "func", "func, out"])
+def test_autocast_around_the_call(way, inner):
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=inner):
+            inputs = self.first(inputs)
+        return self.fc(inputs).float()
+
+    case = make("linear")
+    case.model = Apply(run, first=nn.Linear(3, 3), fc=nn.Linear(3, 2))
+    case.data, case.targets = case.data.float(), case.targets.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = (WAYS | LEGACY)[way].compute(case, None)
+        expected = oracle(*case.args)
+    assert_equal(got, expected, 0.02)
+
+
 @pytest.mark.parametrize("way", ["loop", "func", "func, out", "norms"])
 def test_a_loss_without_a_graph_is_warned_of(way):
     case = make("linear")

@@ -10,9 +10,17 @@ from helpers import gradients
 from helpers.compare import TOLERANCES
 from helpers.limits import bare, differences, trials
 from helpers.limits.bare import Case
-from helpers.limits.findings import Diagnosis, Finding, described, format_largest, format_names
+from helpers.limits.findings import (
+    Diagnosis,
+    Finding,
+    described,
+    finding_of,
+    format_largest,
+    format_names,
+)
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree, tensors_in
+from helpers.transforms.known_wrong import Refusal, Watched
 from helpers.transforms.switches import uncompiled
 
 FEW = 4  # samples at most
@@ -95,7 +103,19 @@ def _diagnosed(case: Case) -> Diagnosis:
         findings += trials.find_interactions(*compared) or trials.find_loss_weights(case, *compared)
     if expected and not findings and not any(tensor.any() for tensor in expected.values()):
         findings.append(Finding("the loss", "all gradients are 0", "no-gradient"))
-    return Diagnosis(tuple(findings), conclusion)
+    return Diagnosis(tuple(findings or _refused(case)), conclusion)
+
+
+def _refused(case: Case) -> list[Finding]:
+    """Find the use of a parameter for which `func_gradients` takes the loop."""
+    data, targets = case.batch[:1].whole()
+    try:
+        with case.put_back(), Watched(parameters=case.model.parameters()):
+            case.loss_fn(batches.call(case.model, data), targets)
+    except Refusal as error:
+        seen = finding_of(error, case.model)
+        return [Finding(seen.where, f"func_gradients takes the loop: {error}", seen.entry)]
+    return []
 
 
 def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:

@@ -62,7 +62,7 @@ def finding_of(error: Exception, model: nn.Module) -> Finding:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [i for i, frame in enumerate(frames) if not frame.filename.startswith(_TORCH)]
     end = "\n".join(f"{f.filename}\n{f.name}\n{f.line}" for f in frames[outside[-1] :])
-    entry = match(str(error), end)
+    entry = match(str(error), f"vmap\n{end}")  # under which all that is diagnosed runs
     name = entry.name if entry else Finding.entry
     return Finding(find_place(error, model), f"raises {described(error)}", name)
 

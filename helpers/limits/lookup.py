@@ -24,7 +24,7 @@ class Entry:
     apart: str = ""
     """How to recognize it where others share its message; `""` if that is not needed."""
     near: str = field(default="", compare=False)
-    """A pattern that its traceback holds, if its message alone says too little."""
+    """A pattern that its messages or their tracebacks hold, if a message alone says too little."""
 
     def matches(self, message: str) -> int:
         """Return how many characters of a message the entry's pattern covers; 0 for no match."""
@@ -54,17 +54,17 @@ def entries() -> dict[str, Entry]:
 
 def ranked(message: str, traceback: str) -> list[Entry]:
     """List the entries that show a message, best first: fitting the traceback, then the longest."""
-    flat = " ".join(message.split())
+    flat, text = " ".join(message.split()).replace("`", "'"), f"{message}\n{traceback}"
     lengths = {entry: entry.matches(flat) for entry in entries().values()}
-    fits = {entry: bool(entry.near and re.search(entry.near, traceback, re.M)) for entry in lengths}
+    fits = {entry: bool(entry.near and re.search(entry.near, text, re.M)) for entry in lengths}
     lengths = {entry: length for entry, length in lengths.items() if length}
     return sorted(lengths, key=lambda x: (fits[x], not x.near, lengths[x]), reverse=True)
 
 
 def match(message: str, traceback: str = "") -> Entry | None:
     """Return the entry for a whole message and the innermost lines of its traceback, or None."""
-    first = next(iter(ranked(message, traceback)), None)
-    return first if first and (not first.near or re.search(first.near, traceback, re.M)) else None
+    first, text = next(iter(ranked(message, traceback)), None), f"{message}\n{traceback}"
+    return first if first and (not first.near or re.search(first.near, text, re.M)) else None
 
 
 def find(message: str) -> Markdown:
@@ -75,7 +75,7 @@ def find(message: str) -> Markdown:
             words that describe the problem.
     """
     words = " ".join(message.split())
-    hits = ranked(message, message) or _nearest(words.lower())
+    hits = ranked(message, message) or _nearest(words)
     if not hits:
         return Markdown(f"No entry of lesson 6 holds {_code(words)}.")
     rows = [(_link(entry), _seen(entry), entry.cause, entry.fix) for entry in hits]
@@ -83,25 +83,26 @@ def find(message: str) -> Markdown:
 
 
 def _nearest(query: str) -> list[Entry]:
-    """List the three entries closest to some words; rare words count more."""
-    candidates = entries().values()
-    texts = {x: " ".join((x.name, *x.seen, x.cause, x.fix, x.apart)).lower() for x in candidates}
+    """List the three entries closest to some words, none to an error that no entry shows."""
+    candidates = () if re.search(r"\w(Error|Warning): ", query) else entries().values()
+    texts = {x: " ".join((x.name, *x.seen, x.cause, x.fix, x.apart)) for x in candidates}
     words = {x: _words(text) for x, text in texts.items()}
     counts = {word: 1 + sum(word in held for held in words.values()) for word in _words(query)}
 
-    def share(words: frozenset[str]) -> float:
+    def share(words: frozenset[str]) -> float:  # rare words count more
         return sum(math.log(len(texts) / counts[word]) for word in words & counts.keys())
 
-    largest = share(_words(query))
-    hits = [x for x, text in texts.items() if query in text or share(words[x]) > largest / 3]
-    names = {x: _words(f"{x.name} {x.name.replace('-', '_')}") for x in hits}
-    return sorted(hits, key=lambda x: (query not in texts[x], -share(words[x]) - share(names[x])))[
-        :3
-    ]
+    names = {x: _words(f"{x.name} {x.name.replace('-', '_')}") for x in texts}
+    shares = {x: share(words[x]) + share(names[x]) for x in texts}
+    holds = {x: query.lower() in text.lower() for x, text in texts.items()}
+    hits = [x for x in texts if holds[x] or shares[x] > share(_words(query)) / 2]
+    return sorted(hits, key=lambda x: (holds[x], shares[x]), reverse=True)[:3]
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w{3,}", text.lower()))
+    """List the words of a text, and the parts of names such as `LayerNorm` and `layer_norm`."""
+    parts = re.sub(r"_|(?<=[a-z])(?=[A-Z])", " ", text)
+    return frozenset(re.findall(r"\w{3,}", f"{text} {parts}".lower()))
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -130,7 +131,8 @@ def _seen(entry: Entry) -> str:
 
 def _fragments(symptom: str) -> list[str]:
     """Return the parts of a message pattern between its dots, without the type of error."""
-    return [fragment for fragment in symptom.partition(": ...")[2].split("...") if fragment]
+    shown = symptom.replace("`", "'").partition(": ...")[2]
+    return [fragment for fragment in shown.split("...") if fragment]
 
 
 def _code(text: str) -> str:

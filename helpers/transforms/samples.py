@@ -72,12 +72,14 @@ def standing_in(tensors: Mapping[str, Tensor], substitutes: Mapping[str, Tensor]
             vars(tensor)[name], vars(substitute)[name] = vars(substitute)[name], vars(tensor)[name]
 
     swapped = []
+    torch.clear_autocast_cache()  # it refers to tensors weakly, and such tensors cannot be swapped
     try:
         for name, substitute in substitutes.items():
             exchange(tensors[name], substitute)
             swapped.append((tensors[name], substitute))
         yield
     finally:
+        torch.clear_autocast_cache()
         for pair in swapped[::-1]:
             exchange(*pair)
 
