@@ -186,16 +186,6 @@ def test_two_batches_of_a_kernel_have_their_own_constants():
     torch.testing.assert_close(kernels.ntk(model, one, other), expected)
 
 
-def test_an_ensemble_leaves_its_inputs_as_they_were():
-    model = nn.Sequential(nn.LeakyReLU(inplace=True), nn.Linear(3, 2)).double()
-    data, order = (X.clone(),), torch.tensor([[[0, 1, 1]]] * 2)
-    stacked = ensembles.stack([model, copy.deepcopy(model)])
-    trained = ensembles.train(stacked, F.cross_entropy, data, LABELS, order, sgd_step, lr=0.1)
-    predictions = ensembles.predict(trained, data)
-    torch.testing.assert_close(predictions[0], predictions[1])
-    assert torch.equal(data[0], X)
-
-
 def test_an_empty_batch_of_a_tree():
     model, loss_fn, *_ = make("dictionary").args
     empty = {"x": X[:0], "ids": IDS[:0], "scale": SCALE}

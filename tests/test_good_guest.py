@@ -193,18 +193,6 @@ def test_an_error_that_the_caller_handles_keeps_its_traceback(caller):
     assert handled.__traceback__.tb_frame.f_code.co_filename == __file__
 
 
-def test_a_parameter_that_was_computed_leaves_the_others_as_they_were():
-    case = one_linear()
-    case.model.fc.bias.requires_grad_(False)
-    expected, weight = oracle(*case.args, wrt=["fc.weight"]), case.model.fc.weight
-    weight.grad = grad = torch.ones_like(weight)
-    computed = case.model.fc.bias.clone().requires_grad_() * 1
-    torch.utils.swap_tensors(case.model.fc.bias, computed)
-    assert_equal(gradients.func_gradients(*case.args, wrt=["fc.weight"]), expected, TOLERANCE)
-    assert weight.requires_grad
-    assert weight.grad is grad
-
-
 @pytest.mark.parametrize("forward", [branching, lambda m, x: m.fc(x)])
 def test_what_another_thread_draws_is_not_drawn_again(forward):
     """Where a model may draw nothing, no stream is set back."""

@@ -37,17 +37,9 @@ def ntk_weights(blocks):  # means over the points
     return traces.sum() / traces
 
 # %% solution-3: correct
-# through the parents
-# -     for module in model.modules():
-# -         if type(module) is nn.LayerNorm:
-# -             module.__class__ = ExactLayerNorm
-# +     for parent in list(model.modules()):
-# +         for name, child in list(parent._modules.items()):
-# +             if isinstance(child, nn.LayerNorm):
-# +                 affine = child.weight is not None
-# +                 exact = ExactLayerNorm(child.normalized_shape, child.eps, affine)
-# +                 exact.weight, exact.bias = child.weight, child.bias
-# +                 setattr(parent, name, exact)
+# a class of its own for each
+# - module.__class__ = ExactLayerNorm
+# + module.__class__ = type("Exact", (ExactLayerNorm,), {})
 
 # %% solution-3: correct
 # on the instances
@@ -72,10 +64,6 @@ def repair(model):  # a copy
     import copy
 
     return copy.deepcopy(model)
-
-# %% solution-3: not so yet: its gradients are right
-def repair(model):  # nothing
-    return model
 
 # %% solution-3: right shape, wrong values
 # - dims = tuple(range(-len(self.normalized_shape), 0))
