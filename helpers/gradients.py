@@ -72,7 +72,7 @@ def loop_gradients(
     """
     params, batch = prepare(model, data, targets, wrt)
     loss = functools.partial(sample_loss, loss_fn, batch)
-    return loops.gradients(loss, model, params, batch.leaves)
+    return loops.gradients(loss, model, params, batch.leaves, warn=True)
 
 
 @torch.inference_mode(False)
@@ -187,8 +187,8 @@ def func_gradients(
         compute_sample_grads = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
         options["otherwise"] = functools.partial(loop, batch.leaves)
         grads = samples.batched(compute_sample_grads, model, params, batch.leaves, **options)
-        if len(batch) and not any(rows[0].any() for rows in grads.values()):
-            loop(batch[:1].leaves)  # which warns if the loss has no graph at all
+    if len(batch) and not any(rows[0].any() or rows.any() for rows in grads.values()):
+        loop(batch[:1].leaves, warn=True)
     if check and (disagreement := _difference(grads, loop, batch)):
         fallback.warn(f"torch.vmap and the loop differ, so the loop was used: {disagreement}")
         expected = loop(batch.leaves)

@@ -21,7 +21,7 @@ from helpers.layers.layer_call import SMALL, LayerCall, dense, squared_norms
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
 from helpers.numbers import is_real, wide
-from helpers.transforms import checks, fallback
+from helpers.transforms import checks, fallback, loop
 from helpers.transforms.batches import Batch, Tree
 
 LossFn, Tensors = Callable[[Any, Any], Tensor], dict[str, Tensor]
@@ -84,6 +84,8 @@ def gradient_norms(
             norms[odd] = largest * unit
         result[rows] = norms
         del grads  # or it would lie beside that of the next chunk
+    if len(batch) and not result.any():
+        loop.gradients(loss, model, params, batch[:1].leaves, randomness=randomness, warn=True)
     return result
 
 
@@ -163,6 +165,8 @@ def clipped_sum(
         for name in calls:
             result[name] += calls[name].total(factors.to(calls[name].output_grads.dtype))
         del grads, calls  # free them before the next chunk
+    if len(batch) and not any(total.any() for total in result.values()):
+        loop.gradients(loss, model, params, batch[:1].leaves, randomness=randomness, warn=True)
     return result
 
 

@@ -87,23 +87,18 @@ class Centered(nn.Module):
         return squared((predictions - self.center).tanh(), targets)
 
 
-class PlainlyCentered:
-    center, __call__ = Centered.center, Centered.forward
-
-
 @pytest.mark.parametrize("way", [name for name in WAYS | LEGACY if "computer" not in name])
 def test_a_loss_with_state_begins_anew_for_each_sample(way):
     def case(size: int = 3) -> Case:
         return dataclasses.replace(make("linear", size), loss_fn=lambda p, t: Centered()(p, t))
 
-    way, truth, loss, plain = (WAYS | LEGACY)[way], Truth(case), Centered(), PlainlyCentered()
-    losses = loss, lambda p, t: loss(p, t), loss.forward, lambda p, t, one=plain: one(p, t)
+    way, truth, loss = (WAYS | LEGACY)[way], Truth(case), Centered()
+    losses = loss, lambda p, t: loss(p, t), loss.forward, lambda p, t, one=loss: one(p, t)
     for size, loss_fn in zip((3, 2, 3, 3), losses, strict=True):
         got = way.compute(dataclasses.replace(case(size), loss_fn=loss_fn), truth)
         assert vars(loss).keys() == vars(Centered()).keys()
         if size == 3:
             assert_equal(got, way.expected(truth), TOLERANCE)
-    assert vars(plain) == {}
 
 
 @every_method
@@ -130,9 +125,14 @@ def test_autocast_around_the_call_and_in_it(way):
     assert_equal(got, expected, 0.02)
 
 
-@pytest.mark.parametrize("way", ["loop", "func", "func, out", "norms"])
-def test_a_loss_without_a_graph_is_warned_of(way):
+@pytest.mark.parametrize("way", ["loop", "func", "func, out", "norms", "norms, chunks"])
+def test_a_loss_without_a_graph_is_warned_of_unless_a_sample_has_one(way):
     case = make("linear")
+    first = case.targets[0].clone()
+    case.loss_fn = lambda p, t: squared(p, t) if (t != first).any() else p.new_zeros(())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the loss depends")
+        (WAYS | LEGACY)[way].compute(case, None)
     case.model = Apply(lambda m, x: m.fc(x).detach(), fc=case.model)
     with pytest.warns(UserWarning, match="depends on none of the selected parameters"):
         (WAYS | LEGACY)[way].compute(case, None)

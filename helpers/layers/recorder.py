@@ -106,7 +106,7 @@ def _recorded(
     if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
         undo = streams.streams_kept(batch[0].device, snapshot.generators)
         undo = nullcontext() if randomness == "error" else undo  # then only other threads draw
-        with undo, fallback.silent() if calls else nullcontext():
+        with undo:
             _check_unmet(function, model, unmet, batch)
     return PerSampleGradients(calls)
 

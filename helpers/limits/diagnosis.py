@@ -102,7 +102,7 @@ def _diagnosed(case: Case) -> Diagnosis:
         compared = together, singles, min(100 * tolerance, 0.1)
         findings += trials.find_interactions(*compared) or trials.find_loss_weights(case, *compared)
     if expected and not findings and not any(tensor.any() for tensor in expected.values()):
-        findings.append(Finding("the loss", "all gradients are 0", "no-gradient"))
+        findings.append(Finding("the loss", "gradients of these samples are 0", "no-gradient"))
     return Diagnosis(tuple(findings or _refused(case)), conclusion)
 
 

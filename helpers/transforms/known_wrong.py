@@ -58,9 +58,9 @@ class Watched(TorchFunctionMode):
                 raise Refusal(f"{name} of a parameter, which may write into it")
 
 
-def reached(roots: Iterable[Any]) -> Iterator[Any]:
+def reached(roots: Iterable[Any], *ends: Any) -> Iterator[Any]:
     """Yield all that modules or functions reach: attributes, closures, globals, containers."""
-    visited: set[int] = set()
+    visited = set(map(id, ends))
     waiting = [*roots]
     while waiting:
         value = waiting.pop()

@@ -24,10 +24,12 @@ def gradients(
     *,
     dtype: torch.dtype | None = None,
     randomness: str = "error",
+    warn: bool = False,
 ) -> dict[str, Tensor]:
     """Differentiate a scalar function of each sample: `{name: (B, *shape)}`, detached.
 
-    The dtype is `dtype` or the parameter's; zeros for a parameter that the function does not use.
+    The dtype is `dtype` or the parameter's; zeros for a parameter that the function does not use,
+    with a warning, if asked for, where it uses none.
     """
     grads = {
         name: tensor.new_zeros((len(batch[0]), *tensor.shape), dtype=dtype, requires_grad=False)
@@ -56,7 +58,7 @@ def gradients(
     if not flagged <= grads.keys() and any(unmet):
         # A checkpoint may need gradients of parameters that were not selected.
         for_each(function, model, flagged | {*grads}, batch, store, **options)
-    if not reached:
+    if warn and not reached:
         warning = "the loss depends on none of the selected parameters, so all gradients are 0: "
         fallback.warn(f"{warning}is there a no_grad, detach() or item()?", category=UserWarning)
     return grads

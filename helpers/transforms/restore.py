@@ -43,7 +43,7 @@ def preserved(
 
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
     state, to be restored within the block as well. Warns of parameters that were written into.
-    So are modules and other objects that `functions` are or call, such as a loss with state.
+    So are modules that `functions` are or name, such as a loss with state.
     """
     parameters, before = {}, []
     for name, parameter in model.named_parameters():
@@ -54,9 +54,9 @@ def preserved(
             )
         if parameter.is_leaf:  # other tensors have neither a flag nor a `.grad`
             parameters[name] = parameter
-    roots = [model, *filter(_has_state, reached(functions))]
-    modules = (root for root in roots if isinstance(root, nn.Module))
-    own = itertools.chain(*(module.parameters() for module in modules))
+    losses = (value for value in reached(functions, model) if isinstance(value, nn.Module))
+    roots = [model, *losses]
+    own = itertools.chain(*(module.parameters() for module in roots))
     snapshot = Snapshot([*roots, *model.buffers()], own)
     for p in parameters.values():
         before.append((p.requires_grad, p.grad, p._version, p.data))
@@ -78,13 +78,6 @@ def preserved(
                 "each sample after a write was computed with the new values",
                 category=UserWarning,
             )
-
-
-def _has_state(value: Any) -> bool:
-    """Tell modules and other objects that are called from functions and classes."""
-    kind = type(value)
-    plain = kind in _ENDS or kind is partial or kind.__module__.startswith(("builtins", *_FOREIGN))
-    return isinstance(value, nn.Module) or (callable(value) and not plain)
 
 
 class Snapshot:
