@@ -34,6 +34,7 @@ from torch.func import grad, vmap
 
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import per_sample_gradients
+from helpers.numbers import differences
 from helpers.transforms import batches, checks, fallback, samples
 from helpers.transforms import loop as loops
 from helpers.transforms.batches import Batch, Tree
@@ -250,38 +251,6 @@ def _difference(
     expected = loop(batch[ends].leaves)
     off = differences({name: grads[name][ends] for name in expected}, expected)
     return ", ".join(f"{name} by {error:.1e} of the largest entry" for name, error in off.items())
-
-
-def differences(
-    got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | None = None
-) -> dict[str, float]:
-    """Compare gradients by name with the expected ones; NaN equals NaN.
-
-    An error may reach `tolerance` times the parameter's largest finite entry or, for gradients that
-    are only rounding, a tenth of that times the overall largest. `None` means the square root of
-    the dtype's `eps`, and for that tenth at most `10 * eps`. Returns the errors above these limits.
-    """
-    sizes, errors = {}, {}
-    for name, tensor in expected.items():
-        finite = torch.nan_to_num(tensor.abs(), 0, 0, 0)
-        sizes[name] = finite.max().item() if finite.numel() else 0.0
-    largest = max(sizes.values(), default=0.0)
-    for name, target in expected.items():
-        eps = torch.finfo(target.dtype).eps
-        limit = eps**0.5 if tolerance is None else tolerance
-        rounding = limit / 10 if tolerance is not None else min(limit / 10, 10 * eps)
-        error = largest_difference(got[name], target)
-        if not error <= max(limit * sizes[name], rounding * largest):  # true for NaN
-            errors[name] = error / (sizes[name] or 1.0)
-    return errors
-
-
-def largest_difference(got: Tensor, expected: Tensor) -> float:
-    """Return the largest difference between two tensors of one shape; NaN equals NaN."""
-    kind = torch.promote_types(expected.dtype, torch.float64)
-    got, expected = (tensor.detach().to_dense().cpu().to(kind) for tensor in (got, expected))
-    changed = ~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)
-    return (got - expected)[changed].abs().max().item() if changed.any() else 0.0
 
 
 def prepare(

@@ -1,8 +1,9 @@
-"""Checks of counts and real numbers, and the dtype for sums."""
+"""Checks of counts and real numbers, differences of tensors, and the dtype for sums."""
 
 from numbers import Integral, Real
 
 import torch
+from torch import Tensor
 
 
 def check_count(name: str, count: int, least: int = 1) -> None:
@@ -19,3 +20,35 @@ def is_real(value: object) -> bool:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for sums, at least float32: in bfloat16, 256 + 1 is 256."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def differences(
+    got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float | None = None
+) -> dict[str, float]:
+    """Compare gradients by name with the expected ones; NaN equals NaN.
+
+    An error may reach `tolerance` times the parameter's largest finite entry or, for gradients that
+    are only rounding, a tenth of that times the overall largest. `None` means the square root of
+    the dtype's `eps`, and for that tenth at most `10 * eps`. Returns the errors above these limits.
+    """
+    sizes, errors = {}, {}
+    for name, tensor in expected.items():
+        finite = torch.nan_to_num(tensor.abs(), 0, 0, 0)
+        sizes[name] = finite.max().item() if finite.numel() else 0.0
+    largest = max(sizes.values(), default=0.0)
+    for name, target in expected.items():
+        eps = torch.finfo(target.dtype).eps
+        limit = eps**0.5 if tolerance is None else tolerance
+        rounding = limit / 10 if tolerance is not None else min(limit / 10, 10 * eps)
+        error = largest_difference(got[name], target)
+        if not error <= max(limit * sizes[name], rounding * largest):  # true for NaN
+            errors[name] = error / (sizes[name] or 1.0)
+    return errors
+
+
+def largest_difference(got: Tensor, expected: Tensor) -> float:
+    """Return the largest difference between two tensors of one shape; NaN equals NaN."""
+    kind = torch.promote_types(expected.dtype, torch.float64)
+    got, expected = (tensor.detach().to_dense().cpu().to(kind) for tensor in (got, expected))
+    changed = ~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)
+    return (got - expected)[changed].abs().max().item() if changed.any() else 0.0

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import debug_unwrap, functional_call, grad, vmap
 
 from helpers.benchmark import each_operation
-from helpers.gradients import differences, largest_difference
 from helpers.limits.findings import Finding, described, finding_of, format_largest, format_names
+from helpers.numbers import differences, largest_difference
 from helpers.transforms import batches, fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.batches import Batch

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers import gradients
+from helpers import gradients, numbers
 from helpers.compare import TOLERANCES
 from helpers.limits import bare, differences, trials
 from helpers.limits.bare import Case
@@ -86,15 +86,15 @@ def _diagnosed(case: Case) -> Diagnosis:
     except ValueError:  # it works for a batch of one, which is all that is required
         together = None
     # Methods may differ by the rounding of the layer with the lowest precision.
-    numbers = [*case.model.parameters(), *tensors_in([run.outputs for run in singles])]
-    tolerance = max(TOLERANCES.get(tensor.dtype.to_real(), 0) for tensor in numbers)
+    tensors = [*case.model.parameters(), *tensors_in([run.outputs for run in singles])]
+    tolerance = max(TOLERANCES.get(tensor.dtype.to_real(), 0) for tensor in tensors)
     conclusion, expected = _compared(case, tolerance)
     if grads is not None:
         frozen = [x for x, p in case.model.named_parameters() if x in grads and not p.requires_grad]
         if 0 < len(frozen) < len(grads):
             where = format_names(frozen)
             findings.append(Finding(where, "frozen, gets a gradient", "frozen-parameters"))
-        if wrong := gradients.differences(grads, expected, tolerance):
+        if wrong := numbers.differences(grads, expected, tolerance):
             measured = f"differs from the loop, {format_largest(wrong)}"
             findings.append(Finding(format_names(wrong), measured))
     findings += differences.compare(case)
@@ -135,7 +135,7 @@ def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
     if not expected:
         return "no parameter requires a gradient, so there is nothing to compare", {}
     conclusion = f"func_gradients is equal for all {len(expected)} parameters"
-    if wrong := gradients.differences(*results, tolerance):
+    if wrong := numbers.differences(*results, tolerance):
         conclusion = f"func_gradients and the loop differ in {format_names(wrong)}"
     conclusion += f", on {len(case.batch)} sample" + "s" * (len(case.batch) > 1)
     if case.in_eval:
