@@ -1,6 +1,6 @@
-"""Per-sample gradients, three ways: one signature, one result.
+"""Per-sample gradients, two ways: one signature, one result.
 
-Each function takes `(model, loss_fn, data, targets, *, wrt=None)` and returns a dictionary from
+Both functions take `(model, loss_fn, data, targets, *, wrt=None)` and return a dictionary from
 parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of each sample alone.
 
 - Names: all with `requires_grad`, in the order of `model.named_parameters()`; with `wrt`, those
@@ -74,51 +74,6 @@ def loop_gradients(
     params, batch = prepare(model, data, targets, wrt)
     loss = functools.partial(sample_loss, loss_fn, batch)
     return loops.gradients(loss, model, params, batch.leaves, warn=True)
-
-
-@torch.inference_mode(False)
-def functorch_gradients(
-    model: nn.Module,
-    loss_fn: LossFn,
-    data: Tree,
-    targets: Tree = None,
-    *,
-    wrt: Iterable[str] | None = None,
-) -> dict[str, Tensor]:
-    """Compute per-sample gradients with functorch's `make_functional_with_buffers`, as in 2022.
-
-    Deprecated since torch 2.0; kept for comparison and for porting old code. For new code, use
-    `func_gradients`. Arguments, result and errors are those of `loop_gradients`; raises ImportError
-    where torch no longer ships functorch.
-    """
-    import functorch  # costs time, and only this function needs it
-
-    params, batch = prepare(model, data, targets, wrt)
-    loss = functools.partial(sample_loss, loss_fn, batch)
-    loop = functools.partial(loops.gradients, loss, model, params, batch.leaves)
-    try:
-        # What `make_functional_with_buffers` returns, after a warning that it is deprecated.
-        fmodel, *_ = functorch.FunctionalModuleWithBuffers._create_from(model, True)
-    except Exception as error:  # anything in a model may refuse to be copied
-        if not fallback.leads_to_loop(error):
-            raise
-        fmodel, failed = None, error
-    if fmodel is None:
-        return fallback.to_loop(loop, failed, model, "the model cannot be copied")
-    # Functions that close over the model, such as a loss, would miss what the copy writes.
-    fmodel.stateless_model = model
-
-    def compute_loss(model: nn.Module, *sample: Tensor) -> Tensor:
-        inputs, target = batch.of_one(sample)
-        # The functional model takes all parameters by position: the model's current ones.
-        parameters, buffers = dict(model.named_parameters()), [*model.buffers()]
-        every = [parameters[name] for name in fmodel.param_names]
-        predictions = batches.call(functools.partial(fmodel, every, buffers), inputs)
-        return checks.check_scalar(loss_fn(predictions, target))
-
-    compute_grads = grad(samples.functional(compute_loss, model, params))
-    compute_sample_grads = vmap(compute_grads, in_dims=(None, None, *batch.in_dims))
-    return samples.batched(compute_sample_grads, model, params, batch.leaves, otherwise=loop)
 
 
 @torch.inference_mode(False)

@@ -20,7 +20,7 @@ from helpers.optimizers import sgd_step
 from helpers.privacy import private_sum
 from helpers.projection import project_batches
 from tests.support.oracle import METHODS, TOLERANCE, Truth, assert_equal, refused
-from tests.support.ways import LEGACY, WAYS, LossOf, Way
+from tests.support.ways import WAYS, LossOf, Way
 from tests.support.zoo import Case
 
 SIZE, SCALE = 4, 1.5
@@ -109,7 +109,7 @@ def in_one_tensor() -> Case:
 
 
 TRUTH = Truth(in_one_tensor)
-OF_FORMS = {name: way for name, way in (WAYS | LEGACY).items() if "computer" not in name}
+OF_FORMS = {name: way for name, way in WAYS.items() if "computer" not in name}
 OF_FORMS["kernel of two"] = Way(
     lambda c, _: {"": kernels.ntk(c.model, c.data, c.data, chunk_size=3)}, WAYS["kernel"].expected
 )

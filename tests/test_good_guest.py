@@ -21,7 +21,7 @@ from helpers.transforms import batches
 from helpers.transforms.fallback import FallbackWarning
 from tests.support import zoo
 from tests.support.oracle import TOLERANCE, assert_equal, oracle, refused
-from tests.support.ways import LEGACY, LOOP, WAYS
+from tests.support.ways import LOOP, WAYS
 from tests.support.zoo import Apply, squared
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -102,8 +102,7 @@ def test_calls_in_threads_do_not_notice_each_other():
 
 
 CALLERS = {
-    name: (WAYS | LEGACY)[name].compute
-    for name in ("func", "functorch", "norms", "func, out", "func Jacobians", "Fisher")
+    name: WAYS[name].compute for name in ("func", "norms", "func, out", "func Jacobians", "Fisher")
 }
 CALLERS["loop, wrt"] = lambda case, _: gradients.loop_gradients(*case.args, wrt=["fc.bias"])
 

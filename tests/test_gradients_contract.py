@@ -26,7 +26,7 @@ from tests.support.oracle import (
     oracle,
     refused,
 )
-from tests.support.ways import LEGACY, LOOP, WAYS, empty_out
+from tests.support.ways import LOOP, WAYS, empty_out
 from tests.support.zoo import Apply, Case, make, squared
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -87,12 +87,12 @@ class Centered(nn.Module):
         return squared((predictions - self.center).tanh(), targets)
 
 
-@pytest.mark.parametrize("way", [name for name in WAYS | LEGACY if "computer" not in name])
+@pytest.mark.parametrize("way", [name for name in WAYS if "computer" not in name])
 def test_a_loss_with_state_begins_anew_for_each_sample(way):
     def case(size: int = 3) -> Case:
         return dataclasses.replace(make("linear", size), loss_fn=lambda p, t: Centered()(p, t))
 
-    way, truth, loss = (WAYS | LEGACY)[way], Truth(case), Centered()
+    way, truth, loss = WAYS[way], Truth(case), Centered()
     losses = loss, lambda p, t: loss(p, t), loss.forward, lambda p, t, one=loss: one(p, t)
     for size, loss_fn in zip((3, 2, 3, 3), losses, strict=True):
         got = way.compute(dataclasses.replace(case(size), loss_fn=loss_fn), truth)
@@ -109,7 +109,7 @@ def test_a_forward_pass_that_freezes_a_layer(method):
     assert [bool(grad.any()) for grad in grads.values()] == [False, False, True, True]
 
 
-@pytest.mark.parametrize("way", ["loop", "functorch", "func", "func, out"])
+@pytest.mark.parametrize("way", ["loop", "func", "func, out"])
 def test_autocast_around_the_call_and_in_it(way):
     def run(self: Apply, inputs: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -120,7 +120,7 @@ def test_autocast_around_the_call_and_in_it(way):
     case.model = Apply(run, first=nn.Linear(3, 3), fc=nn.Linear(3, 2))
     case.data, case.targets = case.data.float(), case.targets.float()
     with torch.autocast("cpu", torch.bfloat16):
-        got = (WAYS | LEGACY)[way].compute(case, None)
+        got = WAYS[way].compute(case, None)
         expected = oracle(*case.args)
     assert_equal(got, expected, 0.02)
 
@@ -132,10 +132,10 @@ def test_a_loss_without_a_graph_is_warned_of_unless_a_sample_has_one(way):
     case.loss_fn = lambda p, t: squared(p, t) if (t != first).any() else p.new_zeros(())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the loss depends")
-        (WAYS | LEGACY)[way].compute(case, None)
+        WAYS[way].compute(case, None)
     case.model = Apply(lambda m, x: m.fc(x).detach(), fc=case.model)
     with pytest.warns(UserWarning, match="depends on none of the selected parameters"):
-        (WAYS | LEGACY)[way].compute(case, None)
+        WAYS[way].compute(case, None)
 
 
 @every_method
@@ -283,7 +283,7 @@ def state() -> tuple[object, ...]:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
 def test_global_state_is_left_as_it_was(mode, method):
     case = make("mlp")
-    with mode(), warnings.catch_warnings(action="error"):  # functorch's calls are deprecated
+    with mode(), warnings.catch_warnings(action="error"):
         before = state()
         method(*case.args)
         assert state() == before
@@ -292,7 +292,7 @@ def test_global_state_is_left_as_it_was(mode, method):
 SHAPES: list[torch.Size] = []  # of this file, for somebody who looks into a network
 
 
-@pytest.mark.parametrize("way", ["loop", "functorch", "func", "func, out", "norms"])
+@pytest.mark.parametrize("way", ["loop", "func", "func, out", "norms"])
 def test_the_own_model_runs_and_what_it_keeps_elsewhere_stays(way):
     case, closed = make("linear"), []
 
@@ -304,7 +304,7 @@ def test_the_own_model_runs_and_what_it_keeps_elsewhere_stays(way):
     case.model = model = Apply(run, fc=case.model, noted=[])
     model.fc.register_forward_hook(lambda fc, _, output: closed.append((fc, output.shape)))
     SHAPES.clear()
-    (WAYS | LEGACY)[way].compute(case, None)
+    WAYS[way].compute(case, None)
     assert SHAPES == [(1, 3)] * len(SHAPES) != []
     assert closed == [(model.fc, (1, 2))] * len(SHAPES)
     assert model.noted == []

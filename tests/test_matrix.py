@@ -13,7 +13,7 @@ from helpers.transforms.fallback import FallbackWarning
 from tests.support import wild, zoo
 from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal
 from tests.support.snapshot import Snapshot
-from tests.support.ways import LEGACY, LOOP, WAYS, Way
+from tests.support.ways import LOOP, WAYS, Way
 
 
 def run_before(name: str) -> zoo.Case:
@@ -28,17 +28,13 @@ CASES = {
     **{f"wild: {name}": functools.partial(wild.make, name) for name in wild.MODELS},
     **{f"run before: {name}": functools.partial(run_before, name) for name in KEEPING},
 }
-# The way of 2022, which nothing else stands on, for one case of each kind.
-OLD = """linear|tied weight|frozen|buffer in place|weight norm hook|embedding|LSTM every end
-encoder eval|batch norm eval|wild: kept deep inside|wild: wrapped inside|wild: item
-wild: what cannot be copied|wild: norm, then writes""".replace("\n", "|").split("|")
 # Each pass may say what it meets.
 SEVERAL_PASSES = "kernel", "Fisher", "Gauss-Newton"
 # A gradient that a hook changes is no derivative any more, so there is no matrix of it.
 NO_DERIVATIVE = "wild: gradient clamped"
 # No case keeps state outside of its model, or writes into its parameters, where it would stay: see
 # `test_gradients_contract` and `test_good_guest`.
-MATRIX = {*itertools.product(CASES, WAYS), *itertools.product(OLD, LEGACY)}
+MATRIX = {*itertools.product(CASES, WAYS)}
 MATRIX -= {*itertools.product([NO_DERIVATIVE], SEVERAL_PASSES)}
 # What `functional_call`, which a task of the gradient computers calls, refuses.
 UNCALLED = "wild: scripted", "wild: data parallel"
@@ -94,7 +90,7 @@ def take(way: Way, name: str) -> tuple[dict[str, Tensor], list[warnings.WarningM
 
 @pytest.mark.parametrize(("name", "way"), sorted(MATRIX))
 def test_a_way_is_right_and_leaves_the_model_and_the_data_as_they_were(name, way):
-    computed, way = way, (WAYS | LEGACY)[way]
+    computed, way = way, WAYS[way]
     if not way.takes(truth_of(name)):
         pytest.skip("of outputs (B, Y), and few of them")
     if name in UNCALLED and "computer" in computed:

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from helpers import ensembles, gradients
 from helpers.limits import diagnose
 from tests.support import workers
-from tests.support.ways import LEGACY, WAYS
+from tests.support.ways import WAYS
 from tests.support.zoo import Case
 
 SAID = {  # by what was done to a network, what every helper names when it refuses it
@@ -58,7 +58,7 @@ def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
     case, truth = Case(model, data, targets, F.cross_entropy), SimpleNamespace(limit=1.0)
     return {
         name: functools.partial(way.compute, case, truth)
-        for name, way in (WAYS | LEGACY).items()
+        for name, way in WAYS.items()
         if "out" not in name
     } | {
         "stack": lambda: ensembles.stack([model, copy.copy(model)]),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers import gradients, norms
 from tests.support.architectures import architectures
 from tests.support.oracle import TOLERANCE, Truth, assert_equal, oracle
-from tests.support.ways import LEGACY, WAYS
+from tests.support.ways import WAYS
 
 CLOSE = 100 * TOLERANCE  # recurrences, products of many layers: hundreds of roundings in a row
 CURVATURE = "kernel", "Fisher", "Gauss-Newton"
@@ -28,7 +28,7 @@ def test_all_ways_agree_for_any_architecture(count):
     def check(case) -> None:
         truth = Truth(lambda: copy.deepcopy(case))
         few = truth.outputs.shape[1] <= 5  # a Jacobian by hand takes a backward for each output
-        for name, way in (WAYS | LEGACY).items():
+        for name, way in WAYS.items():
             if name in OF_OUTPUTS and not few:
                 continue
             try:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.gradients import func_gradients, functorch_gradients, loop_gradients
+from helpers.gradients import func_gradients, loop_gradients
 from tests.support.zoo import Case, eagerly
 
 
@@ -27,7 +27,6 @@ def refused(*words: str, error: type[Exception] = ValueError) -> AbstractContext
 
 METHODS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "loop": loop_gradients,
-    "functorch": functorch_gradients,
     "func": func_gradients,
     "func in chunks of 2": functools.partial(func_gradients, chunk_size=2),
 }

@@ -146,4 +146,3 @@ WAYS = {
         lambda t: _has_curvature(t) and t.case.loss_fn in (squared, F.cross_entropy),
     ),
 }
-LEGACY = {"functorch": _of_gradients(lambda c, _: gradients.functorch_gradients(*c.args))}

@@ -38,7 +38,7 @@ def ours(x, module, batch_first=True, loss_reduction="mean", grad_sample_mode=""
     out = {name: torch.full_like(each, torch.nan) for name, each in rows.items()}
     chunks = functools.partial(gradients.func_gradients, chunk_size=2)
     filled = functools.partial(gradients.func_gradients, out=out)
-    for way in (gradients.functorch_gradients, gradients.func_gradients, chunks, filled):
+    for way in (gradients.func_gradients, chunks, filled):
         torch.testing.assert_close(way(model, loss_fn, x), rows, rtol=1e-4, atol=1e-5)
     order = getattr(x, "sorted_indices", None)  # Opacus takes packed sequences by their lengths
     rows = rows if order is None else {name: each[order] for name, each in rows.items()}

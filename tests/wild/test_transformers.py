@@ -76,7 +76,6 @@ def test_padding_changes_nothing_in_any_helper(attention, side):
         warnings.simplefilter("always")
         for got in (
             gradients.loop_gradients(*args),
-            gradients.functorch_gradients(*args),
             gradients.func_gradients(*args),
             gradients.func_gradients(*args, chunk_size=3),
             gradients.func_gradients(*args, chunk_size=3, out=out),
