@@ -1,8 +1,7 @@
 """Full per-sample Jacobians `(B, Y, P)`: every output with respect to every parameter.
 
 The P columns are the parameters with `requires_grad`, in the order of `model.named_parameters()`,
-each flattened; `unflatten_jacobians` restores their names and shapes. Refusals, and how the
-model is left, are as in `helpers.gradients`.
+each flattened. Refusals, and how the model is left, are as in `helpers.gradients`.
 """
 
 import functools
@@ -63,9 +62,6 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
         >>> jacobians = func_jacobians(model, torch.ones(4, 3))
         >>> tuple(jacobians.shape)  # 8 parameters: 2 x 3 weights, 2 biases
         (4, 2, 8)
-        >>> by_name = unflatten_jacobians(jacobians, model)
-        >>> {name: tuple(tensor.shape) for name, tensor in by_name.items()}
-        {'weight': (4, 2, 2, 3), 'bias': (4, 2, 2)}
     """
     checks.check_model(model)
     batch = batches.take(model, data=data)
@@ -80,32 +76,6 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
     by_loop = functools.partial(_by_loop, model, params, batch)
     options = {"otherwise": by_loop, "chunk_size": chunk_size}
     return samples.batched(compute_jacobians, model, params, batch.leaves, **options)
-
-
-def unflatten_jacobians(jacobians: Tensor, model: nn.Module) -> dict[str, Tensor]:
-    """Split the P columns of flat Jacobians into parameters, by name and shape.
-
-    Args:
-        jacobians: `(..., P)`, for example `(B, Y, P)`, or per-sample gradients `(B, P)`.
-        model: The module that they were computed for.
-
-    Returns:
-        `{name: (..., *parameter.shape)}`: views, not copies.
-
-    Raises:
-        ValueError: The last dimension is not this model's P.
-    """
-    params = checks.select_parameters(model)
-    if jacobians.shape[-1:] != (_count(params),):
-        raise ValueError(
-            f"the last dimension must be P = {_count(params)}, the parameters of this model "
-            f"that require a gradient, got shape {tuple(jacobians.shape)}"
-        )
-    blocks = jacobians.split([parameter.numel() for parameter in params.values()], dim=-1)
-    return {
-        name: block.unflatten(-1, parameter.shape) if parameter.dim() else block.squeeze(-1)
-        for (name, parameter), block in zip(params.items(), blocks, strict=True)
-    }
 
 
 def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tensor:

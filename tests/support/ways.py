@@ -80,7 +80,12 @@ def _sandwich(truth: Truth, inner: Callable[[Tensor, Tensor], Tensor]) -> Named:
     vector = torch.cat([each.flatten() for each in _vector(case).values()])
     middle = torch.stack([*map(inner, truth.outputs, case.targets)])
     total = torch.einsum("byp,byz,bzq,q->p", every, middle, every, vector) / len(every)
-    return jacobians.unflatten_jacobians(total, case.model)
+    params, start, named = _learned(case), 0, {}
+    for name, parameter in params.items():
+        stop = start + parameter.numel()
+        named[name] = total[start:stop].view(parameter.shape)
+        start = stop
+    return named
 
 
 def _newton(truth: Truth) -> Named:
