@@ -48,7 +48,10 @@ class LayerCall:
 
     def operands(self) -> Iterator[tuple[Tensor, ...]]:
         """Yield the formula's operands, a few samples `(b, ...)` at a time."""
-        yield tuple(x for x in (self.output_grads, self.activations) if x is not None)
+        if self.activations is None:
+            yield (self.output_grads,)
+        else:
+            yield self.output_grads, self.activations
 
     def gradients(self) -> Tensor:
         """Return the gradients of the samples, `(B, *shape)`."""
@@ -141,20 +144,42 @@ def squared_norms(gradients: Tensor) -> Tensor:
 
 
 def unless_lost(
-    squares: Tensor, largest: Tensor, sides: tuple[Tensor, Tensor, int] | None = None
+    squares: Tensor, largest: Tensor, side_norms: Tensor | None = None, length: int = 0
 ) -> Tensor | None:
-    """Return squared norms `(B,)`, or `None` if cancellation or underflow spoiled them.
+    """Return squared norms, or `None` if cancellation or underflow spoiled one of them.
 
-    `largest`, `(B,)`, is what they would be if nothing was cancelled. Where they are products of
-    two `sides`, these are the norms `(B, ...)` of both, and how many numbers the longer one has:
-    the square of a small number counts as zero, and its factor on the other side may be large.
+    The gradients are sums of outer products `d_t x_t^T`, over positions t, with output gradients d
+    and inputs x.
+
+    Args:
+        squares: `(B,)`, the squared norms as computed from products of x and of d.
+        largest: `(B,)`, what they would be if nothing was cancelled.
+        side_norms: `(B, ...)`, the sums `|x_t| + |d_t|`; `None` where x are zeros and ones.
+        length: How many numbers the longer of x_t and d_t has.
     """
+    # Cancellation. The squared norm is the sum over s and t of (x_s x_t) (d_s d_t). Rounding moves
+    # a term by a few eps of |x_s| |x_t| |d_s| |d_t|, and so the sum by a few eps of
+    # (sum |x_t| |d_t|)^2, which is `largest`. That is little if the sum is not much smaller.
     lost = squares < _CANCELLED * largest
-    if sides is not None:
-        x, d, count = sides
-        info, norms = torch.finfo(squares.dtype), x + d
-        vanished = 2 * info.tiny**0.5 * count**0.5
-        if not norms.max().item() * norms[0].numel() * vanished < info.eps * SMALL:  # nearly always
-            vanished = vanished * norms.reshape(len(norms), -1).sum(1)
-            lost |= vanished > info.eps * (squares.sqrt() + SMALL)
+
+    # Underflow. A product of two numbers counts as zero if it is below `tiny`. So x_s x_t, a sum of
+    # `length` products, lacks at most length * tiny. Its factor d_s d_t may be large, and therefore
+    # the squared norm lacks at most
+    #
+    #     length * tiny * (sum |d_t|)^2  and, of the other side,  length * tiny * (sum |x_t|)^2.
+    #
+    # Both together are at most length * tiny * S^2, with S = sum (|x_t| + |d_t|). A norm whose
+    # square lacks e^2 lacks at most e, which is sqrt(length * tiny) * S here. It is doubled below,
+    # since the norms in S lack something, too. Last, the products of x_s x_t and d_s d_t lack at
+    # most tiny each, which is nothing beside SMALL.
+    if side_norms is not None:
+        info = torch.finfo(squares.dtype)
+        missing_per_norm = 2 * info.tiny**0.5 * length**0.5
+        # A norm may lack eps times itself, or times SMALL. Nearly always all of them lack less than
+        # the latter, which the largest of the side norms shows in one number.
+        most = missing_per_norm * side_norms.max().item() * side_norms[0].numel()
+        is_negligible = most < info.eps * SMALL  # false for NaN, too
+        if not is_negligible:
+            missing = missing_per_norm * side_norms.reshape(len(side_norms), -1).sum(1)
+            lost |= missing > info.eps * (squares.sqrt() + SMALL)
     return None if lost.any() else squares

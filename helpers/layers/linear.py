@@ -1,11 +1,10 @@
 """Linear layers: `linear`, `addmm`, `matmul`, or `einsum` with a weight."""
 
 import functools
-import itertools
-import math
 import re
 import string
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,101 +29,160 @@ class Linear(LayerCall):
 
     def matrices(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield output gradients `(b, groups, T, out)` and inputs `(b, groups, T, in)`."""
-        order = self._orders()
+        of_grads, of_inputs, _ = self._terms()
         for grads, inputs in self.operands():
-            yield _matrices(grads, order[0]), _matrices(inputs, order[1])
+            yield _matrices(grads, of_grads), _matrices(inputs, of_inputs)
 
     def write(self, out: Tensor, *, add: bool = False) -> None:
         """Write the gradients of the samples straight into `out`."""
         start = 0
         for grads, inputs in self.matrices():
             rows = self._ordered(out[start : start + len(grads)])
+            # Each group of each sample is a product of its own: (out, T) times (T, in).
             _add_outer(grads.flatten(0, 1).mT, inputs.flatten(0, 1), rows, add)
             start += len(grads)
 
     def squares(self, *, then_total: bool = False) -> Tensor | None:
         """Return squared norms from T x T products; see `LayerCall`."""
+        # Divided by T, a Gram matrix of inputs and one of output gradients take T (in + out)
+        # multiplications, the gradient itself in * out. A single position needs only two norms.
         positions, inputs, outputs = self._sizes()
         share = _GRAM_THEN_TOTAL if then_total else _GRAM
         if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
             return None
-        pieces = [_squares(*sides) for sides in self.matrices()]
-        if any(piece is None for piece in pieces):
-            return None
+        pieces = []
+        for grads, values in self.matrices():
+            piece = _squares(grads, values)
+            if piece is None:
+                return None
+            pieces.append(piece)
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor, as one product."""
-        ((grads, inputs),) = self.matrices()
-        grads = (grads * factors.view(-1, 1, 1, 1)).flatten(0, 2)
-        order = [*itertools.chain(*self._orders()[2])]
-        total = (grads.mT @ inputs.flatten(0, 2)).view([self.shape[dim - 1] for dim in order])
-        return total.permute([order.index(dim + 1) for dim in range(len(order))])
+        # All samples are in one piece: convolutions, which have several, override this.
+        grads, inputs = next(self.matrices())
+        grads = grads * factors.view(-1, 1, 1, 1)
+        # A sum over samples is like one over positions: both become the rows of one product.
+        total = grads.flatten(0, 2).mT @ inputs.flatten(0, 2)  # (outputs, inputs)
+        # Put the dimensions back into the order of the weight, which has none for the samples.
+        _, _, weight = self._terms()
+        order = [dim - 1 for dim in weight.order[1:]]
+        sizes = [self.shape[dim] for dim in order]
+        places = [order.index(dim) for dim in range(len(order))]
+        return total.view(sizes).permute(places)
 
     def reduced(self, left: Any, right: Any) -> Tensor | None:
         """Project the gradients without forming them; see `LayerCall`."""
-        (_, outputs, inputs), pieces = self._orders()[2], []
-        first = min(outputs + inputs)
-        for grads, values in self.matrices():
-            rows, columns = (values, grads) if first in inputs else (grads, values)
-            if rows.shape[1] > 1 or [first] not in (outputs, inputs):
-                return None  # each group has part of the rows, or rows span several dimensions
-            rows = left(rows.squeeze(1)) if left else rows.squeeze(1)
-            columns = right(columns.squeeze(1)) if right else columns.squeeze(1)
+        _, _, weight = self._terms()
+        first = min(weight.outputs + weight.inputs)  # counts the rows
+        if weight.outputs != [first] and weight.inputs != [first]:
+            return None  # it counts only part of them
+        pieces = []
+        for rows, columns in self.matrices():  # rows are outputs
+            if rows.shape[1] > 1:
+                return None  # each group has part of the rows
+            if first in weight.inputs:
+                rows, columns = columns, rows
+            rows, columns = rows.squeeze(1), columns.squeeze(1)
+            if left is not None:
+                rows = left(rows)
+            if right is not None:
+                columns = right(columns)
             dtype = torch.promote_types(rows.dtype, columns.dtype)
             pieces.append(rows.to(dtype).mT @ columns.to(dtype))
         return torch.cat(pieces)
 
     def _sizes(self) -> tuple[int, int, int]:
         """Return T and the numbers of inputs and outputs of a group."""
-        (_, positions, outputs), (_, _, inputs), _ = self._orders()
-        grads, activations = self.output_grads.shape, self.activations.shape
-        return _size(grads, positions), _size(activations, inputs), _size(grads, outputs)
+        of_grads, of_inputs, _ = self._terms()
+        positions = _size(self.output_grads, of_grads.positions)
+        inputs = _size(self.activations, of_inputs.inputs)
+        outputs = _size(self.output_grads, of_grads.outputs)
+        return positions, inputs, outputs
 
     def _ordered(self, out: Tensor) -> Tensor:
         """Return `out`, `(b, *shape)`, as `(b, *groups, *outputs, *inputs)`."""
-        return out.permute(0, *itertools.chain(*self._orders()[2]))
+        _, _, weight = self._terms()
+        return out.permute(weight.order)
 
-    def _orders(self) -> tuple[list[list[int]], ...]:
-        return _orders(self.formula, self.output_grads.dim())
+    def _terms(self) -> tuple["_Term", "_Term", "_Term"]:
+        return _terms(self.formula, self.output_grads.dim())
+
+
+@dataclass(frozen=True)
+class _Term:
+    """One of a formula's three tensors: the numbers of its dimensions, by what they are.
+
+    Dimension 0 is that of the samples. The others follow from which tensors share their letters.
+    """
+
+    groups: list[int]  # in all three: each index has a product of its own
+    positions: list[int]  # in gradients and activations, not in the weight: summed over
+    outputs: list[int]  # in gradients and weight
+    inputs: list[int]  # in activations and weight
+    order: list[int]  # 0, then all of the above
 
 
 @functools.cache
-def _orders(formula: str, dims: int) -> tuple[list[list[int]], ...]:
-    """Classify the dimensions of a formula's three terms.
+def _terms(formula: str, dims: int) -> tuple[_Term, _Term, _Term]:
+    """Describe the output gradients, which have `dims` dimensions, the activations, and the weight.
 
-    Returns `[groups, positions, outputs]` of the output gradients, `[groups, positions, inputs]` of
-    the activations, and `[groups, outputs, inputs]` of the weight.
+    For example, "n...o,n...i->noi" in three dimensions is "nAo,nAi->noi": A is a position.
     """
-    dots = dims - len(formula.partition(",")[0].replace("...", ""))
+    first = formula.partition(",")[0]
+    dots = dims - len(first.replace("...", ""))  # how many dimensions "..." stands for
+    # Capital letters, since rules use small ones.
     formula = formula.replace("...", string.ascii_uppercase[:dots])
     grads, activations, weight = re.split(",|->", formula)
-    groups = [letter for letter in weight[1:] if letter in grads and letter in activations]
-    positions = [letter for letter in grads if letter not in weight]
-    outputs = [letter for letter in weight if letter not in activations]
-    inputs = [letter for letter in weight if letter not in grads]
-    of_terms = {
-        grads: (groups, positions, outputs),
-        activations: (groups, positions, inputs),
-        weight: (groups, outputs, inputs),
-    }
-    return tuple(
-        [[*map(term.index, letter)] for letter in letters] for term, letters in of_terms.items()
-    )
+
+    groups, outputs, inputs = "", "", ""
+    for letter in weight[1:]:  # after that of the samples
+        if letter not in activations:
+            outputs += letter
+        elif letter not in grads:
+            inputs += letter
+        else:
+            groups += letter
+    positions = ""
+    for letter in grads:
+        if letter not in weight:
+            positions += letter
+
+    def describe(term: str) -> _Term:
+        return _Term(
+            groups=_find(groups, term),
+            positions=_find(positions, term),
+            outputs=_find(outputs, term),
+            inputs=_find(inputs, term),
+            order=_find(term[0] + groups + positions + outputs + inputs, term),
+        )
+
+    return describe(grads), describe(activations), describe(weight)
 
 
-def _size(shape: torch.Size, dims: list[int]) -> int:
-    return math.prod([shape[dim] for dim in dims])
+def _find(letters: str, term: str) -> list[int]:
+    """Return which dimensions of a term these letters are, without letters that it lacks."""
+    return [term.index(letter) for letter in letters if letter in term]
 
 
-def _matrices(tensor: Tensor, order: list[list[int]]) -> Tensor:
-    """Return a tensor as `(b, groups, T, side)`."""
-    sizes = [_size(tensor.shape, dims) for dims in order]
-    return tensor.permute(0, *itertools.chain(*order)).reshape(len(tensor), *sizes)
+def _size(tensor: Tensor, dims: list[int]) -> int:
+    """Return how many indices these dimensions have together."""
+    size = 1
+    for dim in dims:
+        size *= tensor.shape[dim]
+    return size
+
+
+def _matrices(tensor: Tensor, term: _Term) -> Tensor:
+    """Return output gradients or activations as `(b, groups, T, side)`."""
+    groups, positions = _size(tensor, term.groups), _size(tensor, term.positions)
+    side = _size(tensor, term.outputs or term.inputs)
+    return tensor.permute(term.order).reshape(len(tensor), groups, positions, side)
 
 
 def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
-    """Write matrix products into `out`, `(b, *groups, ...)`, or add them to it."""
+    """Write the products `grads @ inputs` into `out`, `(b, *groups, ...)`, or add them to it."""
     try:
         matrices = out.view(len(grads), grads.shape[1], inputs.shape[2])
     except RuntimeError:  # its dimensions do not lie side by side in memory
@@ -140,20 +198,26 @@ def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
 
 
 def _squares(grads: Tensor, inputs: Tensor) -> Tensor | None:
-    """Return squared norms of `grads^T inputs` by T x T products of their rows (Gram matrices)."""
-    count = max(inputs.shape[3], grads.shape[3])
-    if inputs.shape[1:3].numel() == 1:
+    """Return squared norms of `grads^T inputs`, from output gradients and inputs `(b, G, T, ...)`.
+
+    The gradient of a group is `sum over t of d_t x_t^T`. Its squared norm is the sum over s and t
+    of `(x_s x_t) (d_s d_t)`, the products of the entries of two T x T matrices (Gram matrices).
+    """
+    length = max(inputs.shape[3], grads.shape[3])
+    if inputs.shape[1] == inputs.shape[2] == 1:
+        # One outer product d x^T, whose norm is |x| |d|: nothing can cancel.
         x, d = squared_norms(inputs), squared_norms(grads)
         squares = x * d
-        return unless_lost(squares, squares, (x.sqrt(), d.sqrt(), count))
-    x, d = inputs.norm(dim=3), grads.norm(dim=3)
-    return unless_lost(
-        ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2, 3)),
-        (x * d).sum(2).square().sum(1),
-        (x, d, count),
-    )
+        return unless_lost(squares, squares, x.sqrt() + d.sqrt(), length)
+    gram_inputs, gram_grads = inputs @ inputs.mT, grads @ grads.mT  # (b, G, T, T)
+    squares = (gram_inputs * gram_grads).sum((1, 2, 3))
+    x, d = inputs.norm(dim=3), grads.norm(dim=3)  # (b, G, T)
+    # The norm would be largest if all outer products of a group pointed in one direction.
+    largest = (x * d).sum(2).square().sum(1)
+    return unless_lost(squares, largest, x + d, length)
 
 
+# A weight `(in, out)` to the right of its inputs, and one `(out, in)` to the left of a matrix.
 _TRANSPOSED = {"formula": "n...o,n...i->nio"}
 _FROM_THE_LEFT = {"formula": "n...ot,n...it->noi"}
 
@@ -161,6 +225,7 @@ _FROM_THE_LEFT = {"formula": "n...ot,n...it->noi"}
 def _linear(
     is_weight: IsWeight, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> MatchedCall | None:
+    """Match `F.linear`, unless a bias is broadcast."""
     plain = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
     return MatchedCall(Linear, input, weight, bias) if plain else None
 
@@ -168,6 +233,7 @@ def _linear(
 def _addmm(
     is_weight: IsWeight, input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any
 ) -> MatchedCall | None:
+    """Match `bias + inputs @ weight`, unless a bias is broadcast, or one of both is scaled."""
     plain = input.shape == mat2.shape[1:] and not options
     return MatchedCall(Linear, mat1, mat2, input, _TRANSPOSED) if plain else None
 
@@ -175,10 +241,14 @@ def _addmm(
 def _matmul(
     is_weight: IsWeight, input: Tensor, other: Tensor | None = None, **others: Any
 ) -> MatchedCall | None:
-    if is_weight(other) and other.dim() == 2 and not others:
+    """Match `inputs @ weight`, `weight @ inputs` or `weight @ input`, if the weight is a matrix."""
+    if others:
+        return None
+    if is_weight(other) and other.dim() == 2:
         return MatchedCall(Linear, input, other, options=_TRANSPOSED)
-    if is_weight(input) and input.dim() == 2 and not others:
-        return MatchedCall(Linear, other, input, options=_FROM_THE_LEFT if other.dim() > 1 else {})
+    if is_weight(input) and input.dim() == 2:
+        options = _FROM_THE_LEFT if other.dim() > 1 else {}
+        return MatchedCall(Linear, other, input, options=options)
     return None
 
 
@@ -187,24 +257,40 @@ def _einsum(is_weight: IsWeight, equation: str, *operands: Any) -> MatchedCall |
     terms = re.split(",|->", equation.replace(" ", ""))
     if len(operands) != 2 or len(terms) != 3 or "->" not in equation or "." in equation:
         return None
-    pairs = [*zip(terms, operands, strict=False)]
-    if not is_weight(operands[1]):
-        pairs.reverse()
-    (of_input, input), (of_weight, weight) = pairs
-    terms, sizes = (terms[2], of_input, of_weight), dict(zip(of_input, input.shape, strict=False))
-    letters = "".join(terms)
-    twice = any(len(set(term)) < len(term) for term in terms)
-    broadcast = any(sizes.get(x, n) != n for x, n in zip(of_weight, weight.shape, strict=False))
-    if twice or broadcast or any(letters.count(letter) != 2 for letter in letters):
-        return None
-    n = next(letter for letter in string.ascii_lowercase if letter not in letters)
-    formula = "{0}{1},{0}{2}->{0}{3}".format(n, *terms)
+    first, second, of_output = terms
+    if is_weight(operands[1]):
+        input, weight = operands
+        of_input, of_weight = first, second
+    else:
+        weight, input = operands
+        of_weight, of_input = first, second
+
+    letters = of_output + of_input + of_weight
+    for letter in letters:
+        # Once, it is summed over alone; three times, the product is one of batches.
+        if letters.count(letter) != 2:
+            return None
+    for term in (of_output, of_input, of_weight):
+        if len(set(term)) < len(term):  # a diagonal
+            return None
+    sizes = dict(zip(of_input, input.shape, strict=False))
+    for letter, size in zip(of_weight, weight.shape, strict=False):
+        if sizes.get(letter, size) != size:  # one of both is broadcast
+            return None
+
+    # The formula of the gradient needs one more letter, for the samples.
+    n = min(set(string.ascii_lowercase).difference(letters))
+    formula = f"{n}{of_output},{n}{of_input}->{n}{of_weight}"
     return MatchedCall(Linear, input, weight, options={"formula": formula})
 
 
 RULES = {
     F.linear: _linear,
-    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
-    **dict.fromkeys((torch.matmul, Tensor.matmul, torch.mm, Tensor.mm), _matmul),
+    torch.addmm: _addmm,
+    Tensor.addmm: _addmm,
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    torch.mm: _matmul,
+    Tensor.mm: _matmul,
     torch.einsum: _einsum,
 }
