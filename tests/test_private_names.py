@@ -30,7 +30,6 @@ LATER = {
     "_torchdynamo_orig_callable": "without it, what is compiled is refused where it is traced",
     "_version": "without it, an AttributeError: no public name tells of a write",
     "_post_accumulate_grad_hooks": "without it, an AttributeError",
-    "_create_from": "what make_functional_with_buffers returns, after a warning",
     "_python_dispatch": "what torch's notes on extending name; measures alone",
     "_per_sample_grad": "a peer in a comparison: absent",
 }
@@ -112,7 +111,7 @@ SWITCHES = {
     "transforms/switches.py": {"enabled"},  # under a lock, with a count
 }
 """The attributes of torch that a file of helpers sets."""
-TORCH = re.compile(r"(torch|functorch)(\.|$)")
+TORCH = re.compile(r"torch(\.|$)")
 SETTERS = "setattr", "delattr", "__setattr__", "__delattr__", "patch", "object"
 
 
