@@ -22,28 +22,36 @@ class Embedding(LayerCall):
 
     def write(self, out: Tensor, *, add: bool = False) -> None:
         """Write the gradients of the samples into `out`, `(B, *shape)`, or add them to it."""
-        _add_rows(*self._rows(), out if add else out.zero_())
+        if not add:
+            out.zero_()
+        index, rows = self._rows()
+        _add_rows(index, rows, out)
 
     def reduced(self, left: Any, right: Any) -> Tensor:
         """Project the gradients without forming them; see `LayerCall`."""
         index, rows = self._rows()
-        rows, height = rows if right is None else right(rows), self.shape[0]
+        height = self.shape[0]
+        if right is not None:
+            rows = right(rows)
         if left is not None:
+            # A sketch moves each row of the table to another place, times -1 or 1.
             index, signs = left.positions(index)
-            rows, height = rows * signs[..., None], left.width
-        return _add_rows(index, rows, rows.new_zeros(len(rows), height, rows.shape[2]))
+            rows = rows * signs[..., None]
+            height = left.width
+        table = rows.new_zeros(len(rows), height, rows.shape[2])
+        return _add_rows(index, rows, table)
 
     def squares(self, *, then_total: bool = False) -> Tensor | None:
         """Return the squared norms of the samples' gradients, `(B,)`; see `LayerCall`."""
         index, rows = self._rows()
-        if rows.shape[1] ** 2 > self.shape[0]:
+        if rows.shape[1] ** 2 > self.shape[0]:  # T x T products cost more than the table
             return None
-        same = index[:, :, None] == index[:, None, :]
-        sizes = rows.norm(dim=2)
-        return unless_lost(
-            ((rows @ rows.mT) * same).sum((1, 2)),
-            (sizes[:, :, None] * sizes[:, None, :] * same).sum((1, 2)),
-        )
+        # The product of two one-hot vectors is 1 if they read the same row of the table, else 0.
+        same = index[:, :, None] == index[:, None, :]  # (B, T, T)
+        squares = ((rows @ rows.mT) * same).sum((1, 2))
+        norms = rows.norm(dim=2)
+        largest = (norms[:, :, None] * norms[:, None, :] * same).sum((1, 2))
+        return unless_lost(squares, largest)
 
     def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""
@@ -57,13 +65,14 @@ class Embedding(LayerCall):
         index = self.activations.reshape(len(self.activations), -1)  # a sample may be one index
         rows = self.output_grads.reshape(*index.shape, self.shape[1])
         padding = self.options["padding"]
-        if padding is not None:
+        if padding is not None:  # this row never gets a gradient; -1 is the last one
             rows = rows * (index != padding % self.shape[0])[:, :, None]
         return index, rows
 
 
 def _add_rows(index: Tensor, rows: Tensor, out: Tensor) -> Tensor:
     """Add rows `(B, T, columns)` to those of `out`, `(B, rows, columns)`, at indices `(B, T)`."""
+    # Entry (b, t) goes to row index[b, t] of sample b.
     samples = torch.arange(len(index), device=index.device)[:, None].expand_as(index)
     return out.index_put_((samples, index), rows, accumulate=True)
 
