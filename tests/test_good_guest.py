@@ -101,9 +101,7 @@ def test_calls_in_threads_do_not_notice_each_other():
     assert len(compiled) == size + 1
 
 
-CALLERS = {
-    name: WAYS[name].compute for name in ("func", "norms", "func, out", "func Jacobians", "Fisher")
-}
+CALLERS = {name: WAYS[name].compute for name in ("func", "norms", "func, out", "func Jacobians")}
 CALLERS["loop, wrt"] = lambda case, _: gradients.loop_gradients(*case.args, wrt=["fc.bias"])
 
 
@@ -136,7 +134,7 @@ def test_a_bug_of_helpers_is_raised(caller, module, functions, name, error, monk
     assert raised.value is bug
 
 
-@pytest.mark.parametrize("way", ["norms", LOOP, "func", "func, out", "func Jacobians", "Fisher"])
+@pytest.mark.parametrize("way", ["norms", LOOP, "func", "func, out", "func Jacobians"])
 def test_parameters_are_not_copied(way):
     """Norms of trained ones are small, and so is all that is computed beside frozen ones."""
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)), nn.Linear(256, 2))

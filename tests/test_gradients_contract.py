@@ -63,7 +63,7 @@ def test_what_is_scripted_is_right_whatever_has_run_before(trained):
     batch = make("linear").batch
     for _ in range(3 * trained):
         squared(model(batch[0][:1]), batch[1][:1]).backward()
-    for way in ("Fisher", "func", "func, out", "func Jacobians", LOOP) * 3:
+    for way in ("func", "func, out", "func Jacobians", LOOP) * 3:
         got, expected = (
             WAYS[way].compute(Case(each, *batch, squared), None) for each in (model, plain)
         )

@@ -29,7 +29,7 @@ CASES = {
     **{f"run before: {name}": functools.partial(run_before, name) for name in KEEPING},
 }
 # Each pass may say what it meets.
-SEVERAL_PASSES = "kernel", "Fisher", "Gauss-Newton"
+SEVERAL_PASSES = ("kernel",)
 # A gradient that a hook changes is no derivative any more, so there is no matrix of it.
 NO_DERIVATIVE = "wild: gradient clamped"
 # No case keeps state outside of its model, or writes into its parameters, where it would stay: see

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Shared:
@@ -45,7 +44,5 @@ def _native_kernels() -> Iterator[None]:
 
 native_kernels = Shared(_native_kernels)
 """Torch's own kernels in place of those of oneDNN and cuDNN, which `vmap` cannot batch."""
-plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
-"""Attention by matrix products: fused attention can be differentiated only once."""
 uncompiled = Shared(lambda: torch.compiler.set_stance("force_eager"))
 """Compiled modules run uncompiled."""

@@ -44,7 +44,7 @@ NAMES = [name for name in zoo.MODELS if name not in zoo.RECURRENCES]
 if PRETENDED:  # an accelerator has one operation for the cells of these, which a CPU has not
     NAMES = [name for name in NAMES if not name.startswith(("lstm", "gru"))]
 TAKEN = "loop", "func", "func, out, chunks", "norms", "clipped sum", "functional computer"
-TAKEN += "iterative computer", "func Jacobians", "kernel", "Fisher", "Gauss-Newton"
+TAKEN += "iterative computer", "func Jacobians", "kernel"
 
 
 @pytest.mark.parametrize("way", TAKEN)

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from helpers import curvature, gradients, jacobians, kernels, norms
+from helpers import gradients, jacobians, kernels, norms
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.model_outputs import AbstractModelOutput
 from tests.support.oracle import Truth
-from tests.support.zoo import Case, squared
+from tests.support.zoo import Case
 
 Named = dict[str, Tensor]
 
@@ -60,37 +59,8 @@ def _has_jacobians(truth: Truth) -> bool:
     return truth.outputs.dim() == 2 and truth.outputs.shape[1] <= 24
 
 
-def _has_curvature(truth: Truth) -> bool:
-    return bool(_learned(truth.case)) and _has_jacobians(truth)
-
-
 def _learned(case: Case) -> Named:
     return {name: p.detach() for name, p in case.model.named_parameters() if p.requires_grad}
-
-
-def _vector(case: Case) -> Named:
-    generator = torch.Generator().manual_seed(0)
-    draw = functools.partial(torch.randn, generator=generator)
-    return {n: draw(p.shape, dtype=p.dtype).to(p.device) for n, p in _learned(case).items()}
-
-
-def _sandwich(truth: Truth, inner: Callable[[Tensor, Tensor], Tensor]) -> Named:
-    """`J_i^T H_i J_i v`, the mean over samples, where H_i is `inner(outputs_i, target_i)`."""
-    case, every = truth.case, truth.jacobians
-    vector = torch.cat([each.flatten() for each in _vector(case).values()])
-    middle = torch.stack([*map(inner, truth.outputs, case.targets)])
-    total = torch.einsum("byp,byz,bzq,q->p", every, middle, every, vector) / len(every)
-    params, start, named = _learned(case), 0, {}
-    for name, parameter in params.items():
-        stop = start + parameter.numel()
-        named[name] = total[start:stop].view(parameter.shape)
-        start = stop
-    return named
-
-
-def _newton(truth: Truth) -> Named:
-    loss_fn, hessian = truth.case.loss_fn, torch.autograd.functional.hessian
-    return _sandwich(truth, lambda z, t: hessian(lambda z: loss_fn(z[None], t[None]), z))
 
 
 _of_gradients = functools.partial(Way, expected=lambda truth: truth.gradients)
@@ -139,15 +109,5 @@ WAYS = {
         lambda c, _: {"": kernels.ntk(c.model, c.data)},
         lambda truth: {"": torch.einsum("iap,jbp->ijab", truth.jacobians, truth.jacobians)},
         _has_jacobians,
-    ),
-    "Fisher": Way(
-        lambda c, _: curvature.fisher_product(c.model, c.data, _vector(c), chunk_size=2),
-        lambda t: _sandwich(t, lambda z, _: (p := z.softmax(0)).diag() - p.outer(p)),
-        lambda t: _has_curvature(t) and t.outputs.shape[1] > 1,
-    ),
-    "Gauss-Newton": Way(
-        lambda c, _: curvature.gauss_newton_product(*c.args, _vector(c), chunk_size=3),
-        _newton,
-        lambda t: _has_curvature(t) and t.case.loss_fn in (squared, F.cross_entropy),
     ),
 }
