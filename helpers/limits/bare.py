@@ -15,7 +15,7 @@ from helpers.limits.findings import Finding, described, finding_of, format_large
 from helpers.numbers import differences, largest_difference
 from helpers.transforms import batches, fallback
 from helpers.transforms import randomness as streams
-from helpers.transforms.batches import Batch
+from helpers.transforms.batches import Batch, tensors_in
 from helpers.transforms.restore import Snapshot, preserved, walk
 from helpers.transforms.sequences import Sequences
 
@@ -34,7 +34,10 @@ class Case:
     def put_back(self) -> Iterator[streams.State]:
         """Restore the model and the random generators at the end of a block; yield their state."""
         values = Snapshot(self.model.parameters())
-        trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        trainable = []
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                trainable.append(name)
         device = self.batch.leaves[0].device
         try:
             with (
@@ -48,16 +51,24 @@ class Case:
             values.restore()
 
 
-def run(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
-    """Run the composition; modules that raise in training mode run in evaluation mode."""
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+"""The attributes in which a module holds what `named_parameters` and its like list."""
+
+
+def run_composition(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
+    """Run the composition; return what was found, and the gradients unless it raises.
+
+    A module that raises in training mode is put into evaluation mode, and all starts again, so that
+    what comes after it is found as well.
+    """
     if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
         return [Finding("data", "packed, but vmap takes only tensors", "data-dependent")], None
     findings: list[Finding] = []
     while True:
         try:
-            with case.put_back() as begin:
-                more, bare = _run_twice(case, begin)
-            return findings + more, bare
+            with case.put_back() as before:
+                more, grads = _run_twice(case, before)
+            return findings + more, grads
         except Exception as error:
             if not fallback.leads_to_loop(error):
                 raise
@@ -75,95 +86,143 @@ def run(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
 
 def _gradients(case: Case) -> dict[str, Tensor]:
     """Compute `{name: (B, *shape)}` as PyTorch's tutorial does."""
-    named = dict(case.model.named_parameters())
-    params = {
-        name: p.detach() for name, p in named.items() if p.is_floating_point() or p.is_complex()
-    }
+    params = {}
+    for name, parameter in case.model.named_parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            params[name] = parameter.detach()
+    buffers = dict(case.model.named_buffers())
 
     def compute_loss(params: dict, buffers: dict, sample: tuple[Tensor, ...]) -> Tensor:
-        def swapped(*args: Any, **named: Any) -> Any:
-            return functional_call(case.model, params | buffers, args, named)
+        def model(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(case.model, params | buffers, args, kwargs)
 
         data, targets = case.batch.of_one(sample)
-        return case.loss_fn(batches.call(swapped, data), targets)
+        return case.loss_fn(batches.call(model, data), targets)
 
+    # Copies, since a forward pass may write into its inputs.
     leaves = tuple(leaf.clone() for leaf in case.batch.leaves)
     compute = vmap(grad(compute_loss), in_dims=(None, None, 0))
-    return compute(params, dict(case.model.named_buffers()), leaves)
+    return compute(params, buffers, leaves)
 
 
-def _run_twice(case: Case, begin: streams.State) -> tuple[list[Finding], dict[str, Tensor]]:
+def _run_twice(case: Case, before: streams.State) -> tuple[list[Finding], dict[str, Tensor]]:
     """Compute gradients twice, and note what the first run changed in the model."""
-    model, device = case.model, case.batch.leaves[0].device
-    params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    before = params | buffers
-    values = {name: tensor.detach().clone() for name, tensor in before.items()}
-    bare = _gradients(case)
-    findings = [*left_behind(model)]
-    off = {name: largest_difference(before[name], values[name]) for name in before}
-    for entry, tensors in (("written-weights", params), ("aliased-buffers", buffers)):
-        if written := [name for name in tensors if off[name]]:
-            measured = f"changed in the model, by up to {max(off[x] for x in written):.1e}"
-            findings.append(Finding(format_names(written), measured, entry))
-    if not streams.alike(begin, streams.random_state(device), outside_torch=True):
+    params = dict(case.model.named_parameters())
+    buffers = dict(case.model.named_buffers())
+    values = {}
+    for name, tensor in (params | buffers).items():
+        values[name] = tensor.detach().clone()
+    grads = _gradients(case)
+
+    findings = list(left_behind(case.model))
+    findings += _written(params, values, "written-weights")
+    findings += _written(buffers, values, "aliased-buffers")
+    after = streams.random_state(case.batch.leaves[0].device)
+    if not streams.alike(before, after, outside_torch=True):
         measured = "drew from NumPy's or Python's stream once, for all samples"
         findings.append(Finding("the model", measured, "numpy-draws"))
     if not findings:
-        streams.restore_random_state(begin)
-        slow: dict[str, str] = {}
-        with each_operation(_noting_fallbacks(model, slow)):
-            again = _gradients(case)
-        if slow:  # a backward operation is attributed to its forward one's module
-            where = format_names(sorted({*slow.values()} - {""})) or "the loss or the backward pass"
-            findings.append(
-                Finding(where, f"no batching rule for {format_names(slow)}", "operator-fallback")
-            )
-        if wrong := differences(again, bare):  # GPU kernels may sum in any order
-            measured = f"a second call gives other gradients, {format_largest(wrong)}"
-            findings.append(Finding(format_names(wrong), measured, "state-on-self"))
-    return findings, bare
+        # Nothing visible has changed, so from the same random numbers come the same gradients.
+        streams.restore_random_state(before)
+        findings += _run_again(case, grads)
+    return findings, grads
+
+
+def _written(
+    tensors: dict[str, Tensor], values: dict[str, Tensor], entry: str
+) -> Iterator[Finding]:
+    """Find the tensors that no longer have the values from before."""
+    changes = {}
+    for name, tensor in tensors.items():
+        change = largest_difference(tensor, values[name])
+        if change:
+            changes[name] = change
+    if changes:
+        measured = f"changed in the model, by up to {max(changes.values()):.1e}"
+        yield Finding(format_names(changes), measured, entry)
+
+
+def _run_again(case: Case, grads: dict[str, Tensor]) -> Iterator[Finding]:
+    """Compute gradients again; find operations without a batching rule, and other gradients."""
+    fallbacks: dict[str, str] = {}
+    with each_operation(_noting_fallbacks(case.model, fallbacks)):
+        grads_again = _gradients(case)
+    if fallbacks:
+        modules = sorted(set(fallbacks.values()) - {""})
+        where = format_names(modules) or "the loss or the backward pass"
+        measured = f"no batching rule for {format_names(fallbacks)}"
+        yield Finding(where, measured, "operator-fallback")
+    wrong = differences(grads_again, grads)  # with a tolerance: GPU kernels may sum in any order
+    if wrong:
+        measured = f"a second call gives other gradients, {format_largest(wrong)}"
+        yield Finding(format_names(wrong), measured, "state-on-self")
 
 
 def _noting_fallbacks(model: nn.Module, fallbacks: dict[str, str]) -> Callable[..., None]:
-    """Note the operations for which `vmap` has no rule and runs slices in a loop."""
+    """Note the operations for which `vmap` has no rule, each with the module that calls it.
+
+    `vmap` then runs the operation in a loop, on slices that it selects just before. A backward
+    operation is attributed to the module of its forward one.
+    """
     from torch._C import DispatchKey
 
-    names = {id(module): name or "the model" for name, module in model.named_modules()}
+    names = {}
+    for name, module in model.named_modules():
+        names[id(module)] = name or "the model"
     slices: list[Tensor] = []
 
     def note(func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if func is torch.ops.aten.select.int:
             slices.append(result)
             return
-        operands = {*map(id, batches.tensors_in([args, kwargs]))} & {*map(id, slices)}
+        operands = set(map(id, tensors_in([args, kwargs])))
+        takes_slices = not operands.isdisjoint(map(id, slices))
         slices.clear()
-        if operands and not func.has_kernel_for_dispatch_key(DispatchKey.FuncTorchBatched):
-            frame, module_name = sys._getframe(), ""
-            while frame and not module_name:
-                module_name = names.get(id(frame.f_locals.get("self")), "")
-                frame = frame.f_back
-            fallbacks.setdefault(func.name().partition(".")[0], module_name)
+        if takes_slices and not func.has_kernel_for_dispatch_key(DispatchKey.FuncTorchBatched):
+            operation = func.name().partition(".")[0]
+            fallbacks.setdefault(operation, _calling_module(names))
 
     return note
 
 
+def _calling_module(names: dict[int, str]) -> str:
+    """Name the innermost module whose code is running; `""` if there is none."""
+    frame = sys._getframe()
+    while frame:
+        owner = frame.f_locals.get("self")
+        if id(owner) in names:
+            return names[id(owner)]
+        frame = frame.f_back
+    return ""
+
+
 def left_behind(model: nn.Module) -> Iterator[Finding]:
     """Find a transform's tensors in place of the model's, and stored ones that raise if used."""
-    readers = (model.named_parameters, model.named_buffers)
-    now = [pair for named in readers for pair in named(remove_duplicate=False)]
-    if replaced := [
-        name for name, tensor in now if debug_unwrap(tensor, recurse=False) is not tensor
-    ]:
+    replaced = []
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if debug_unwrap(tensor, recurse=False) is not tensor:
+                replaced.append(name)
+    if replaced:
         measured = "a tensor of the transform is in its place"
         yield Finding(format_names(replaced), measured, "shared-layer")
-    for name, module in model.named_modules():
-        attributes = {} if isinstance(module, torch.jit.ScriptModule) else vars(module)
-        for key in attributes.keys() - {"_parameters", "_buffers", "_modules"}:
-            for tensor in walk([attributes[key]]):
-                try:
-                    if isinstance(tensor, Tensor):
-                        tensor.clone()
-                except RuntimeError as error:
-                    where, measured = f"{name}.{key}".lstrip("."), described(error)
-                    yield Finding(where, f"left in the model, raises {measured}", "escaped-tensor")
-                    break
+    for module_name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):  # its attributes are not Python's
+            continue
+        for name, value in vars(module).items():
+            error = None if name in _REGISTRIES else _error_of_use(value)
+            if error is not None:
+                where = f"{module_name}.{name}".lstrip(".")
+                measured = f"left in the model, raises {described(error)}"
+                yield Finding(where, measured, "escaped-tensor")
+
+
+def _error_of_use(value: Any) -> RuntimeError | None:
+    """Return what a tensor in a value raises when it is used, if one does."""
+    for part in walk([value]):
+        try:
+            if isinstance(part, Tensor):
+                part.clone()
+        except RuntimeError as error:
+            return error
+    return None

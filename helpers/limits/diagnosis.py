@@ -18,12 +18,14 @@ from helpers.limits.findings import (
     format_largest,
     format_names,
 )
+from helpers.limits.trials import Trial
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree, tensors_in
 from helpers.transforms.known_wrong import Refusal, Watched
 from helpers.transforms.switches import uncompiled
 
-FEW = 4  # samples at most
+FEW = 4
+"""How many samples are taken at most."""
 
 
 @torch.inference_mode(False)
@@ -68,57 +70,57 @@ def diagnose(
     batch = batches.take(model, data=data, targets=targets)[:FEW]
     if not len(batch):
         raise ValueError("data must hold at least 1 sample, got an empty batch")
-    if not all(tensor.isfinite().all() for tensor in batch.tensors.values()):
-        raise ValueError("data and targets must be finite, got NaN or infinity")
+    for tensor in batch.tensors.values():
+        if not tensor.isfinite().all():
+            raise ValueError("data and targets must be finite, got NaN or infinity")
     checks.check_one_process(model)
     checks.select_parameters(model)
-    if dead := [*bare.left_behind(model)]:
-        return Diagnosis(tuple(dead), "not possible until this is fixed")
+    dead = tuple(bare.left_behind(model))
+    if dead:
+        return Diagnosis(dead, "not possible until this is fixed")
     with fallback.silent(), uncompiled:
         return _diagnosed(Case(model, loss_fn, batch))
 
 
 def _diagnosed(case: Case) -> Diagnosis:
-    findings, grads = bare.run(case)
-    singles = [trials.run(case, slice(i, i + 1)) for i in range(len(case.batch))]
+    findings, grads = bare.run_composition(case)
+    singles = []
+    for index in range(len(case.batch)):
+        singles.append(trials.try_samples(case, slice(index, index + 1)))
     try:
-        together = trials.run(case, slice(None))
+        full = trials.try_samples(case, slice(None))
     except ValueError:  # it works for a batch of one, which is all that is required
-        together = None
-    # Methods may differ by the rounding of the layer with the lowest precision.
-    tensors = [*case.model.parameters(), *tensors_in([run.outputs for run in singles])]
-    tolerance = max(TOLERANCES.get(tensor.dtype.to_real(), 0) for tensor in tensors)
-    conclusion, expected = _compared(case, tolerance)
+        full = None
+
+    tolerance = _tolerance(case, singles)
+    conclusion, expected = _compare_with_loop(case, tolerance)
     if grads is not None:
-        frozen = [x for x, p in case.model.named_parameters() if x in grads and not p.requires_grad]
-        if 0 < len(frozen) < len(grads):
-            where = format_names(frozen)
-            findings.append(Finding(where, "frozen, gets a gradient", "frozen-parameters"))
-        if wrong := numbers.differences(grads, expected, tolerance):
-            measured = f"differs from the loop, {format_largest(wrong)}"
-            findings.append(Finding(format_names(wrong), measured))
-    findings += differences.compare(case)
-    if together and not together.drew and len(singles) > 1:
-        compared = together, singles, min(100 * tolerance, 0.1)
-        findings += trials.find_interactions(*compared) or trials.find_loss_weights(case, *compared)
-    if expected and not findings and not any(tensor.any() for tensor in expected.values()):
+        findings += _compare_gradients(case, grads, expected, tolerance)
+    findings += differences.find_wrong_autograd(case)
+    # Where random numbers are drawn, samples alone and together differ by these.
+    if full is not None and not full.drew and len(singles) > 1:
+        # Kernels for a batch may round in another way than those for one sample.
+        loose = min(100 * tolerance, 0.1)
+        interactions = trials.find_interactions(full, singles, loose)
+        # If predictions depend on the batch, so does the loss, whatever its weights.
+        findings += interactions or trials.find_loss_weights(case, full, singles, loose)
+    if expected and not findings and not any(map(torch.any, expected.values())):
         findings.append(Finding("the loss", "gradients of these samples are 0", "no-gradient"))
-    return Diagnosis(tuple(findings or _refused(case)), conclusion)
+    return Diagnosis(tuple(findings or _find_refusal(case)), conclusion)
 
 
-def _refused(case: Case) -> list[Finding]:
-    """Find the use of a parameter for which `func_gradients` takes the loop."""
-    data, targets = case.batch[:1].whole()
-    try:
-        with case.put_back(), Watched(parameters=case.model.parameters()):
-            case.loss_fn(batches.call(case.model, data), targets)
-    except Refusal as error:
-        seen = finding_of(error, case.model)
-        return [Finding(seen.where, f"func_gradients takes the loop: {error}", seen.entry)]
-    return []
+def _tolerance(case: Case, singles: list[Trial]) -> float:
+    """Return how far methods may differ: by the rounding of the layer with the lowest precision."""
+    tensors = list(case.model.parameters())
+    for trial in singles:
+        tensors.extend(tensors_in(trial.outputs))
+    largest = 0.0
+    for tensor in tensors:
+        largest = max(largest, TOLERANCES.get(tensor.dtype.to_real(), 0.0))
+    return largest
 
 
-def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
+def _compare_with_loop(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
     """Compare `func_gradients` with the loop; return a conclusion and the loop's gradients."""
     results = []
     for method in (gradients.func_gradients, gradients.loop_gradients):
@@ -131,13 +133,47 @@ def _compared(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
             if not fallback.leads_to_loop(error):
                 raise
             return f"{method.__name__} raises {described(error)}", {}
-    expected = results[1]
+    got, expected = results
     if not expected:
         return "no parameter requires a gradient, so there is nothing to compare", {}
-    conclusion = f"func_gradients is equal for all {len(expected)} parameters"
-    if wrong := numbers.differences(*results, tolerance):
+    wrong = numbers.differences(got, expected, tolerance)
+    if wrong:
         conclusion = f"func_gradients and the loop differ in {format_names(wrong)}"
-    conclusion += f", on {len(case.batch)} sample" + "s" * (len(case.batch) > 1)
+    else:
+        conclusion = f"func_gradients is equal for all {len(expected)} parameters"
+    count = len(case.batch)
+    conclusion += f", on {count} sample" if count == 1 else f", on {count} samples"
     if case.in_eval:
         conclusion += f", with {format_names(case.in_eval)} in evaluation mode"
     return conclusion, expected
+
+
+def _compare_gradients(
+    case: Case, grads: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
+) -> list[Finding]:
+    """Compare gradients of the bare composition with those of the loop."""
+    findings = []
+    frozen = []
+    for name, parameter in case.model.named_parameters():
+        if name in grads and not parameter.requires_grad:
+            frozen.append(name)
+    if 0 < len(frozen) < len(grads):
+        where = format_names(frozen)
+        findings.append(Finding(where, "frozen, gets a gradient", "frozen-parameters"))
+    wrong = numbers.differences(grads, expected, tolerance)
+    if wrong:
+        measured = f"differs from the loop, {format_largest(wrong)}"
+        findings.append(Finding(format_names(wrong), measured))
+    return findings
+
+
+def _find_refusal(case: Case) -> list[Finding]:
+    """Find the use of a parameter for which `func_gradients` takes the loop."""
+    data, targets = case.batch[:1].whole()
+    try:
+        with case.put_back(), Watched(parameters=case.model.parameters()):
+            case.loss_fn(batches.call(case.model, data), targets)
+    except Refusal as error:
+        seen = finding_of(error, case.model)
+        return [Finding(seen.where, f"func_gradients takes the loop: {error}", seen.entry)]
+    return []

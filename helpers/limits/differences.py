@@ -15,10 +15,14 @@ from torch.overrides import TorchFunctionMode
 from helpers.limits.bare import Case
 from helpers.limits.findings import Finding
 from helpers.transforms import batches
-from helpers.transforms.batches import tensors_in
+from helpers.transforms.batches import Tree, tensors_in
 
-DIRECTIONS, STEP, LARGEST = 8, 1e-5, 1e-3
-"""How many random directions, how far to go, and the relative error that counts as equal."""
+DIRECTIONS = 8
+"""Along how many random directions derivatives are compared."""
+STEP = 1e-5
+"""How far a parameter moves, relative to a random direction."""
+LARGEST = 1e-3
+"""The relative error that counts as equal."""
 
 
 class _Noting(TorchFunctionMode):
@@ -27,12 +31,15 @@ class _Noting(TorchFunctionMode):
     differentiates = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        wrapped = (debug_unwrap(x, recurse=False) is not x for x in tensors_in([args, kwargs]))
-        self.differentiates |= func is torch.autograd.grad or any(wrapped)
+        if func is torch.autograd.grad:
+            self.differentiates = True
+        for tensor in tensors_in([args, kwargs]):
+            if debug_unwrap(tensor, recurse=False) is not tensor:  # a transform wraps it
+                self.differentiates = True
         return func(*args, **(kwargs or {}))
 
 
-def compare(case: Case) -> list[Finding]:
+def find_wrong_autograd(case: Case) -> list[Finding]:
     """Compare autograd with finite differences in float64, where the forward pass differentiates.
 
     A model that cannot be copied, or does not run in float64, is not compared.
@@ -40,10 +47,11 @@ def compare(case: Case) -> list[Finding]:
     data, targets = case.batch[:1].whole()
     with case.put_back(), _Noting() as noting:
         loss = case.loss_fn(batches.call(case.model, data), targets)
-    if not noting.differentiates or not isinstance(loss, Tensor) or not loss.requires_grad:
+    is_scalar = isinstance(loss, Tensor) and loss.dim() == 0
+    if not noting.differentiates or not is_scalar or not loss.requires_grad:
         return []
     try:
-        error = _error(case, data, targets, loss)
+        error = _error_of_autograd(case, data, targets)
     except (RuntimeError, TypeError):
         return []
     if error < LARGEST:
@@ -52,34 +60,55 @@ def compare(case: Case) -> list[Finding]:
     return [Finding("the model", measured, "layernorm-third-order")]
 
 
-def _error(case: Case, data: Any, targets: Any, loss: Tensor) -> float:
-    """Return the relative error of autograd along random directions; 0 where there is no slope."""
-    model = copy.deepcopy(case.model).double()
-    data, targets = (batches.mapped(_double, tree) for tree in (data, targets))
-    generator = torch.Generator().manual_seed(0)
+def _error_of_autograd(case: Case, data: Tree, targets: Tree) -> float:
+    """Return the relative error of autograd along random directions.
 
-    def compute() -> Tensor:
+    Along a direction v the derivative of the loss f is the product `grad f(p) . v`, and nearly
+    `(f(p + h v) - f(p - h v)) / (2 h)` for a small step h.
+    """
+    model = copy.deepcopy(case.model).double()
+    data = batches.mapped(_double, data)
+    targets = batches.mapped(_double, targets)
+    params = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def compute_loss() -> Tensor:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(0)  # the same random numbers before and after a step
             return case.loss_fn(batches.call(model, data), targets)
 
-    params = [p for p in model.parameters() if p.requires_grad]
-    grads = torch.autograd.grad(compute(), params, allow_unused=True, materialize_grads=True)
-    pairs = []
+    loss = compute_loss()
+    grads = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
+    generator = torch.Generator().manual_seed(0)
+    by_autograd, by_differences = [], []
     for _ in range(DIRECTIONS):
-        along = [torch.randn(p.shape, generator=generator).to(p) for p in params]
-        values = []
-        for step in (STEP, -2 * STEP, STEP):  # ahead, behind, and home
-            with torch.no_grad():
-                for p, v in zip(params, along, strict=True):
-                    p += step * v
-            values.append(compute().detach())
-        slope = sum((g * v).sum() for g, v in zip(grads, along, strict=True))
-        pairs.append(torch.stack([slope, (values[0] - values[1]) / (2 * STEP)]))
-    slopes, quotients = torch.stack(pairs).T
-    return ((slopes - quotients).norm() / quotients.norm().clamp(min=1e-8)).item()
+        direction = []
+        for parameter in params:
+            direction.append(torch.randn(parameter.shape, generator=generator).to(parameter))
+        _step(params, direction, STEP)
+        ahead = compute_loss().detach()
+        _step(params, direction, -2 * STEP)
+        behind = compute_loss().detach()
+        _step(params, direction, STEP)  # home
+        by_differences.append((ahead - behind) / (2 * STEP))
+
+        slope = torch.zeros(()).to(loss)
+        for gradient, along in zip(grads, direction, strict=True):
+            slope = slope + (gradient * along).sum()
+        by_autograd.append(slope)
+    expected = torch.stack(by_differences)  # (DIRECTIONS,)
+    error = (torch.stack(by_autograd) - expected).norm()
+    return (error / expected.norm().clamp(min=1e-8)).item()  # 0 where there is no slope
+
+
+def _step(params: list[Tensor], direction: list[Tensor], size: float) -> None:
+    """Move parameters in place along a direction."""
+    with torch.no_grad():
+        for parameter, along in zip(params, direction, strict=True):
+            parameter += size * along
 
 
 def _double(_: str, value: Any) -> Any:
-    floating = isinstance(value, Tensor) and value.is_floating_point()
-    return value.detach().double() if floating else value
+    """Turn floating point tensors into float64, which finite differences need."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().double()
+    return value

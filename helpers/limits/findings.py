@@ -13,6 +13,8 @@ from helpers.limits.lookup import entries, markdown, match
 from helpers.transforms.fallback import find_place
 
 _TORCH = str(Path(torch.__file__).parent)
+_SHOWN = 3
+"""How many names are written out; of more, only the number."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,17 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class _Row:
+    """What is shown of equal findings: the places together, with the cause and fix of the entry."""
+
+    where: str
+    measured: str
+    entry: str
+    cause: str
+    fix: str
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What was found, and how `func_gradients` compares with the loop."""
 
@@ -33,36 +46,48 @@ class Diagnosis:
 
     def __str__(self) -> str:
         lines = []
-        for where, measured, entry, *explained in self._rows():
-            lines += [f"{where}: {measured} ({entry})", *(f"    {x}" for x in explained if x)]
-        lines = lines or ["nothing found"]
-        return "\n".join([*lines, f"compared with the loop: {self.conclusion}"])
+        for row in self._rows():
+            lines.append(f"{row.where}: {row.measured} ({row.entry})")
+            for explanation in (row.cause, row.fix):
+                if explanation:
+                    lines.append(f"    {explanation}")
+        if not lines:
+            lines.append("nothing found")
+        lines.append(f"compared with the loop: {self.conclusion}")
+        return "\n".join(lines)
 
     def _repr_markdown_(self) -> str:
-        heads = ["where", "measured", "entry", "cause", "fix"]
-        rows = [(f"`{where}`", *others) for where, *others in self._rows()]
-        table = markdown(heads, rows) if rows else "Nothing found."
+        rows = []
+        for row in self._rows():
+            rows.append([f"`{row.where}`", row.measured, row.entry, row.cause, row.fix])
+        table = "Nothing found."
+        if rows:
+            table = markdown(["where", "measured", "entry", "cause", "fix"], rows)
         return f"{table}\n\n**Compared with the loop.** {self.conclusion}."
 
-    def _rows(self) -> Iterator[tuple[str, ...]]:
-        """List the findings, equal ones merged, each with the cause and fix of its entry."""
+    def _rows(self) -> Iterator[_Row]:
         locations: dict[tuple[str, str], list[str]] = {}
         for finding in self.findings:
             locations.setdefault((finding.measured, finding.entry), []).append(finding.where)
         for (measured, name), where in locations.items():
-            entry = entries().get(name)
-            explained = (entry.cause, entry.fix) if entry else ("", "")
-            yield (", ".join(where), measured, name, *explained)
+            entry = entries().get(name)  # none for an unknown problem
+            cause = entry.cause if entry else ""
+            fix = entry.fix if entry else ""
+            yield _Row(", ".join(where), measured, name, cause, fix)
 
     __repr__ = __str__
 
 
 def finding_of(error: Exception, model: nn.Module) -> Finding:
     """Look up an error by its message and the end of its traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [i for i, frame in enumerate(frames) if not frame.filename.startswith(_TORCH)]
-    end = "\n".join(f"{f.filename}\n{f.name}\n{f.line}" for f in frames[outside[-1] :])
-    entry = match(str(error), f"vmap\n{end}")  # under which all that is diagnosed runs
+    # The end begins with the innermost line outside torch: the line of the reader that failed.
+    end: list[str] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(_TORCH):
+            end = []
+        end.append(f"{frame.filename}\n{frame.name}\n{frame.line}")
+    # Patterns of entries may ask for `vmap`, under which all that is diagnosed runs.
+    entry = match(str(error), "\n".join(["vmap", *end]))
     name = entry.name if entry else Finding.entry
     return Finding(find_place(error, model), f"raises {described(error)}", name)
 
@@ -74,9 +99,11 @@ def described(error: Exception) -> str:
 
 
 def format_names(names: Iterable[str]) -> str:
-    """Write three names and the number of others."""
-    names = list(dict.fromkeys(names))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """Write the first names, each once, and the number of others."""
+    unique = list(dict.fromkeys(names))
+    text = ", ".join(unique[:_SHOWN])
+    others = len(unique) - _SHOWN
+    return f"{text} and {others} more" if others > 0 else text
 
 
 def format_largest(errors: dict[str, float]) -> str:

@@ -28,8 +28,12 @@ class Entry:
 
     def matches(self, message: str) -> int:
         """Return how many characters of a message the entry's pattern covers; 0 for no match."""
-        shown = [parts for parts in map(_fragments, self.seen) if parts]
-        return max((sum(map(len, p)) for p in shown if all(x in message for x in p)), default=0)
+        longest = 0
+        for symptom in self.seen:
+            fragments = _fragments(symptom)
+            if all(fragment in message for fragment in fragments):
+                longest = max(longest, len("".join(fragments)))
+        return longest
 
 
 class Markdown(str):
@@ -48,23 +52,40 @@ class Markdown(str):
 @functools.cache
 def entries() -> dict[str, Entry]:
     """Read the entries, by name and in the order of the lesson."""
-    tables = tomllib.loads(DATA.read_text("utf-8"))
-    return {name: Entry(name, tuple(table.pop("seen")), **table) for name, table in tables.items()}
+    result = {}
+    for name, table in tomllib.loads(DATA.read_text("utf-8")).items():
+        seen = tuple(table.pop("seen"))  # a list, with which no entry could be hashed
+        result[name] = Entry(name, seen, **table)
+    return result
 
 
 def ranked(message: str, traceback: str) -> list[Entry]:
     """List the entries that show a message, best first: fitting the traceback, then the longest."""
-    flat, text = " ".join(message.split()).replace("`", "'"), f"{message}\n{traceback}"
-    lengths = {entry: entry.matches(flat) for entry in entries().values()}
-    fits = {entry: bool(entry.near and re.search(entry.near, text, re.M)) for entry in lengths}
-    lengths = {entry: length for entry, length in lengths.items() if length}
-    return sorted(lengths, key=lambda x: (fits[x], not x.near, lengths[x]), reverse=True)
+    flat = " ".join(message.split()).replace("`", "'")
+    text = f"{message}\n{traceback}"
+    ranks: dict[Entry, tuple[bool, bool, int]] = {}
+    for entry in entries().values():
+        length = entry.matches(flat)
+        if length:
+            # An entry without a pattern is better than one whose pattern does not fit.
+            ranks[entry] = (_is_near(entry, text), not entry.near, length)
+    return sorted(ranks, key=ranks.__getitem__, reverse=True)
 
 
 def match(message: str, traceback: str = "") -> Entry | None:
     """Return the entry for a whole message and the innermost lines of its traceback, or None."""
-    first, text = next(iter(ranked(message, traceback)), None), f"{message}\n{traceback}"
-    return first if first and (not first.near or re.search(first.near, text, re.M)) else None
+    candidates = ranked(message, traceback)
+    if not candidates:
+        return None
+    best = candidates[0]
+    if best.near and not _is_near(best, f"{message}\n{traceback}"):
+        return None
+    return best
+
+
+def _is_near(entry: Entry, text: str) -> bool:
+    """Tell whether a message or its traceback holds the entry's pattern, if it has one."""
+    return bool(entry.near and re.search(entry.near, text, re.MULTILINE))
 
 
 def find(message: str) -> Markdown:
@@ -74,29 +95,54 @@ def find(message: str) -> Markdown:
         message: The message of an error or a warning, or a part of it; a traceback; or a few
             words that describe the problem.
     """
-    words = " ".join(message.split())
-    hits = ranked(message, message) or _nearest(words)
+    query = " ".join(message.split())
+    hits = ranked(message, message) or _nearest(query)
     if not hits:
-        return Markdown(f"No entry of lesson 6 holds {_code(words)}.")
-    rows = [(_link(entry), _seen(entry), entry.cause, entry.fix) for entry in hits]
+        return Markdown(f"No entry of lesson 6 holds {_code(query)}.")
+    rows = []
+    for entry in hits:
+        rows.append([_link(entry), _seen(entry), entry.cause, entry.fix])
     return Markdown(markdown(["entry", "what you see", "cause", "fix"], rows))
 
 
 def _nearest(query: str) -> list[Entry]:
-    """List the three entries closest to some words, none to an error that no entry shows."""
-    candidates = () if re.search(r"\w(Error|Warning): ", query) else entries().values()
-    texts = {x: " ".join((x.name, *x.seen, x.cause, x.fix, x.apart)) for x in candidates}
-    words = {x: _words(text) for x, text in texts.items()}
-    counts = {word: 1 + sum(word in held for held in words.values()) for word in _words(query)}
+    """List the three entries closest to some words, none to an error that no entry shows.
 
-    def share(words: frozenset[str]) -> float:  # rare words count more
-        return sum(math.log(len(texts) / counts[word]) for word in words & counts.keys())
+    An entry scores the weights of the words that it shares with the query, and once more those in
+    its name. It is a hit with more than half of the score that the query's own words give, or if it
+    holds the query as it stands.
+    """
+    if re.search(r"\w(Error|Warning): ", query):
+        return []
+    texts, words = {}, {}
+    for entry in entries().values():
+        parts = [entry.name, *entry.seen, entry.cause, entry.fix, entry.apart]
+        texts[entry] = " ".join(parts)
+        words[entry] = _words(texts[entry])
+    weights = _weights(_words(query), list(words.values()))
 
-    names = {x: _words(f"{x.name} {x.name.replace('-', '_')}") for x in texts}
-    shares = {x: share(words[x]) + share(names[x]) for x in texts}
-    holds = {x: query.lower() in text.lower() for x, text in texts.items()}
-    hits = [x for x in texts if holds[x] or shares[x] > share(_words(query)) / 2]
-    return sorted(hits, key=lambda x: (holds[x], shares[x]), reverse=True)[:3]
+    ranks: dict[Entry, tuple[bool, float]] = {}
+    for entry, text in texts.items():
+        # `layer-norm` is found as layer_norm, too.
+        in_name = _words(f"{entry.name} {entry.name.replace('-', '_')}")
+        score = _score(words[entry], weights) + _score(in_name, weights)
+        holds_query = query.lower() in text.lower()
+        if holds_query or score > sum(weights.values()) / 2:
+            ranks[entry] = (holds_query, score)
+    return sorted(ranks, key=ranks.__getitem__, reverse=True)[:3]
+
+
+def _weights(query: frozenset[str], texts: list[frozenset[str]]) -> dict[str, float]:
+    """Weigh the words of a query: those that few texts hold say the most."""
+    weights = {}
+    for word in query:
+        holding = [text for text in texts if word in text]
+        weights[word] = math.log(len(texts) / (1 + len(holding)))
+    return weights
+
+
+def _score(words: frozenset[str], weights: dict[str, float]) -> float:
+    return sum(weights[word] for word in words & weights.keys())
 
 
 def _words(text: str) -> frozenset[str]:
@@ -107,14 +153,23 @@ def _words(text: str) -> frozenset[str]:
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table."""
-    cells = ([cell.replace("|", "\\|") for cell in row] for row in rows)
-    head, *lines = (f"| {' | '.join(row)} |" for row in (heads, *cells))
-    return "\n".join([head, f"|{'---|' * len(heads)}", *lines])
+    lines = [_line(heads), f"|{'---|' * len(heads)}"]
+    for row in rows:
+        escaped = [cell.replace("|", "\\|") for cell in row]  # in a table, | ends a cell
+        lines.append(_line(escaped))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def index() -> Markdown:
     """Write the list of all entries: name and symptoms."""
-    return Markdown("\n".join(f"- {_link(entry)}: {_seen(entry)}" for entry in entries().values()))
+    lines = []
+    for entry in entries().values():
+        lines.append(f"- {_link(entry)}: {_seen(entry)}")
+    return Markdown("\n".join(lines))
 
 
 def _link(entry: Entry) -> str:
@@ -122,17 +177,18 @@ def _link(entry: Entry) -> str:
 
 
 def _seen(entry: Entry) -> str:
-    shown = [
-        symptom if symptom.startswith(("wrong: ", "slow: ")) else _code(symptom)
-        for symptom in entry.seen
-    ]
-    return "; ".join(shown) + (f". {entry.apart}" if entry.apart else "")
+    shown = []
+    for symptom in entry.seen:
+        is_message = not symptom.startswith(("wrong: ", "slow: "))
+        shown.append(_code(symptom) if is_message else symptom)
+    text = "; ".join(shown)
+    return f"{text}. {entry.apart}" if entry.apart else text
 
 
 def _fragments(symptom: str) -> list[str]:
     """Return the parts of a message pattern between its dots, without the type of error."""
-    shown = symptom.replace("`", "'").partition(": ...")[2]
-    return [fragment for fragment in shown.split("...") if fragment]
+    pattern = symptom.replace("`", "'").partition(": ...")[2]
+    return [fragment for fragment in pattern.split("...") if fragment]
 
 
 def _code(text: str) -> str:

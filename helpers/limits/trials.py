@@ -1,5 +1,6 @@
 """Samples that interact in the forward pass or the loss, which comparing gradients cannot show."""
 
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from helpers.transforms.fallback import find_place
 
 
 @dataclass
-class Run:
+class Trial:
     """The results of a model on some samples, without transforms."""
 
     predictions: Any
@@ -25,122 +26,250 @@ class Run:
     outputs: dict[str, list[Any]]
     """By module, what it returned in each of its calls."""
     drew: bool
+    """Whether random numbers were drawn."""
 
 
-def run(case: Case, rows: slice) -> Run:
-    """Run the model and the loss; raise ValueError where that cannot be done."""
+def try_samples(case: Case, chosen: slice) -> Trial:
+    """Run the model and the loss on some samples; raise ValueError where that cannot be done."""
+    names = {}
+    for name, module in case.model.named_modules():
+        names[id(module)] = name or "the model"
     outputs: dict[str, list[Any]] = {}
-    names = {id(module): name or "the model" for name, module in case.model.named_modules()}
 
     def keep(module: nn.Module, _: Any, output: Any) -> None:
-        if id(module) in names:  # not a copy made in the forward pass
+        # A copy that the forward pass makes of a module has our hook, too, but no name.
+        if id(module) in names:
             outputs.setdefault(names[id(module)], []).append(output)
 
-    with case.put_back() as begin:
+    batch = case.batch[chosen]
+    with case.put_back() as before:
         for module in case.model.modules():
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no hook
                 module.register_forward_hook(keep)
-        data = case.batch[rows]
         try:
-            inputs, targets = data.whole()
-            predictions = batches.call(case.model, inputs)
+            data, targets = batch.whole()
+            predictions = batches.call(case.model, data)
             loss = case.loss_fn(predictions, targets)
         except Exception as error:
+            place = find_place(error, case.model)
             raise ValueError(
-                f"the model must run before it can be diagnosed, but on a batch of {len(data)}, "
-                f"without transforms, {find_place(error, case.model)} raised {described(error)}"
+                f"the model must run before it can be diagnosed, but on a batch of {len(batch)}, "
+                f"without transforms, {place} raised {described(error)}"
             ) from error
         if isinstance(loss, Tensor) and not loss.is_floating_point():
             raise ValueError(f"loss_fn must return a floating point number, got {loss.dtype}")
-        drew = not streams.alike(begin, streams.random_state(case.batch.leaves[0].device))
-    return Run(predictions, loss, outputs, drew)
+        after = streams.random_state(case.batch.leaves[0].device)
+        drew = not streams.alike(before, after)
+    return Trial(predictions, loss, outputs, drew)
 
 
-def find_interactions(full: Run, singles: list[Run], tolerance: float) -> list[Finding]:
+def find_interactions(full: Trial, singles: list[Trial], tolerance: float) -> list[Finding]:
     """Compare rows alone with rows together, and find the first module that differs."""
-    off = _apart(full.predictions, [run.predictions for run in singles])
-    if off <= tolerance:
+    alone = [single.predictions for single in singles]
+    error = _largest_gap(full.predictions, alone)
+    if error <= tolerance:
         return []
-    module_name = "the model"
-    for name, (output, *more) in full.outputs.items():
-        calls = [run.outputs.get(name, []) for run in singles]
-        once = not more and all(len(outputs) == 1 for outputs in calls)
-        if once and _apart(output, [outputs[0] for outputs in calls]) > tolerance:
-            module_name = name
-            break
-    measured = f"rows alone and rows together differ, by up to {off:.1e} of the largest entry"
-    return [Finding(module_name, measured, "samples-that-meet")]
+    where = _first_that_differs(full, singles, tolerance)
+    measured = f"rows alone and rows together differ, by up to {error:.1e} of the largest entry"
+    return [Finding(where, measured, "samples-that-meet")]
 
 
-def _apart(together: Any, alone: list[Any]) -> float:
+def _first_that_differs(full: Trial, singles: list[Trial], tolerance: float) -> str:
+    """Name the first module, among those called once, whose outputs depend on the batch."""
+    for name, outputs in full.outputs.items():
+        # Of a module that is called several times, nobody knows which calls correspond.
+        called_once = len(outputs) == 1
+        alone = []
+        for single in singles:
+            outputs_alone = single.outputs.get(name, [])
+            called_once = called_once and len(outputs_alone) == 1
+            alone.extend(outputs_alone)
+        if called_once and _largest_gap(outputs[0], alone) > tolerance:
+            return name
+    return "the model"
+
+
+def _largest_gap(together: Any, alone: list[Any]) -> float:
     """Return how far tensors `(B, ...)` are from those `(1, ...)` of the same samples."""
-    off = 0.0
-    for together_rows, *rows in zip(tensors_in(together), *map(tensors_in, alone), strict=False):
-        shapes = {tuple(row.shape) for row in rows}
-        are_rows = shapes == {(1, *together_rows.shape[1:])} and len(together_rows) == len(rows)
-        if are_rows and (together_rows.is_floating_point() or together_rows.is_complex()):
-            off = max(off, compare.largest_error(together_rows, torch.cat(rows)))
-    return off
+    largest = 0.0
+    for rows, rows_alone in _aligned(together, alone):
+        numeric = rows.is_floating_point() or rows.is_complex()
+        shapes = {tuple(row.shape) for row in rows_alone}
+        # Other tensors, such as attention masks (T, T), do not have one row per sample.
+        has_rows = shapes == {(1, *rows.shape[1:])} and len(rows) == len(rows_alone)
+        if numeric and has_rows:
+            error = compare.largest_error(rows, torch.cat(rows_alone))
+            largest = max(largest, error)
+    return largest
 
 
-def find_loss_weights(case: Case, full: Run, singles: list[Run], tolerance: float) -> list[Finding]:
-    """Compare the loss of a batch, and what each row does to it, with the losses of its samples."""
+def _aligned(together: Any, alone: Sequence[Any]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Yield each tensor of a nested value, with those at its place in other values."""
+    values = [together]
+    values.extend(alone)
+    for tensors in zip(*map(tensors_in, values), strict=False):
+        yield tensors[0], list(tensors[1:])
 
-    def alike(loss: Tensor, *others: Tensor) -> bool:
-        return min(compare.largest_error(value, loss) for value in others) <= tolerance
 
-    losses = [run.loss for run in singles]
-    if not all(isinstance(value, Tensor) and not value.dim() for value in (full.loss, *losses)):
+@dataclass
+class _Losses:
+    """The loss of a batch, and the losses of its samples alone."""
+
+    batch: Tensor  # ()
+    alone: Tensor  # (B,)
+    tolerance: float
+
+    def equals_any(self, value: Tensor, *candidates: Tensor) -> bool:
+        errors = [compare.largest_error(candidate, value) for candidate in candidates]
+        return min(errors) <= self.tolerance
+
+    def has_mean_or_sum(self, value: Tensor) -> bool:
+        """Tell whether a value is the mean or the sum of the samples' losses."""
+        return self.equals_any(value, self.alone.mean(), self.alone.sum())
+
+    def summary(self) -> str:
+        batch, mean = f"{self.batch:.4g}", f"{self.alone.mean():.4g}"
+        return f"{batch} for {len(self.alone)} samples, which have {mean} each in the mean"
+
+    def difference(self) -> str:
+        """Write the difference if the four digits of the summary do not show it."""
+        mean = self.alone.mean()
+        if f"{self.batch:.4g}" != f"{mean:.4g}":
+            return ""
+        return f", a difference of {(mean - self.batch).abs():.1e}"
+
+
+def find_loss_weights(
+    case: Case, full: Trial, singles: list[Trial], tolerance: float
+) -> list[Finding]:
+    """Compare the loss of a batch with the losses of its samples, and explain a difference.
+
+    Every sample has a weight in a batch: its loss counts that many times. A mean or a sum gives
+    all samples the same. A sample's weight is measured by its slopes, the derivatives of the loss
+    with respect to its predictions: in the batch they are the weight times those of the sample
+    alone.
+    """
+    alone = [single.loss for single in singles]
+    if not _is_scalar(full.loss) or not all(map(_is_scalar, alone)):
         return []
-    loss, alone = full.loss.detach(), torch.stack(losses).detach()
-    sample_mean, of_all = f"{alone.mean():.4g}", f"{loss:.4g}"
-    measured = f"{of_all} for {len(alone)} samples, which have {sample_mean} each in the mean"
-    gap = f", a difference of {(alone.mean() - loss).abs():.1e}" * (sample_mean == of_all)
-    together, apart = _slopes([full], full), _slopes(singles, full)
-    if together is None or apart is None:
-        fits = alike(loss, alone.mean(), alone.sum(), alone[0])
-        return [] if fits else [Finding("loss_fn", measured + gap)]
-    if together.shape != apart.shape or not together[1:].any():  # written for a batch of one
-        return []
-    sizes = apart.square().sum(1)
-    shares = (together * apart).sum(1) / sizes
-    seen = sizes.sqrt() > tolerance * sizes.sqrt().max()  # the others' shares would be rounding
-    shares = torch.where(seen, shares, shares[seen].mean() if seen.any() else 0.0)
-    weighted = alike(together, shares[:, None] * apart)
-    if weighted and alike(loss, (shares * alone).sum(), alone.mean()):
-        if shares.max() - shares.min() <= 0.01 * shares.abs().max():
+    losses = _Losses(full.loss.detach(), torch.stack(alone).detach(), tolerance)
+
+    slopes_together = _slopes([full], full)  # (B, n)
+    slopes_alone = _slopes(singles, full)  # (B, n)
+    if slopes_together is None or slopes_alone is None:  # only values can be compared
+        first = losses.alone[0]
+        if losses.has_mean_or_sum(losses.batch) or losses.equals_any(losses.batch, first):
             return []
-        measured += f", and of which {', '.join(f'{share:.3g}' for share in shares)} count"
-        leaves = case.batch.tensors  # those of the targets, which may be in the data
-        of_targets = [leaves[path] for path in leaves if path.startswith("targets")]
-        one_each = all(leaf.dim() == 1 for leaf in of_targets or leaves.values())
-        entry = "class-weights" if one_each else "means-of-unequal-units"
-        return [Finding("loss_fn", measured, entry)]
-    with case.put_back(), suppress(Exception):  # targets may not fit that shape
-        data, targets = case.batch.whole()
-        predictions = batches.call(case.model, data)
-        fitted = case.loss_fn(predictions, targets.view_as(predictions)).detach()
-        if targets.shape != predictions.shape and alike(fitted, alone.mean(), alone.sum()):
-            return [Finding("loss_fn", measured, "loss-that-broadcasts")]
-    columns = zip(*(tensors_in(run.predictions) for run in (full, *singles)), strict=False)
-    for value, *values in columns:  # a number that the model computes per batch
-        if value.is_floating_point() and not value.dim() and value is not full.loss:
-            stacked = torch.stack(values).detach()
-            weighted &= alike(value.detach(), stacked.mean(), stacked.sum())
-    entry = Finding.entry if weighted else "samples-that-meet-in-the-loss"
-    return [Finding("loss_fn", f"{measured}{gap}, and no sample weights explain it", entry)]
+        return [Finding("loss_fn", losses.summary() + losses.difference())]
+    if slopes_together.shape != slopes_alone.shape:
+        return []
+    if not slopes_together[1:].any():  # the loss reads the first sample: it is for a batch of one
+        return []
+
+    weights = _weights(slopes_together, slopes_alone, tolerance)  # (B,)
+    weighted_slopes = weights[:, None] * slopes_alone
+    weighted_sum = (weights * losses.alone).sum()
+    explains_slopes = losses.equals_any(slopes_together, weighted_slopes)
+    explains_loss = losses.equals_any(losses.batch, weighted_sum, losses.alone.mean())
+    if explains_slopes and explains_loss:
+        return [] if _nearly_equal(weights) else [_weighted(case, losses, weights)]
+    if _broadcasts(case, losses):
+        return [Finding("loss_fn", losses.summary(), "loss-that-broadcasts")]
+
+    entry = "samples-that-meet-in-the-loss"
+    if explains_slopes and _scalars_agree(full, singles, losses):
+        entry = Finding.entry
+    measured = f"{losses.summary()}{losses.difference()}, and no sample weights explain it"
+    return [Finding("loss_fn", measured, entry)]
 
 
-def _slopes(runs: list[Run], full: Run) -> Tensor | None:
-    """Differentiate losses with respect to the predictions that are rows: (B, n), if any are."""
+def _is_scalar(loss: Any) -> bool:
+    return isinstance(loss, Tensor) and loss.dim() == 0
+
+
+def _slopes(trials: list[Trial], full: Trial) -> Tensor | None:
+    """Differentiate losses with respect to the predictions that are rows.
+
+    Args:
+        trials: Those whose losses are differentiated, of `B` samples together.
+        full: The trial of the whole batch, which shows what has rows.
+
+    Returns:
+        `(B, n)`: a row for each sample, an entry for each of the n numbers predicted for it; or
+        None if there are none.
+    """
     slopes = []
     try:
-        for run in runs:
-            pairs = zip(*(tensors_in(r.predictions) for r in (run, full)), strict=False)
-            rows = [p for p, q in pairs if p.is_floating_point() and p.requires_grad and q.dim()]
-            grads = torch.autograd.grad(run.loss, rows, allow_unused=True)
-            grads = [torch.atleast_1d(g)[..., None] for g in grads if g is not None]
-            slopes.append(torch.cat([g.flatten(1) for g in grads], 1))
+        for trial in trials:
+            predictions = _differentiable_rows(trial, full)
+            grads = torch.autograd.grad(trial.loss, predictions, allow_unused=True)
+            flat_grads = []
+            for grad in grads:
+                if grad is not None:
+                    # One number per sample, (B,), becomes (B, 1), and (B, ...) becomes (B, n).
+                    flat_grads.append(torch.atleast_1d(grad)[..., None].flatten(1))
+            slopes.append(torch.cat(flat_grads, 1))
         return torch.cat(slopes)
     except RuntimeError:  # the loss does not depend on them, or called backward() itself
         return None
+
+
+def _differentiable_rows(trial: Trial, full: Trial) -> list[Tensor]:
+    """List the predictions of a trial with a gradient that have rows in the whole batch."""
+    rows = []
+    for prediction, (of_batch,) in _aligned(trial.predictions, [full.predictions]):
+        differentiable = prediction.is_floating_point() and prediction.requires_grad
+        if differentiable and of_batch.dim():
+            rows.append(prediction)
+    return rows
+
+
+def _weights(together: Tensor, alone: Tensor, tolerance: float) -> Tensor:
+    """Fit by least squares how many times each sample's slopes `(B, n)` count in the batch."""
+    sizes = alone.square().sum(1)  # (B,)
+    weights = (together * alone).sum(1) / sizes
+    # The weight of a sample without slopes would be rounding: it gets the mean of the others.
+    lengths = sizes.sqrt()
+    measurable = lengths > tolerance * lengths.max()
+    mean = weights[measurable].mean() if measurable.any() else 0.0
+    return torch.where(measurable, weights, mean)
+
+
+def _nearly_equal(weights: Tensor) -> bool:
+    spread = weights.max() - weights.min()
+    return bool(spread <= 0.01 * weights.abs().max())
+
+
+def _weighted(case: Case, losses: _Losses, weights: Tensor) -> Finding:
+    """Report unequal weights: those of classes if each sample has one target, else of units."""
+    leaves = case.batch.tensors
+    targets = [leaf for path, leaf in leaves.items() if path.startswith("targets")]
+    targets = targets or list(leaves.values())  # the data may hold the targets
+    one_target_each = all(leaf.dim() == 1 for leaf in targets)
+    entry = "class-weights" if one_target_each else "means-of-unequal-units"
+    shown = ", ".join(f"{weight:.3g}" for weight in weights)
+    return Finding("loss_fn", f"{losses.summary()}, and of which {shown} count", entry)
+
+
+def _broadcasts(case: Case, losses: _Losses) -> bool:
+    """Tell whether the loss is the mean or the sum once targets have the predictions' shape."""
+    with case.put_back(), suppress(Exception):  # targets may not fit that shape
+        data, targets = case.batch.whole()
+        predictions = batches.call(case.model, data)
+        mended = case.loss_fn(predictions, targets.view_as(predictions)).detach()
+        return targets.shape != predictions.shape and losses.has_mean_or_sum(mended)
+    return False
+
+
+def _scalars_agree(full: Trial, singles: list[Trial], losses: _Losses) -> bool:
+    """Compare the other scalars among the predictions: numbers that the model computes per batch.
+
+    One that is neither the mean nor the sum of the samples' own mixes samples in the loss.
+    """
+    alone = [single.predictions for single in singles]
+    for value, values_alone in _aligned(full.predictions, alone):
+        if value.is_floating_point() and _is_scalar(value) and value is not full.loss:
+            stacked = torch.stack(values_alone).detach()
+            if not losses.equals_any(value.detach(), stacked.mean(), stacked.sum()):
+                return False
+    return True
