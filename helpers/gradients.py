@@ -221,5 +221,5 @@ def sample_loss(loss_fn: LossFn, batch: Batch, model: nn.Module, *sample: Tensor
     """Compute the loss of one sample, given its leaves."""
     if isinstance(loss_fn, type) and issubclass(loss_fn, nn.Module):
         raise TypeError(f"loss_fn is the class {loss_fn.__name__}: pass {loss_fn.__name__}()")
-    data, targets = batch.trees(sample, of_one=True)
+    data, targets = batch.of_one(sample)
     return checks.check_scalar(loss_fn(batches.call(model, data), targets))

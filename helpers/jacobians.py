@@ -121,5 +121,5 @@ def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
     """Return zeros `(size, Y, P)`; the model runs on a sample, or zeros, to find Y."""
     params = checks.select_parameters(model)
     with preserved(model, params), torch.enable_grad():  # a forward pass may differentiate
-        outputs = _outputs(batch)(model, *batch.sample())
+        outputs = _outputs(batch)(model, *batch.first())
     return outputs.detach().new_zeros((size, len(outputs), _count(params)))
