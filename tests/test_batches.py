@@ -1,6 +1,5 @@
 """Batches that are trees of tensors, in every helper: as for the same numbers in one tensor."""
 
-import copy
 from collections import ChainMap, OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from helpers import ensembles, gradients, jacobians, kernels, limits, norms
+from helpers import gradients, jacobians, kernels, limits, norms
 from helpers.features import Job, job
 from helpers.gradient_computers import FunctionalGradientComputer, IterativeGradientComputer
 from helpers.noise import noise_scale
-from helpers.optimizers import sgd_step
 from helpers.privacy import private_sum
 from helpers.projection import project_batches
 from tests.support.oracle import METHODS, TOLERANCE, Truth, assert_equal, refused
@@ -143,14 +141,6 @@ def test_labels_in_the_batch_and_no_targets():
     assert_equal(private, TRUTH.clipped_sum, TOLERANCE)
     alone = in_one_tensor()
     assert noise_scale(*args) == noise_scale(*alone.args)
-    order = torch.tensor([[[0, 1], [3, 2]], [[2, 2], [1, 0]]])
-    ensemble = ensembles.stack([model, copy.deepcopy(model)])
-    trained = ensembles.train(ensemble, *args[1:], None, order, sgd_step, lr=0.1)
-    of_one = ensembles.stack([alone.model, copy.deepcopy(alone.model)])
-    like = ensembles.train(of_one, *alone.args[1:], order, sgd_step, lr=0.1)
-    assert_equal(trained.params, like.params, TOLERANCE)
-    logits = ensembles.predict(trained, args[2])["logits"]
-    torch.testing.assert_close(logits, ensembles.predict(like, FLAT))
 
 
 class LossOfTree(LossOf):

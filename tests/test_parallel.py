@@ -1,6 +1,5 @@
 """Modules over processes: refused in one sentence, and the way out that it names holds."""
 
-import copy
 import functools
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from helpers import ensembles, gradients
+from helpers import gradients
 from helpers.limits import diagnose
 from tests.support import workers
 from tests.support.ways import WAYS
@@ -61,7 +60,6 @@ def helpers(model: nn.Module) -> dict[str, Callable[[], object]]:
         for name, way in WAYS.items()
         if "out" not in name
     } | {
-        "stack": lambda: ensembles.stack([model, copy.copy(model)]),
         "diagnose": lambda: diagnose(model, F.cross_entropy, data, targets),
     }
 

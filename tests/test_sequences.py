@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from helpers import ensembles, gradients, jacobians, kernels, limits, norms
-from helpers.optimizers import sgd_step
+from helpers import gradients, jacobians, kernels, limits, norms
 from helpers.transforms.fallback import FallbackWarning
 from tests.support.oracle import TOLERANCE, assert_equal, refused
 
@@ -85,7 +84,3 @@ def test_sequences_in_the_other_helpers():
     diagnosis = limits.diagnose(*args)
     assert "equal for all 1 parameters" in diagnosis.conclusion
     assert [each.entry for each in diagnosis.findings] == ["data-dependent"]
-    order = torch.zeros(1, 1, 2, dtype=torch.int64)
-    packed = pack_sequence([torch.ones(2, 3)])
-    with refused("unequal length"):
-        ensembles.train(ensembles.stack([model]), args[1], packed, None, order, sgd_step, lr=1.0)

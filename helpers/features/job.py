@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from helpers.ensembles.likeness import content, facts_of
+from helpers.features.likeness import content, facts_of
 from helpers.gradient_computers import AbstractGradientComputer, BatchLike
 from helpers.transforms import checks
 from helpers.transforms.batches import mapped

@@ -1,4 +1,4 @@
-"""What networks must share so that one network's code can run all of them."""
+"""What a model is besides the values of its parameters and buffers, for a plan of a job."""
 
 import hashlib
 from enum import Enum
