@@ -19,8 +19,13 @@ from torch.func import vjp, vmap
 from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
+State = Any
+"""A tree of tensors: parameters, and what an optimizer keeps."""
 
-class _Watched(TorchFunctionMode):
+
+class _WithoutWeightNorm(TorchFunctionMode):
+    """Refuse `weight_norm` while a step runs."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "_weight_norm":
             raise ValueError(
@@ -28,10 +33,6 @@ class _Watched(TorchFunctionMode):
                 "write the weight as g * v / v.norm()"
             )
         return func(*args, **(kwargs or {}))
-
-
-State = Any
-"""A tree of tensors: parameters, and what an optimizer keeps."""
 
 
 @torch.inference_mode(False)
@@ -73,26 +74,35 @@ def metagradient(
     """
     if not len(batches):
         raise ValueError("batches must hold at least 1 step, got none")
-    size = math.isqrt(len(batches) - 1) + 1
-    segments = [batches[i : i + size] for i in range(0, len(batches), size)]
+    size = math.isqrt(len(batches) - 1) + 1  # the square root, rounded up
+    segments = []
+    for first in range(0, len(batches), size):
+        segments.append(batches[first : first + size])
 
     def run(state: State, weights: Tensor, segment: Sequence[Any]) -> State:
-        with _Watched():
+        with _WithoutWeightNorm():
             for batch in segment:
                 state = step(state, weights, batch)
         return state
 
-    state, states = start, []
+    # Forward: keep only the state before each segment.
+    state = start
+    states = []
     for segment in segments:
         states.append(state)
         state = run(state, weights, segment)
+
+    # The slopes of the T measured numbers with respect to the last state.
     measured, pull = vjp(measure, state)
     count = measured.numel()
     basis = torch.eye(count, dtype=measured.dtype, device=measured.device)
     (slopes,) = vmap(pull, chunk_size=chunk_size)(basis.view(count, *measured.shape))
+
+    # Backward: run each segment again, now with a graph, and pull the slopes through it. A weight
+    # counts in each segment that draws its sample, so these parts are added up.
     total = weights.new_zeros(count, *weights.shape)
     for segment in tqdm(segments[::-1], desc="back through training", delay=1, leave=False):
         _, pull = vjp(functools.partial(run, segment=segment), states.pop(), weights)
         slopes, from_segment = vmap(pull, chunk_size=chunk_size)(slopes)
         total += from_segment
-    return measured, total.view(*measured.shape, *weights.shape)
+    return measured, total.view(measured.shape + weights.shape)

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 from helpers import gradients, norms
 from helpers.transforms import batches
-from helpers.transforms.batches import Tree
+from helpers.transforms.batches import Batch, Tree
+
+LossFn = Callable[[Any, Any], Tensor]
+Tensors = dict[str, Tensor]
 
 _CHUNK = 64  # samples at a time
 _NEAR = 1e-2  # below this share of noise in the squares, rounding of the norms would show
@@ -41,9 +44,7 @@ class NoiseScale:
         return math.inf if self.signal <= 0 else self.noise / self.signal
 
 
-def noise_scale(
-    model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], data: Tree, targets: Tree = None
-) -> NoiseScale:
+def noise_scale(model: nn.Module, loss_fn: LossFn, data: Tree, targets: Tree = None) -> NoiseScale:
     """Estimate the gradient noise scale from the norms of the samples' gradients.
 
     The B gradients are never in memory at once: it uses their norms (`helpers.norms`) and their
@@ -77,22 +78,41 @@ def noise_scale(
     size = len(sample_norms)
     if size < 2:
         raise ValueError(f"data must hold at least 2 samples, got {size}")
-    limit = sys.float_info.max  # which clips none of them
-    total = norms.clipped_sum(model, loss_fn, data, targets, limit, chunk_size=_CHUNK)
-    measured = sum((t / size).abs().double().square().sum().item() for t in total.values())
+    no_limit = sys.float_info.max  # which clips no gradient
+    total = norms.clipped_sum(model, loss_fn, data, targets, no_limit, chunk_size=_CHUNK)
+    means = {name: tensor / size for name, tensor in total.items()}
+    measured = _squared_norm(means)
     if not (sample_norms.isfinite().all() and math.isfinite(measured)):
         raise ValueError("the gradients, and their squares in float32, must be finite")
+
+    # The sum over samples of |g - mean|^2 is the sum of |g|^2, less B |mean|^2.
     squares = sample_norms.square().sum().item()
     spread = squares - size * measured
-    if spread < _NEAR * squares:  # the corrected two-pass algorithm of Chan et al. (1983)
-        batch, spread, sums = batches.take(model, data=data, targets=targets), 0.0, {}
-        for start in range(0, size, _CHUNK):
-            chunk = batch[start : start + _CHUNK]
-            for name, rows in gradients.func_gradients(model, loss_fn, chunk).items():
-                away = rows.double() - total[name].double() / size
-                spread += away.abs().square().sum().item()
-                sums[name] = sums.get(name, 0) + away.sum(0)
-        spread -= sum(t.abs().square().sum().item() for t in sums.values()) / size
-        spread = max(0.0, spread)  # rounding may make it negative for equal gradients
+    if spread < _NEAR * squares:  # a small difference of large numbers, so mostly rounding
+        batch = batches.take(model, data=data, targets=targets)
+        spread = _spread(model, loss_fn, batch, total)
     noise = spread / (size - 1)
     return NoiseScale(noise, measured - noise / size)
+
+
+def _spread(model: nn.Module, loss_fn: LossFn, batch: Batch, total: Tensors) -> float:
+    """Sum |g - mean|^2 over the samples' gradients g, which add up to `total`, from themselves."""
+    # The corrected two-pass algorithm of Chan et al. (1983): the mean was rounded, so that the
+    # differences do not add up to zero, and what their sum shows is taken off again.
+    size, spread, sums = len(batch), 0.0, {}
+    for start in range(0, size, _CHUNK):
+        chunk = batch[start : start + _CHUNK]
+        for name, sample_grads in gradients.func_gradients(model, loss_fn, chunk).items():
+            away = sample_grads.double() - total[name].double() / size
+            spread += away.abs().square().sum().item()
+            sums[name] = sums.get(name, 0) + away.sum(0)
+    spread -= _squared_norm(sums) / size
+    return max(0.0, spread)  # rounding may make it negative for equal gradients
+
+
+def _squared_norm(tensors: Tensors) -> float:
+    """Sum the squares of all entries, in float64; of a complex one, those of both its parts."""
+    squares = 0.0
+    for tensor in tensors.values():
+        squares += tensor.abs().double().square().sum().item()
+    return squares

@@ -31,24 +31,36 @@ def differences(
     are only rounding, a tenth of that times the overall largest. `None` means the square root of
     the dtype's `eps`, and for that tenth at most `10 * eps`. Returns the errors above these limits.
     """
-    sizes, errors = {}, {}
+    sizes = {}  # the largest finite entry of each parameter
     for name, tensor in expected.items():
-        finite = torch.nan_to_num(tensor.abs(), 0, 0, 0)
+        finite = torch.nan_to_num(tensor.abs(), nan=0, posinf=0, neginf=0)
         sizes[name] = finite.max().item() if finite.numel() else 0.0
     largest = max(sizes.values(), default=0.0)
-    for name, target in expected.items():
-        eps = torch.finfo(target.dtype).eps
-        limit = eps**0.5 if tolerance is None else tolerance
-        rounding = limit / 10 if tolerance is not None else min(limit / 10, 10 * eps)
-        error = largest_difference(got[name], target)
-        if not error <= max(limit * sizes[name], rounding * largest):  # true for NaN
-            errors[name] = error / (sizes[name] or 1.0)
+
+    errors = {}
+    for name, tensor in expected.items():
+        eps = torch.finfo(tensor.dtype).eps
+        if tolerance is None:
+            of_parameter = eps**0.5
+            of_rounding = min(eps**0.5 / 10, 10 * eps)
+        else:
+            of_parameter = tolerance
+            of_rounding = tolerance / 10
+        limit = max(of_parameter * sizes[name], of_rounding * largest)
+        error = largest_difference(got[name], tensor)
+        is_within = error <= limit  # false for NaN
+        if not is_within:
+            errors[name] = error / sizes[name] if sizes[name] else error
     return errors
 
 
 def largest_difference(got: Tensor, expected: Tensor) -> float:
     """Return the largest difference between two tensors of one shape; NaN equals NaN."""
-    kind = torch.promote_types(expected.dtype, torch.float64)
-    got, expected = (tensor.detach().to_dense().cpu().to(kind) for tensor in (got, expected))
-    changed = ~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)
-    return (got - expected)[changed].abs().max().item() if changed.any() else 0.0
+    dtype = torch.promote_types(expected.dtype, torch.float64)  # of two complex ones, complex
+    got = got.detach().to_dense().cpu().to(dtype)
+    expected = expected.detach().to_dense().cpu().to(dtype)
+    # Without equal entries: the difference of two infinite or NaN ones is NaN.
+    differs = ~torch.isclose(got, expected, rtol=0, atol=0, equal_nan=True)
+    if not differs.any():
+        return 0.0
+    return (got - expected)[differs].abs().max().item()
