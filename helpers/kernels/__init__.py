@@ -13,7 +13,7 @@ from tqdm import tqdm
 from helpers.jacobians import no_jacobians
 from helpers.kernels import sides
 from helpers.transforms import batches, checks
-from helpers.transforms.batches import Tree
+from helpers.transforms.batches import Batch, Tree
 
 __all__ = ["ntk"]
 
@@ -57,9 +57,8 @@ def ntk(
     checks.check_model(model)
     x1 = batches.take(model, x1=x1)
     x2 = x1 if symmetric else batches.take(model, x2=x2)
-    shapes1, shapes2 = ([tuple(leaf.shape[1:]) for leaf in x.tensors.values()] for x in (x1, x2))
+    shapes1, shapes2 = _sample_shapes(x1), _sample_shapes(x2)
     if shapes1 != shapes2:
-        shapes1, shapes2 = (", ".join(map(str, shapes)) for shapes in (shapes1, shapes2))
         raise ValueError(f"x1 and x2 must hold samples of one shape, got {shapes1} and {shapes2}")
     checks.check_options(chunk_size)
     empty = no_jacobians(model, x1)
@@ -75,50 +74,66 @@ def ntk(
     if kernel.numel() == 0 or count == 0:
         return kernel
     dense = sides.dense_size(model, x1)  # P without structured parameters
-    side = sides.structured if dense < count else sides.rows
+    make_side = sides.of_layers if dense < count else sides.of_jacobians
     # A network's memory per sample is unknown before it runs: assume, for each output, 64 times the
     # sample's size.
     size = sum(leaf[0].numel() for leaf in x1.leaves)
     step = chunk_size or max(1, _CHUNK // (2 * outputs * (dense + 64 * size) + 2))
-    held = sum(min(step, len(x)) for x in (x1, x2))
+    held = min(step, len(x1)) + min(step, len(x2))  # samples
     jacobians = empty.new_empty(1).expand(held, outputs, dense)
     fix = "a smaller chunk_size helps" if step > 1 else "let fewer parameters require a gradient"
     _check_room(f"with chunk_size={step} the Jacobians of two chunks", jacobians, fix)
-    starts = [
-        (i, j) for i in range(0, len(x1), step) for j in range(i if symmetric else 0, len(x2), step)
-    ]
-    for i, j in tqdm(starts, desc="kernel", leave=False, delay=1):
-        rows, others = slice(i, i + step), slice(j, j + step)
-        if j == (i if symmetric else 0):
+
+    blocks = []  # where the rows of a block start, and its columns
+    for i in range(0, len(x1), step):
+        # The kernel of a batch with itself is symmetric: half of its blocks are enough.
+        for j in range(i if symmetric else 0, len(x2), step):
+            blocks.append((i, j))
+    left, left_start = None, None
+    for i, j in tqdm(blocks, desc="kernel", leave=False, delay=1):
+        rows, columns = slice(i, i + step), slice(j, j + step)
+        if i != left_start:
             left = None  # free it before the next one
-            left = side(model, outputs, x1[rows])
-        right = left if symmetric and i == j else side(model, outputs, x2[others])
+            left, left_start = make_side(model, outputs, x1[rows]), i
+        is_diagonal = symmetric and i == j
+        right = left if is_diagonal else make_side(model, outputs, x2[columns])
         block = sides.contract(left, right, outputs)
         del right
         if block is not None:
-            kernel[rows, others] = block
-            if symmetric and i != j:
-                kernel[others, rows] = block.permute(1, 0, 3, 2)
+            kernel[rows, columns] = block
+            if symmetric and not is_diagonal:
+                kernel[columns, rows] = block.permute(1, 0, 3, 2)
     return kernel
+
+
+def _sample_shapes(data: Batch) -> str:
+    """Name the shapes of a sample's tensors."""
+    return ", ".join([str(tuple(leaf.shape[1:])) for leaf in data.tensors.values()])
 
 
 def _check_room(label: str, like: Tensor, fix: str) -> None:
     """Raise ValueError if a tensor would not fit into free memory, as far as that is known."""
-    free = None
-    if like.device.type == "cuda":
-        reserved = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(
-            like.device
-        )
-        free = torch.cuda.mem_get_info(like.device)[0] + reserved
-    elif like.device.type == "cpu":
-        try:
-            with open("/proc/meminfo") as file:
-                fields = dict(line.split(":") for line in file)
-            free = int(fields["MemAvailable"].split()[0]) * 1024
-        except (OSError, KeyError):  # not on Linux
-            pass
+    free = _free_memory(like.device)
     if free is not None and like.numel() * like.element_size() > free:
         raise _no_room(label, like, fix)
+
+
+def _free_memory(device: torch.device) -> int | None:
+    """Return how many bytes are free, or `None` if that is not known."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # PyTorch keeps memory that no tensor uses any more.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + kept
+    if device.type == "cpu":
+        try:
+            with open("/proc/meminfo") as lines:
+                for line in lines:  # MemAvailable:   12345678 kB
+                    if line.startswith("MemAvailable:"):
+                        return int(line.split()[1]) * 1024
+        except OSError:  # not on Linux
+            pass
+    return None
 
 
 def _no_room(label: str, like: Tensor, fix: str) -> ValueError:
