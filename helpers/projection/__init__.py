@@ -8,7 +8,7 @@ gradients x and y up to an error of order `|x| |y| / sqrt(k)`. There are three k
 - `"factored"`: gradients of large layers are not even formed (`helpers.projection.factors`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,12 +22,15 @@ from helpers.layers.layer_call import dense
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.numbers import check_count
 from helpers.projection.factors import Map
-from helpers.projection.sketches import Total, product
+from helpers.projection.sketches import Total, flat, product
 from helpers.transforms import checks
 from helpers.transforms.batches import Batch
 
 KINDS = ("rademacher", "sparse", "factored")
-_SPARSE, _FACTORED, _FOLD = range(3)  # of random streams
+# Each draws from random streams of its own.
+_SPARSE = 0
+_FACTORED = 1
+_FOLD = 2
 
 
 def project(
@@ -57,13 +60,13 @@ def project(
     _check_grads(grads)
     if kind == "factored":
         raise ValueError("kind 'factored' is for project_batches: these gradients are formed")
-    like = _like(grads.values())
+    tensors = list(grads.values())
+    like = _like([tensor.dtype for tensor in tensors], tensors[0].device)
     if kind == "rademacher":
-        return product([*grads.values()], k, like, (seed, model_id))
-    total = Total(len(next(iter(grads.values()))), k, like)
-    for index, tensor in enumerate(grads.values()):
-        flat = tensor.detach().reshape(len(tensor), tensor.shape[1:].numel())
-        total.add(flat, (seed, model_id, _SPARSE, index))
+        return product(tensors, k, like, (seed, model_id))
+    total = Total(len(tensors[0]), k, like)
+    for index, tensor in enumerate(tensors):
+        total.add(flat(tensor), (seed, model_id, _SPARSE, index))
     return total.features((seed, model_id, _FOLD))
 
 
@@ -104,9 +107,10 @@ def project_batches(
     for batch in batches:
         if kind == "factored":
             features.append(_factored(computer, batch, k, (seed, model_id)))
-        else:  # no name for the gradients, so that they are freed before the next
-            grads_of, options = computer.compute_per_sample_grad, {"seed": seed, "kind": kind}
-            features.append(project(grads_of(batch), k, model_id=model_id, **options))
+            continue
+        grads = computer.compute_per_sample_grad(batch)
+        features.append(project(grads, k, kind=kind, seed=seed, model_id=model_id))
+        del grads  # free them before the next batch
     if not features:
         raise ValueError("batches must hold at least 1 batch, got none")
     return torch.cat(features)
@@ -122,17 +126,20 @@ def _factored(
     else:
         grads = computer.compute_per_sample_grad(batch)
         _check_grads(grads)
-        params = {name: tensor.new_empty(tensor.shape[1:]) for name, tensor in grads.items()}
-        calls = {name: [dense(tensor)] for name, tensor in grads.items()}
+        params, calls = {}, {}
+        for name, tensor in grads.items():
+            params[name] = tensor.new_empty(tensor.shape[1:])  # of which only the shape counts
+            calls[name] = [dense(tensor)]
         chunks = [(slice(None), PerSampleGradients(calls))]
     if not params:
         raise ValueError("the computer must have a parameter to differentiate, got none")
-    like = _like(params.values(), computer.dtype)
+    dtypes = [tensor.dtype for tensor in params.values()]
+    device = next(iter(params.values())).device
+    like = _like([computer.dtype, *dtypes], device)
     total = Total(len(Batch(batch=batch)), k, like)
-    maps = {
-        name: Map(tensor.shape, (*stream, _FACTORED, index), like)
-        for index, (name, tensor) in enumerate(params.items())
-    }
+    maps = {}
+    for index, (name, tensor) in enumerate(params.items()):
+        maps[name] = Map(tensor.shape, (*stream, _FACTORED, index), like)
     for rows, sample_grads in chunks:
         for name, parameter_map in maps.items():
             parameter_map.add(sample_grads, name, total, rows)
@@ -140,11 +147,11 @@ def _factored(
     return total.features((*stream, _FOLD)).to(computer.device)
 
 
-def _like(tensors: Iterable[Tensor], *dtypes: torch.dtype) -> Tensor:
-    """Make an empty tensor of the dtype and device of the features."""
-    tensors = [*tensors]
-    double = torch.float64 in (*dtypes, *(tensor.dtype for tensor in tensors))
-    return tensors[0].new_empty(0, dtype=torch.float64 if double else torch.float32)
+def _like(dtypes: Sequence[torch.dtype], device: torch.device) -> Tensor:
+    """Make an empty tensor of the dtype and device of the features, from dtypes of gradients."""
+    # Sums over P in half precision would overflow.
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 def _check_grads(grads: dict[str, Tensor]) -> None:

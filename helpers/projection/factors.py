@@ -25,11 +25,14 @@ class Map:
 
     def __init__(self, shape: torch.Size, stream: tuple[int, ...], like: Tensor) -> None:
         self.stream = stream
-        self.rows, self.columns = shape[0] if shape else 1, math.prod(shape[1:])
+        self.rows = shape[0] if shape else 1
+        self.columns = math.prod(shape[1:])
         rows, columns = _sides(self.rows, self.columns)
-        short, narrow = rows < self.rows, columns < self.columns
-        self.left = Sketch(self.rows, rows, (*stream, 1), like) if short else None
-        self.right = Sketch(self.columns, columns, (*stream, 2), like) if narrow else None
+        self.left = self.right = None
+        if rows < self.rows:
+            self.left = Sketch(self.rows, rows, (*stream, 1), like)
+        if columns < self.columns:
+            self.right = Sketch(self.columns, columns, (*stream, 2), like)
 
     def reduced(self, gradients: Tensor) -> Tensor:
         """Make gradients `(B, *shape)` smaller: `(B, rows, columns)`."""
@@ -42,11 +45,13 @@ class Map:
 
     def add(self, sample_grads: PerSampleGradients, name: str, total: Total, rows: slice) -> None:
         """Add the features of a parameter, for the samples of a chunk."""
-        sides = self.left, self.right
+        # Where no side becomes smaller, the gradient is as cheap as its factors.
+        is_smaller = self.left is not None or self.right is not None
+        # The gradient is the sum over the calls, and this map is linear.
         for call in sample_grads.calls.get(name, []):
-            # Where no side becomes smaller, the gradient is as cheap as its factors.
-            pieces = call.reduced(*sides) if any(sides) else None
-            pieces = self.reduced(call.gradients()) if pieces is None else pieces
+            pieces = call.reduced(self.left, self.right) if is_smaller else None
+            if pieces is None:
+                pieces = self.reduced(call.gradients())
             total.add(pieces.flatten(1), (*self.stream, 0), rows)
 
 
@@ -54,7 +59,7 @@ def _sides(rows: int, columns: int) -> tuple[int, int]:
     """Choose the sides of the smaller matrix: the longer side of the two is shortened first."""
     if rows * columns <= LARGEST or columns == 1:
         return rows, columns
-    side = math.isqrt(LARGEST)
+    side = math.isqrt(LARGEST)  # of a square
     if rows <= side:
         return rows, LARGEST // rows
     if columns <= side:
