@@ -1,7 +1,7 @@
 # `make` lists what there is to do. All of it happens in .venv, which is made first if need be.
 #
 #   DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps
-#   LESSON="01 03"   run, outputs, nbval, colab, student, slides: only these
+#   LESSON="01 03"   run, outputs, nbval, colab, student: only these
 #   PARAMS="..."     run: parameters, for example PARAMS="batch_size=32 dataset=random"
 #   LAX=1            nbval: compare only cells tagged nbval-check-output (GPU)
 #   TORCH=2.15.0     run, test, test-all, nbval: with that torch, installed in build/torch-2.15.0/
@@ -29,7 +29,7 @@ made := $(environment)/made-by-$(subst /,-,$(PYTHON))
 lists := requirements.txt tests/requirements.txt
 pytest := $(python) -m pytest $(if $(LAX)$(filter-out $(pinned),$(TORCH)),--nbval-lax)
 
-.PHONY: help run bench test test-all nbval outputs colab student slides html lab lint lock clean
+.PHONY: help run bench test test-all nbval outputs colab student html lab lint lock clean
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
@@ -66,8 +66,6 @@ colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab
 	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo="$(REPO)")
 student: $(made)  ## make build/student/ anew, lessons with stubs, and build/nbgrader/, their course
 	@exec $(python) -m helpers.tooling.student $(LESSON) $(if $(HIDDEN),--hidden "$(HIDDEN)")
-slides: $(made)  ## make build/slides/ anew: lessons as slides, each in one file
-	@exec $(python) -m helpers.tooling.slides $(LESSON)
 html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an index
 	@exec $(python) -m helpers.tooling.pages
 lab: $(made)  ## open lesson 0 in JupyterLab, the others and build/ beside it

@@ -52,7 +52,7 @@ def check(lesson: Path) -> None:
 
 
 def _formulas(cell: NotebookNode) -> None:
-    """Draw the formulas of a text, as the book and the slides do."""
+    """Draw the formulas of a text, as the book does."""
     if cell.cell_type == "markdown":
         bare = re.sub(r"```.*?```|`[^`]*`", "", cell.source, flags=re.DOTALL)
         for formula in re.findall(r"(?<!\\)\$([^$]+)\$", bare.replace("$$", "$")):

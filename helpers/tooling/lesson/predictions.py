@@ -10,7 +10,7 @@ PREDICT = "**Predict**"
 
 
 def fold(notebook: NotebookNode) -> None:
-    """Mark what answers a prediction, so that a page folds it and a slide delays it.
+    """Mark what answers a prediction, so that a page folds it.
 
     What answers a prediction is the output of code between a markdown cell with `PREDICT` and the
     next markdown cell, and any output of a cell tagged `hide-output`. Such a code cell gets the
