@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from helpers.data import load_digits
-from helpers.features import Job, __main__, job, open_features
+from helpers.features import Job, __main__, job, open_features, shards
 from helpers.gradient_computers import FunctionalGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
@@ -61,10 +61,10 @@ def made(tmp_path_factory) -> Path:
 
 
 def test_rows_are_the_projected_gradients_of_the_samples(made):
-    shards = open_features(made)
+    opened = open_features(made)
     expected = project_batches(few().computer, [few().dataset[:]], 16, kind="sparse")
-    torch.testing.assert_close(torch.from_numpy(np.concatenate(shards)), expected)
-    assert all(isinstance(shard, np.memmap) for shard in shards), "nothing is read before"
+    torch.testing.assert_close(torch.from_numpy(np.concatenate(opened)), expected)
+    assert all(isinstance(shard, np.memmap) for shard in opened), "nothing is read before"
     assert sorted(contents(made)) == [*(f"features-{i:06d}.npy" for i in range(4)), "plan.json"]
 
 
@@ -152,6 +152,26 @@ def test_a_run_that_fails_leaves_complete_files_only(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="No space"):
         run(tmp_path / "full", "--job", "a:b", "--k", "4", "--shard", "2")
     assert contents(tmp_path / "full") == {}
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_two_runs_at_once_do_not_write_into_one_draft(is_over, tmp_path, monkeypatch):
+    """Neither while both write one shard, nor if one of them is over before the other."""
+    file, sync = tmp_path / "features-000000.npy", os.fsync
+    rows = np.ones((3, 16), dtype=np.float32)
+
+    def other_run_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        shards.write_rows(file, rows)
+        if is_over:
+            shards.remove_drafts(tmp_path)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", other_run_meanwhile)
+    shards.write_rows(file, rows)
+    assert list(tmp_path.iterdir()) == [file]
+    found = shards.read(file, slice(0, 3), {"k": 16})
+    assert np.array_equal(found, rows)
 
 
 def start(folder: Path, *launch: str) -> Popen:

@@ -3,12 +3,13 @@
 import hashlib
 import io
 import os
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from helpers.features.job import Plan, read_plan
+from helpers.features.job import PLAN, Plan, read_plan
 
 _DIGEST = 32  # bytes of a checksum
 
@@ -34,16 +35,32 @@ def write(file: Path, content: bytes) -> None:
     Raises:
         OSError: The file could not be written, for example on a full disk; no part of it remains.
     """
-    draft = file.with_name(f".{file.name}.draft")  # after a kill, the next run overwrites it
+    # Another run may write the same file at this moment, so each has a draft of its own.
+    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.draft")
     try:
         with draft.open("wb") as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
         draft.replace(file)
+    except FileNotFoundError:
+        # The other run is over: it made the file, and removed this draft with those of dead runs.
+        if not file.exists():
+            raise
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what runs left that were killed; only for a folder in which no file is missing.
+
+    A run that is still going has drafts of files that are there, and `write` lets these go.
+    """
+    for pattern in (".features-*.draft", f".{PLAN}*.draft"):
+        for draft in folder.glob(pattern):
+            with suppress(OSError):  # Windows does not remove a file that is open
+                draft.unlink()
 
 
 def write_rows(file: Path, rows: np.ndarray) -> None:

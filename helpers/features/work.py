@@ -64,6 +64,7 @@ def compute(job: Job, folder: Path, plan: Plan, store: dist.Store) -> None:
         dist.barrier()
         bar.update(store.add("rows", 0) - bar.n)
     if first:
+        shards.remove_drafts(folder)
         new, processes = store.add("computed", 0), dist.get_world_size()
         print(f"{plan['samples']:,} rows, {new:,} of them new; processes: {processes}")
 
