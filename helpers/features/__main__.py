@@ -12,6 +12,7 @@ from helpers import devices, projection
 from helpers.features import job, work
 from helpers.numbers import check_count
 
+# The smallest value of each number.
 LEAST = {"k": 1, "seed": 0, "shard": 2, "batch": 2, "threads": 1}
 
 
@@ -29,16 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     chosen = parser.parse_args(arguments)
     try:
-        for name, number in LEAST.items():
-            check_count(name, getattr(chosen, name), least=number)
+        options = {}
+        for name, least in LEAST.items():
+            options[name] = getattr(chosen, name)
+            check_count(name, options[name], least)
+        options["kind"] = chosen.kind
         torch.set_num_threads(chosen.threads)
         device = torch.device("cpu")
+        # Under torchrun, each process of a machine has a GPU of its own.
         if chosen.device == "cuda" or (chosen.device == "auto" and torch.cuda.is_available()):
             device = devices.resolve(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
             torch.cuda.set_device(device)
         devices.make_repeatable(chosen.seed)
         loaded = job.load(chosen.job)
-        options = {name: getattr(chosen, name) for name in (*LEAST, "kind")}
         plan = job.make_plan(loaded, device=device.type, **options)
         with work.joined() as store:
             work.compute(loaded, chosen.out, plan, store)

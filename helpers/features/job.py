@@ -47,11 +47,13 @@ class Job:
 
 def load(name: str) -> Job:
     """Call `module:function`; the module is in the working directory, or can be imported."""
-    module, _, function = name.partition(":")
-    if not function:
+    module_name, _, function_name = name.partition(":")
+    if not function_name:
         raise ValueError(f"job must be module:function, got {name!r}")
     sys.path.insert(0, str(Path.cwd()))
-    return getattr(importlib.import_module(module), function)()
+    module = importlib.import_module(module_name)
+    make_job = getattr(module, function_name)
+    return make_job()
 
 
 def collate(samples: Sequence[BatchLike]) -> BatchLike:
@@ -59,6 +61,7 @@ def collate(samples: Sequence[BatchLike]) -> BatchLike:
     batch = default_collate(list(samples))
 
     def check(path: str, leaf: Any) -> Tensor:
+        # A sample that is a single tensor is refused: nothing says what its label is.
         if path == "sample" or not isinstance(leaf, Tensor):
             raise TypeError(
                 "a sample of a job's dataset must be a mapping or a tuple of tensors or numbers, "
@@ -95,11 +98,10 @@ def read_plan(folder: Path) -> Plan:
 def check_plan(folder: Path, here: Plan) -> None:
     """Raise ValueError if a folder has another plan, and say what differs."""
     there = read_plan(folder)
-    differing = [
-        f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
-        for name in sorted(there | here)
-        if there.get(name) != here.get(name)
-    ]
+    differing = []
+    for name in sorted(there | here):
+        if there.get(name) != here.get(name):
+            differing.append(f"{name} is {there.get(name)!r} there and {here.get(name)!r} here")
     if differing:
         raise ValueError(
             f"{folder} holds features of another plan: {'; '.join(differing)}; "
@@ -108,14 +110,20 @@ def check_plan(folder: Path, here: Plan) -> None:
 
 
 def _model_parts(job: Job) -> Iterator[bytes]:
+    """Yield what the gradients of a sample depend on, besides the sample."""
     computer, task = job.computer, job.computer.task
-    options = {name: value for name, value in vars(task).items() if isinstance(value, float | int)}
+    options = {}
+    for name, value in vars(task).items():
+        if isinstance(value, float | int):
+            options[name] = value
     kinds = type(computer).__qualname__, type(task).__qualname__
     yield repr((kinds, options, computer.grad_wrt, computer.dtype)).encode()
     yield repr(facts_of(computer.model)).encode()
-    members = task, *computer.model.modules()
-    classes = {kind for member in members for kind in type(member).__mro__}
-    for kind in sorted(classes, key=repr):  # the weights do not show the forward pass
+    # The weights do not show the forward pass, so the code is hashed, too.
+    classes = set(type(task).__mro__)
+    for module in computer.model.modules():
+        classes.update(type(module).__mro__)
+    for kind in sorted(classes, key=repr):
         if not kind.__module__.startswith(("torch.", "builtins")):
             with suppress(OSError, TypeError):  # a class typed at a prompt has no source
                 yield repr((kind, inspect.getsource(kind))).encode()
@@ -124,10 +132,12 @@ def _model_parts(job: Job) -> Iterator[bytes]:
 
 
 def _sample_parts(job: Job) -> Iterator[bytes]:
+    """Yield the names, shapes and numbers of samples' tensors."""
     count = len(job.dataset)
-    for index in np.linspace(0, count - 1, min(count, _HASHED)).round().astype(int).tolist():
-        leaves: dict[str, Tensor] = {}
-        mapped(leaves.__setitem__, collate([job.dataset[index]]), "")
+    indices = np.linspace(0, count - 1, min(count, _HASHED)).round().astype(int)
+    for index in indices.tolist():
+        leaves: dict[str, Tensor] = {}  # by path
+        mapped(leaves.__setitem__, collate([job.dataset[index]]))
         for path, leaf in leaves.items():
             yield repr((path, tuple(leaf.shape), leaf.dtype)).encode()
             yield content(leaf)

@@ -9,23 +9,31 @@ import torch
 from torch import Tensor, nn
 
 _CONSTANTS = (str, bytes, Number, Enum, torch.dtype, torch.device, type(None))
+# Attributes of all modules, which say nothing about this one.
 _OF_EVERY_MODULE = {*vars(nn.Module()), "_torchdynamo_wrapper_id"}
 
 
 def facts_of(model: nn.Module) -> dict[str, str]:
     """Describe all but parameter and buffer values, by name, identically in every process."""
     facts = {}
-    first = {id(t): name for name, t in chain(model.named_parameters(), model.named_buffers())}
+    first_names = {}  # of each tensor, which may have several
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        first_names[id(tensor)] = name
     for path, module in model.named_modules():
-        prefix = path and f"{path}."
+        prefix = f"{path}." if path else ""
         mode = "" if module.training else " in eval mode"
         facts[path or "the model"] = f"{type(module).__name__}({module.extra_repr()}){mode}"
         tensors = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
         for name, tensor in tensors:
-            fixed = "" if tensor.requires_grad or tensor.grad_fn else ", fixed"
-            tied = "" if first[id(tensor)] == prefix + name else f", tied to {first[id(tensor)]}"
-            hooks = f", {len(tensor._backward_hooks)} hooks" if tensor._backward_hooks else ""
-            facts[prefix + name] = f"{tuple(tensor.shape)} {tensor.dtype}{fixed}{tied}{hooks}"
+            fact = f"{tuple(tensor.shape)} {tensor.dtype}"
+            if not tensor.requires_grad and not tensor.grad_fn:
+                fact += ", fixed"
+            first_name = first_names[id(tensor)]
+            if first_name != prefix + name:
+                fact += f", tied to {first_name}"
+            if tensor._backward_hooks:
+                fact += f", {len(tensor._backward_hooks)} hooks"
+            facts[prefix + name] = fact
         for name, value in vars(module).items():
             if name in _OF_EVERY_MODULE:
                 continue
@@ -45,5 +53,6 @@ def content(tensor: Tensor) -> bytes:
 
 
 def _is_constant(value: object) -> bool:
-    is_list = isinstance(value, tuple | list)
-    return all(map(_is_constant, value)) if is_list else isinstance(value, _CONSTANTS)
+    if isinstance(value, tuple | list):
+        return all(map(_is_constant, value))
+    return isinstance(value, _CONSTANTS)

@@ -16,11 +16,17 @@ _DIGEST = 32  # bytes of a checksum
 
 def bounds(count: int, size: int) -> list[slice]:
     """Divide `count` rows into slices of one size, at least 2; the last may differ."""
-    starts = list(range(0, count, size))
+    ends = list(range(size, count, size))
+    ends.append(count)
     # A batch of one row may use other kernels and round differently: it joins the previous slice.
-    if len(starts) > 1 and count - starts[-1] == 1:
-        starts.pop()
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], count], strict=True)]
+    if len(ends) > 1 and ends[-1] - ends[-2] == 1:
+        del ends[-2]
+    slices = []
+    start = 0
+    for end in ends:
+        slices.append(slice(start, end))
+        start = end
+    return slices
 
 
 def files_of(folder: Path, plan: Plan) -> list[tuple[Path, slice]]:
@@ -65,9 +71,10 @@ def remove_drafts(folder: Path) -> None:
 
 def write_rows(file: Path, rows: np.ndarray) -> None:
     """Write a shard with a checksum after the part that NumPy reads."""
-    content = io.BytesIO()  # since `np.save` into a file may not notice that the disk is full
-    np.save(content, rows)
-    write(file, content.getvalue() + _checksum(file, content.getvalue()))
+    memory = io.BytesIO()  # since `np.save` into a file may not notice that the disk is full
+    np.save(memory, rows)
+    content = memory.getvalue()
+    write(file, content + _checksum(file, content))
 
 
 def _checksum(file: Path, content: bytes) -> bytes:
@@ -81,11 +88,15 @@ def read(file: Path, span: slice, plan: Plan, *, mapped: bool = False) -> np.nda
     Raises:
         ValueError: The shard is damaged, has the wrong shape, or is a copy of another.
     """
-    rows, shape = None, (span.stop - span.start, plan["k"])
-    with suppress(ValueError, EOFError):
-        content = b"" if mapped else file.read_bytes()
-        if mapped or _checksum(file, content[:-_DIGEST]) == content[-_DIGEST:]:
-            rows = np.load(file, mmap_mode="r" if mapped else None)
+    rows = None
+    with suppress(ValueError, EOFError):  # of `np.load`, which may find anything
+        if mapped:
+            rows = np.load(file, mmap_mode="r")
+        else:
+            content = file.read_bytes()
+            if _checksum(file, content[:-_DIGEST]) == content[-_DIGEST:]:
+                rows = np.load(file)
+    shape = (span.stop - span.start, plan["k"])
     if rows is None or rows.shape != shape or rows.dtype not in (np.float32, np.float64):
         raise ValueError(
             f"{file} is damaged, or holds no {shape} floating point numbers, as the plan says: "
@@ -106,4 +117,7 @@ def open_features(folder: str | os.PathLike[str]) -> list[np.ndarray]:
         ValueError: A shard is damaged, or does not have the shape in the plan.
     """
     plan = read_plan(Path(folder))
-    return [read(file, span, plan, mapped=True) for file, span in files_of(Path(folder), plan)]
+    opened = []
+    for file, span in files_of(Path(folder), plan):
+        opened.append(read(file, span, plan, mapped=True))
+    return opened
