@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import compare, gradients
+from helpers import gradients
 from helpers.study import candidates, peers, processes
 from helpers.study.candidates import KEEP_FREED, Candidate, Task
+from tests.support.oracle import assert_equal
 
 CNN, SMALL = Task("SimpleCNN", 3, dataset="random"), Task("MLP", 5, dataset="random")
 METHODS = ["vmap(grad)", "vmap(grad), chunks of 16", "buffers reused", *peers.IN_PROCESS]
@@ -24,7 +25,7 @@ def test_every_way_is_equal_to_the_loop_by_name(name):
     model, *batch = CNN.load()
     run = Candidate(name).build(model, *batch)
     for _ in range(2):  # a second run starts anew
-        compare.check(run(), gradients.loop_gradients(model, F.cross_entropy, *batch))
+        assert_equal(run(), gradients.loop_gradients(model, F.cross_entropy, *batch), 1e-5)
 
 
 @pytest.mark.skipif(not peers.jax_python(), reason="JAX is not installed: make bench")
@@ -42,7 +43,8 @@ def test_jax_computes_the_same_gradients(tmp_path, task):
     subprocess.run([peers.jax_python(), "-c", code, *files], cwd=processes.ROOT, check=True)
     expected = gradients.loop_gradients(model, F.cross_entropy, images, labels)
     result = np.load(tmp_path / "result.npz")
-    compare.check({name: torch.from_numpy(result[name]) for name in expected}, expected)
+    named = {name: torch.from_numpy(result[name]) for name in expected}
+    assert_equal(named, expected, 1e-5)
 
 
 def test_a_study_has_numbers_reasons_and_the_failed(monkeypatch):
