@@ -37,35 +37,6 @@ class MLP(nn.Module):
         return self.fc2(F.relu(self.fc1(images.flatten(1))))
 
 
-class SmallTransformer(nn.Module):
-    """One block of self-attention over the 28 rows of a digit: P = 26,842 parameters.
-
-    Every parameter belongs to a layer, positions too: tools that hook layers see them all.
-    """
-
-    def __init__(self, width: int = 48, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.embed = nn.Linear(28, width)
-        self.positions = nn.Embedding(28, width)
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, 3 * width)
-        self.contract = nn.Linear(3 * width, width)
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images `(B, 1, 28, 28)` to logits `(B, 10)`."""
-        rows = images.squeeze(1)  # (B, 28 rows, 28 pixels)
-        positions = torch.arange(28, device=images.device).expand(len(images), 28)
-        x = self.embed(rows) + self.positions(positions)
-        x = x + self.project(_attend(self.qkv(self.norm1(x)), self.heads))
-        x = x + self.contract(F.gelu(self.expand(self.norm2(x))))
-        return self.head(x.mean(dim=1))
-
-
 class GPT(nn.Module):
     """A small language model whose output layer is its token embedding.
 
@@ -133,22 +104,16 @@ class _Block(nn.Module):
         return x + self.contract(F.gelu(self.expand(self.norm2(x))))
 
 
-def _attend(qkv: Tensor, heads: int, hidden: Tensor | None = None) -> Tensor:
+def _attend(qkv: Tensor, heads: int, hidden: Tensor) -> Tensor:
     """Map queries, keys and values `(B, T, 3 * width)` to `(B, T, width)`.
 
     `hidden`, `(T, T)` or `(B, 1, T, T)`, is true where a query must not see a key.
     """
     # Written out: the fused attention kernels have no batching rule and would run in a loop.
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, ...) each
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
     return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
 
 
-MODELS: dict[str, type[nn.Module]] = {
-    "SimpleCNN": SimpleCNN,
-    "MLP": MLP,
-    "transformer": SmallTransformer,
-}
+MODELS: dict[str, type[nn.Module]] = {"SimpleCNN": SimpleCNN, "MLP": MLP}
 """The digit classifiers, by their names in commands and records."""

@@ -20,7 +20,7 @@ METHODS = ["vmap(grad)", "vmap(grad), chunks of 16", "buffers reused", *peers.IN
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_way_is_equal_to_the_loop_by_name(name):
-    if why := Candidate(name).absent(CNN):
+    if why := Candidate(name).absent():
         pytest.skip(why)
     model, *batch = CNN.load()
     run = Candidate(name).build(model, *batch)

@@ -47,10 +47,8 @@ class Candidate(NamedTuple):
         allocator = "" if self.allocator == DEFAULT else self.allocator
         return ", ".join(filter(None, [self.method, "compiled" * self.compiled, allocator]))
 
-    def absent(self, task: Task) -> str | None:
+    def absent(self) -> str | None:
         """Return why it cannot run here, or `None` if it can."""
-        if self.method in peers.JAX and task.model == "transformer":
-            return "not written for JAX"
         if self.allocator == HUGE_PAGES and sys.platform != "linux":
             return "only Linux has transparent huge pages"
         return peers.absent(self.method) or (compiler_absent() if self.compiled else None)

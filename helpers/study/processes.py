@@ -45,7 +45,7 @@ def run(task: Task, chosen: Iterable[Candidate], **options: Any) -> dict[str, An
         for candidate in tqdm(list(chosen), desc="first runs", leave=False):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             try:
-                if why := candidate.absent(task):
+                if why := candidate.absent():
                     missing[str(candidate)] = why
                 elif candidate.method in peers.JAX:
                     rows[candidate] = _of_jax(candidate.method, task, folder)

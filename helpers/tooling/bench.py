@@ -23,7 +23,7 @@ from helpers import devices
 from helpers.study import peers, processes
 from helpers.study.candidates import CANDIDATES, DEFAULT, HUGE_PAGES, Candidate, Task
 
-NETWORKS = ("SimpleCNN", "MLP", "transformer")
+NETWORKS = ("SimpleCNN", "MLP")
 BOUND = 0.4
 """The spread, as a share of the median, above which a row is no measurement: the middle half of the
 rounds spans more than that, and the ratios of two such rows say nothing."""
