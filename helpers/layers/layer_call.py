@@ -157,9 +157,10 @@ def unless_lost(
         side_norms: `(B, ...)`, the sums `|x_t| + |d_t|`; `None` where x are zeros and ones.
         length: How many numbers the longer of x_t and d_t has.
     """
-    # Cancellation. The squared norm is the sum over s and t of (x_s x_t) (d_s d_t). Rounding moves
-    # a term by a few eps of |x_s| |x_t| |d_s| |d_t|, and so the sum by a few eps of
-    # (sum |x_t| |d_t|)^2, which is `largest`. That is little if the sum is not much smaller.
+    # Cancellation. The squared norm is the sum over s and t of (x_s x_t) (d_s d_t), products of
+    # inner products. Rounding moves a term by a few eps of |x_s| |x_t| |d_s| |d_t|, and so the sum
+    # by a few eps of (sum |x_t| |d_t|)^2, which is `largest`. That is little beside the sum, unless
+    # it is much smaller.
     lost = squares < _CANCELLED * largest
 
     # Underflow. A product of two numbers counts as zero if it is below `tiny`. So x_s x_t, a sum of

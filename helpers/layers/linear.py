@@ -44,9 +44,9 @@ class Linear(LayerCall):
 
     def squares(self, *, then_total: bool = False) -> Tensor | None:
         """Return squared norms from T x T products; see `LayerCall`."""
-        # Divided by T, a Gram matrix of inputs and one of output gradients take T (in + out)
-        # multiplications, the gradient itself in * out. A single position needs only two norms.
         positions, inputs, outputs = self._sizes()
+        # Gram matrices take T * T * (in + out) multiplications, the gradient itself T * in * out;
+        # both are divided by T here. A single position needs only the norms of two vectors.
         share = _GRAM_THEN_TOTAL if then_total else _GRAM
         if positions > 1 and positions * (inputs + outputs) > share * inputs * outputs:
             return None
@@ -75,15 +75,16 @@ class Linear(LayerCall):
     def reduced(self, left: Any, right: Any) -> Tensor | None:
         """Project the gradients without forming them; see `LayerCall`."""
         _, _, weight = self._terms()
-        first = min(weight.outputs + weight.inputs)  # counts the rows
+        # The weight's first dimension counts the rows, whether they are outputs or inputs. Those must
+        # have no other dimension.
+        first = min(weight.outputs + weight.inputs)
         if weight.outputs != [first] and weight.inputs != [first]:
-            return None  # it counts only part of them
+            return None
         pieces = []
-        for rows, columns in self.matrices():  # rows are outputs
-            if rows.shape[1] > 1:
+        for grads, inputs in self.matrices():
+            if grads.shape[1] > 1:
                 return None  # each group has part of the rows
-            if first in weight.inputs:
-                rows, columns = columns, rows
+            rows, columns = (grads, inputs) if first in weight.outputs else (inputs, grads)
             rows, columns = rows.squeeze(1), columns.squeeze(1)
             if left is not None:
                 rows = left(rows)
@@ -177,7 +178,7 @@ def _size(tensor: Tensor, dims: list[int]) -> int:
 def _matrices(tensor: Tensor, term: _Term) -> Tensor:
     """Return output gradients or activations as `(b, groups, T, side)`."""
     groups, positions = _size(tensor, term.groups), _size(tensor, term.positions)
-    side = _size(tensor, term.outputs or term.inputs)
+    side = _size(tensor, term.outputs or term.inputs)  # it has one of both
     return tensor.permute(term.order).reshape(len(tensor), groups, positions, side)
 
 
@@ -201,7 +202,7 @@ def _squares(grads: Tensor, inputs: Tensor) -> Tensor | None:
     """Return squared norms of `grads^T inputs`, from output gradients and inputs `(b, G, T, ...)`.
 
     The gradient of a group is `sum over t of d_t x_t^T`. Its squared norm is the sum over s and t
-    of `(x_s x_t) (d_s d_t)`, the products of the entries of two T x T matrices (Gram matrices).
+    of `(x_s x_t) (d_s d_t)`, with the inner products that two T x T Gram matrices hold.
     """
     length = max(inputs.shape[3], grads.shape[3])
     if inputs.shape[1] == inputs.shape[2] == 1:
