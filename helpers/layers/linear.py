@@ -75,8 +75,8 @@ class Linear(LayerCall):
     def reduced(self, left: Any, right: Any) -> Tensor | None:
         """Project the gradients without forming them; see `LayerCall`."""
         _, _, weight = self._terms()
-        # The weight's first dimension counts the rows, whether they are outputs or inputs. Those must
-        # have no other dimension.
+        # The weight's first dimension counts the rows. Outputs or inputs, they must have no other
+        # dimension.
         first = min(weight.outputs + weight.inputs)
         if weight.outputs != [first] and weight.inputs != [first]:
             return None
