@@ -32,7 +32,8 @@ CASES["item"] = functools.partial(wild.make, "item")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_equals_products_of_jacobians_by_hand(name):
-    case, rows = CASES[name](), Truth(CASES[name]).jacobians
+    case = CASES[name]()
+    rows = Truth(CASES[name]).jacobians  # (N, Y, P)
     for chunk_size in (None, 2):
         got = kernels.ntk(case.model, case.data[:3], case.data[2:], chunk_size=chunk_size)
         assert not got.requires_grad
@@ -42,17 +43,20 @@ def test_equals_products_of_jacobians_by_hand(name):
 
 
 def test_memory_is_bounded_by_chunks_and_not_by_samples():
-    def peak(model: nn.Module, x: torch.Tensor, **options: object) -> float:  # in P numbers
-        result = 4 * (2 * len(x)) ** 2
-        held = benchmark.memory(lambda: kernels.ntk(model, x, **options)).peak - result
-        return held / (4 * sum(p.numel() for p in model.parameters()))
+    def peak(model: nn.Module, x: torch.Tensor, chunk_size: int | None) -> float:
+        """Measure how many times P numbers were held, besides the result."""
+        memory = benchmark.memory(lambda: kernels.ntk(model, x, chunk_size=chunk_size))
+        result = (2 * len(x)) ** 2 * 4  # bytes, of two outputs
+        formed = sum(parameter.nbytes for parameter in model.parameters())
+        return (memory.peak - result) / formed
 
     dense = nn.Sequential(nn.Conv1d(50, 400, 1), nn.ReLU(), nn.Conv1d(400, 2, 1), nn.Flatten())
-    few, many = (peak(dense, torch.randn(n, 50, 1), chunk_size=2) for n in (4, 16))
+    few = peak(dense, torch.randn(4, 50, 1), chunk_size=2)
+    many = peak(dense, torch.randn(16, 50, 1), chunk_size=2)
     assert many < 1.1 * few
     # Factors and biases instead of P numbers for each output of each sample.
     linear = nn.Sequential(nn.Linear(50, 400), nn.ReLU(), nn.Linear(400, 2))
-    assert peak(linear, torch.randn(16, 50)) < 16 * 2 / 4
+    assert peak(linear, torch.randn(16, 50), chunk_size=None) < 16 * 2 / 4
 
 
 X = torch.randn(2, 4)

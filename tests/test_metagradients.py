@@ -22,8 +22,9 @@ def training(momentum: float, steps: int, hidden: int = 4):
     x, y = torch.randn(12, 3, dtype=torch.float64), torch.arange(12) % 2
 
     def loss(params: dict[str, Tensor], weights: Tensor, batch: Tensor) -> Tensor:
-        each = F.cross_entropy(functional_call(model, params, x[batch]), y[batch], reduction="none")
-        return (weights[batch] * each).mean()
+        logits = functional_call(model, params, x[batch])
+        losses = F.cross_entropy(logits, y[batch], reduction="none")
+        return (weights[batch] * losses).mean()
 
     def step(state, weights, batch):
         params, speeds = state
@@ -31,22 +32,26 @@ def training(momentum: float, steps: int, hidden: int = 4):
         next_params, next_speeds = {}, {}
         for name, parameter in params.items():
             speed = momentum * speeds[name] + grads[name] + 0.01 * parameter  # weight decay
-            next_params[name], next_speeds[name] = parameter - 0.05 * speed, speed
+            next_params[name] = parameter - 0.05 * speed
+            next_speeds[name] = speed
         return next_params, next_speeds
 
     def measure(state):
         return functional_call(model, state[0], x[:5]).square().sum(dim=1)
 
     params = dict(model.named_parameters())  # they require a gradient, as a model's do
-    start = params, {name: torch.zeros_like(parameter) for name, parameter in params.items()}
+    speeds = {name: torch.zeros_like(parameter) for name, parameter in params.items()}
     batches = torch.randint(12, (steps, 6))
-    return step, start, torch.rand(12, dtype=torch.float64) + 0.5, batches, measure
+    weights = torch.rand(12, dtype=torch.float64) + 0.5
+    return step, (params, speeds), weights, batches, measure
 
 
 def through(step, start, weights, batches, measure):
+    """Train, and measure the last state."""
+    state = start
     for batch in batches:
-        start = step(start, weights, batch)
-    return measure(start)
+        state = step(state, weights, batch)
+    return measure(state)
 
 
 # 7 steps are parts of 3, 3 and 1.
@@ -57,23 +62,31 @@ def test_it_is_that_of_finite_differences_and_of_all_steps_at_once(momentum, ste
     numbers, gradient = metagradient(step, start, weights, batches, measure, chunk_size=2)
     assert not numbers.requires_grad
     assert not gradient.requires_grad
+
+    # All steps at once, whose graph is held as a whole.
     run = functools.partial(through, step, start, batches=batches, measure=measure)
-    whole, pull = vjp(run, weights)
-    close(numbers, whole.detach())
-    close(gradient, vmap(pull)(torch.eye(5, dtype=torch.float64))[0].detach())
-    way = torch.randn_like(weights)
-    differences = (run(weights + 1e-5 * way) - run(weights - 1e-5 * way)) / 2e-5
-    close(gradient @ way, differences.detach())
-    one = metagradient(step, start, weights, batches, lambda state: measure(state).sum())
-    close(one[0], numbers.sum())
-    close(one[1], gradient.sum(dim=0))
+    expected, pull = vjp(run, weights)
+    (slopes,) = vmap(pull)(torch.eye(5, dtype=torch.float64))
+    close(numbers, expected.detach())
+    close(gradient, slopes.detach())
+
+    # Two trainings with slightly different weights.
+    direction = 1e-5 * torch.randn_like(weights)
+    difference = run(weights + direction) - run(weights - direction)
+    close(gradient @ direction, difference.detach() / 2, atol=1e-13)
+
+    # A measure that is a scalar.
+    sum_of, its_gradient = metagradient(step, start, weights, batches, lambda s: measure(s).sum())
+    close(sum_of, numbers.sum())
+    close(its_gradient, gradient.sum(dim=0))
 
 
 def test_it_holds_the_graph_of_about_the_root_of_the_steps():
-    given = training(0.0, 144, hidden=300)
-    peak = benchmark.memory(lambda: metagradient(*given)).peak
-    whole = benchmark.memory(lambda: vjp(lambda w: through(*given[:2], w, *given[3:]), given[2]))
-    assert peak < whole.peak / 3
+    step, start, weights, batches, measure = training(0.0, 144, hidden=300)
+    run = functools.partial(through, step, start, batches=batches, measure=measure)
+    held = benchmark.memory(lambda: metagradient(step, start, weights, batches, measure))
+    whole = benchmark.memory(lambda: vjp(run, weights))
+    assert held.peak < whole.peak / 3
 
 
 def test_weight_norm_is_refused_whose_second_derivative_torch_gets_wrong():
@@ -81,7 +94,9 @@ def test_weight_norm_is_refused_whose_second_derivative_torch_gets_wrong():
     start = {name: parameter.detach() for name, parameter in layer.named_parameters()}
 
     def step(state, weights, batch):
-        loss = lambda s: (weights[batch] * functional_call(layer, s, torch.ones(1, 2))).sum()  # noqa: E731
+        def loss(state):
+            return (weights[batch] * functional_call(layer, state, torch.ones(1, 2))).sum()
+
         slopes = grad(loss)(state)
         return {name: value - 0.1 * slopes[name] for name, value in state.items()}
 

@@ -1,5 +1,7 @@
 """Random projection: what it keeps, its random streams, its memory, and what it refuses."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -16,13 +18,19 @@ SHAPES = {"a": (3, 40), "scalar": (), "b": (7,), "empty": (0, 3), "c": (2, 3, 5)
 
 def named(flat: Tensor) -> dict[str, Tensor]:
     """Split `(B, 158)` into gradients by name."""
-    parts = flat.split([torch.Size(shape).numel() for shape in SHAPES.values()], dim=1)
-    return {n: part.reshape(len(flat), *SHAPES[n]) for n, part in zip(SHAPES, parts, strict=True)}
+    grads = {}
+    start = 0
+    for name, shape in SHAPES.items():
+        end = start + math.prod(shape)
+        grads[name] = flat[:, start:end].reshape(len(flat), *shape)
+        start = end
+    return grads
 
 
 def matrix(k: int, **options: object) -> Tensor:
     """Read the whole matrix `(P, k)` off: the projection of the unit vectors."""
-    return project(named(torch.eye(158, dtype=torch.float64)), k, **options) * k**0.5
+    unit_vectors = torch.eye(158, dtype=torch.float64)
+    return project(named(unit_vectors), k, **options) * k**0.5
 
 
 @pytest.mark.parametrize(("kind", "narrowest"), [("rademacher", 1), ("sparse", 1), ("sparse", 24)])
@@ -36,40 +44,48 @@ def test_it_is_a_product_with_one_matrix(kind, narrowest, monkeypatch):
 
 
 def test_every_model_and_block_has_a_stream_of_its_own_at_any_k(monkeypatch):
-    drawn, make = {}, sketches.generator
+    make = sketches.generator
+    streams = {}  # by the first numbers that they give
 
     def record(stream: tuple[int, ...]) -> np.random.Generator:
         first = make(stream).bytes(32)
-        assert drawn.setdefault(first, stream) == stream, "two streams give the same numbers"
+        assert streams.setdefault(first, stream) == stream, "two streams give the same numbers"
         return make(stream)
 
     monkeypatch.setattr(sketches, "generator", record)
     monkeypatch.setattr(sketches, "BLOCK", 2048)
-    for seed, model_id in [(0, 0), (0, 1), (0, 2), (1, 0), (1000, 0), (100_000, 0), (2**32, 0)]:
-        project({"w": torch.ones(1, 256)}, 1024, seed=seed, model_id=model_id)
-    assert len(drawn) == 7 * 128, "more than 100 blocks for each"
+    for model_id in (0, 1, 2):
+        project({"w": torch.ones(1, 256)}, 1024, model_id=model_id)
+    for seed in (1, 1000, 100_000, 2**32):
+        project({"w": torch.ones(1, 256)}, 1024, seed=seed)
+    assert len(streams) == 7 * 128, "more than 100 blocks for each"
 
 
 def test_a_seed_means_the_same_numbers_for_any_batch_and_dtype():
     state = torch.get_rng_state()
-    few, many = (project({"w": torch.ones(n, 99)}, 3, seed=5, model_id=2) for n in (1, 4))
+    few = project({"w": torch.ones(1, 99)}, 3, seed=5, model_id=2)
+    many = project({"w": torch.ones(4, 99)}, 3, seed=5, model_id=2)
     assert torch.equal(torch.get_rng_state(), state), "the caller's random stream stays"
     torch.testing.assert_close(many[:1], few)
-    grads = {"w": torch.full((2, 4000), 60.0, dtype=torch.float16)}  # summed in float32
-    features, exact = project(grads, 5), project({"w": grads["w"].double()}, 5)
+
+    half = torch.full((2, 4000), 60.0, dtype=torch.float16)
+    features = project({"w": half}, 5)  # summed in float32
+    exact = project({"w": half.double()}, 5)
     torch.testing.assert_close(features, exact.float(), rtol=1e-5, atol=1e-2)
 
 
 def test_the_peak_memory_does_not_grow_with_n_times_p(monkeypatch):
     monkeypatch.setattr(sketches, "BLOCK", 2**14)
-    task, batch = ImageClassificationModelOutput(), (torch.rand(8, 784), torch.arange(8))
+    task = ImageClassificationModelOutput()
     computer = FunctionalGradientComputer(MLP(), task, 15_910, torch.float32, "cpu")
-    few, many = (
-        benchmark.memory(lambda n=n: project_batches(computer, [batch] * n, 8)).peak
-        for n in (1, 20)
-    )
-    assert many <= few + 3 * 160 * 8 * 4  # features
-    grads = {"w": torch.ones(1, 50_000)}  # nor is the random matrix there as a whole
+    batch = (torch.rand(8, 784), torch.arange(8))
+    few = benchmark.memory(lambda: project_batches(computer, [batch], 8))
+    many = benchmark.memory(lambda: project_batches(computer, [batch] * 20, 8))
+    features = 160 * 8 * 4  # bytes
+    assert many.peak <= few.peak + 3 * features
+
+    # Nor is the random matrix there as a whole, but one block of it.
+    grads = {"w": torch.ones(1, 50_000)}
     assert benchmark.memory(lambda: project(grads, 64)).peak < 2**14 * 4 + 10_000
 
 
@@ -87,5 +103,7 @@ BAD = {  # by a word of what is said
 @pytest.mark.parametrize("word", BAD)
 def test_bad_input_is_refused(word):
     grads, options = BAD[word]
+    arguments = {"k": 4}
+    arguments.update(options)
     with pytest.raises((TypeError, ValueError), match=word):
-        project(grads, **{"k": 4, **options})
+        project(grads, **arguments)

@@ -28,9 +28,9 @@ def tied() -> Case:
     return Case(model.double(), torch.randint(50, (5, 4)), torch.zeros(5, 50).double(), squared)
 
 
-CASES = {"tied": tied, "item": functools.partial(wild.make, "item")} | {
-    name: functools.partial(zoo.make, name) for name in ("mlp", "cnn", "grouped", "embedding")
-}
+CASES = {"tied": tied, "item": functools.partial(wild.make, "item")}
+for NAME in ("mlp", "cnn", "grouped", "embedding"):
+    CASES[NAME] = functools.partial(zoo.make, NAME)
 
 
 @pytest.fixture
@@ -44,48 +44,51 @@ def short(monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_features_do_not_depend_on_how_gradients_come(name, short):
     case = CASES[name]()
-    parts = [*zip(*(tensor.split(2) for tensor in case.batch), strict=True)]
-    nothing = tuple(tensor[:0] for tensor in case.batch)
+    nothing = (case.data[:0], case.targets[:0])
+    parts = list(zip(case.data.split(2), case.targets.split(2), strict=True))
+    options = {"k": 10, "kind": "factored", "seed": 3, "model_id": 1}
     fast = computer(FunctionalGradientComputer, case)
-    expected = project_batches(fast, [case.batch], 10, kind="factored", seed=3, model_id=1)
+    chunked = computer(FunctionalGradientComputer, case, chunk_size=2)
+    looped = computer(IterativeGradientComputer, case)
+
+    expected = project_batches(fast, [case.batch], **options)
     assert expected.norm() > 0
-    for made, batches in (
-        (computer(IterativeGradientComputer, case), [nothing, case.batch]),
-        (computer(FunctionalGradientComputer, case, chunk_size=2), [case.batch]),
-        (fast, [nothing, *parts]),
+    for features in (
+        project_batches(looped, [nothing, case.batch], **options),
+        project_batches(chunked, [case.batch], **options),
+        project_batches(fast, [nothing, *parts], **options),
     ):
-        features = project_batches(made, batches, 10, kind="factored", seed=3, model_id=1)
         torch.testing.assert_close(features, expected, rtol=1e-9, atol=1e-9)
 
 
-def plain(samples: int, *widths: int) -> Case:
+def plain(samples: int, first: int, hidden: int, last: int) -> Case:
     torch.manual_seed(0)
-    first, hidden, last = widths
     model = nn.Sequential(nn.Linear(first, hidden), nn.Tanh(), nn.Linear(hidden, last))
     return Case(model, torch.randn(samples, first), torch.zeros(samples, last), squared)
 
 
+# How many times the error of a dense matrix is allowed.
 TIMES = {"rademacher": 1.3, "sparse": 1.3, "factored": 3}
 
 
 @pytest.mark.parametrize("kind", TIMES)
 def test_inner_products_are_right_on_average_and_err_by_the_law(kind, monkeypatch):
     monkeypatch.setattr(factors, "LARGEST", 256)  # sides of 16 for a matrix of 30 by 40
-    case, k = plain(5, 40, 30, 3), 64
+    case = plain(5, 40, 30, 3)
+    k = 64
     fast = computer(FunctionalGradientComputer, case)
     grads = fast.compute_per_sample_grad(case.batch)
     flat = torch.cat([tensor.flatten(1) for tensor in grads.values()], dim=1)
     scale = flat.norm(dim=1)[:, None] * flat.norm(dim=1)
     cosines = flat @ flat.T / scale
-    error = []
+    errors = []
     for model_id in range(200):
-        options = {"kind": kind, "model_id": model_id}
         if kind == "factored":
-            features = project_batches(fast, [case.batch], k, **options)
+            features = project_batches(fast, [case.batch], k, kind=kind, model_id=model_id)
         else:
-            features = project(grads, k, **options)
-        error.append(features @ features.T / scale - cosines)
-    error = torch.stack(error)
+            features = project(grads, k, kind=kind, model_id=model_id)
+        errors.append(features @ features.T / scale - cosines)
+    error = torch.stack(errors)
     law = ((1 + cosines**2) / k).sqrt()  # of dense matrices
     assert (error.square().mean(0).sqrt() < TIMES[kind] * law).all()
     # Each mean is of 200 draws: 5 of its standard deviations, in 15 places, one in 10^5 runs.
@@ -97,8 +100,9 @@ def test_the_gradients_never_exist():
     formed = 16 * sum(parameter.nbytes for parameter in case.model.parameters())
     task = LossOf(squared)
     fast = FunctionalGradientComputer(case.model, task, formed // 64, torch.float32, "cpu")
-    factored, sparse = (
-        benchmark.memory(lambda kind=kind: project_batches(fast, [case.batch], 64, kind=kind)).peak
-        for kind in ("factored", "sparse")
-    )
-    assert factored < formed / 4 < formed < sparse
+
+    def peak(kind: str) -> int:
+        return benchmark.memory(lambda: project_batches(fast, [case.batch], 64, kind=kind)).peak
+
+    assert peak("factored") < formed / 4
+    assert peak("sparse") > formed
