@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from helpers.data import load_digits
-from helpers.features import Job, __main__, job, open_features, shards
+from helpers.features import Job, __main__, job, open_features, shards, work
 from helpers.gradient_computers import FunctionalGradientComputer
 from helpers.model_outputs import ImageClassificationModelOutput
 from helpers.models import MLP
@@ -172,6 +172,30 @@ def test_two_runs_at_once_do_not_write_into_one_draft(is_over, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [file]
     found = shards.read(file, slice(0, 3), {"k": 16})
     assert np.array_equal(found, rows)
+
+
+def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError("Operation not supported")))
+    shards.write(tmp_path / "features-000000.npy", b"rows")
+    assert contents(tmp_path) == {"features-000000.npy": b"rows"}
+
+
+def test_of_two_plans_at_once_the_first_one_stays(tmp_path, monkeypatch):
+    """Else both runs would write into one folder, each for a plan that it has seen there."""
+    sync = os.fsync
+    first, second = job.make_plan(small_job(), k=4), job.make_plan(small_job(), k=8)
+
+    def other_run_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        work._settle(tmp_path, first)
+        job.check_plan(tmp_path, first)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", other_run_meanwhile)
+    work._settle(tmp_path, second)
+    with pytest.raises(ValueError, match="k is 4 there and 8 here"):
+        job.check_plan(tmp_path, second)
+    assert list(contents(tmp_path)) == ["plan.json"]
 
 
 def start(folder: Path, *launch: str) -> Popen:

@@ -36,26 +36,37 @@ def files_of(folder: Path, plan: Plan) -> list[tuple[Path, slice]]:
 
 
 def write(file: Path, content: bytes) -> None:
-    """Write a file under another name, and rename it once all of it is on the disk.
+    """Write a file under another name, and give it its own once all of it is on the disk.
+
+    If another run gives a file that name first, it stays: shards of one plan have the same bits,
+    and a run with another plan then finds out.
 
     Raises:
         OSError: The file could not be written, for example on a full disk; no part of it remains.
     """
-    # Another run may write the same file at this moment, so each has a draft of its own.
-    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.draft")
+    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.draft")  # for this run alone
     try:
         with draft.open("wb") as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
-        draft.replace(file)
+        _name(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _name(draft: Path, file: Path) -> None:
+    """Give a complete draft the name of the file, unless there is one."""
+    try:
+        os.link(draft, file)  # which replaces no file, unlike a renaming
+    except FileExistsError:
+        pass
     except FileNotFoundError:
-        # The other run is over: it made the file, and removed this draft with those of dead runs.
+        # Another run is over: it made the file, and removed this draft with those of dead runs.
         if not file.exists():
             raise
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    except OSError:  # this file system has no hard links
+        draft.replace(file)
 
 
 def remove_drafts(folder: Path) -> None:
