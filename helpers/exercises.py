@@ -5,9 +5,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import isfinite
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,17 +76,23 @@ def expect(label: str, got: Any, expected: Any, *, tolerance: float | None = Non
         Refused: They differ, with a sentence that says in which of these ways.
     """
     pairs = _pairs_of_one_shape(label, got, expected)
-    for name, mine, target in pairs:
-        if not isinstance(expected, Number) and not _serves(mine.dtype, target.dtype):
-            raise Refused(f"wrong dtype: {name}: expected {target.dtype}, got {mine.dtype}")
-    for name, mine, target in pairs:
-        limit = TOLERANCES.get(target.dtype.to_real(), 0.0) if tolerance is None else tolerance
-        error = largest_error(mine, target)
+    # A number is right in any dtype.
+    if not isinstance(expected, Number):
+        for pair in pairs:
+            if not _serves(pair.mine.dtype, pair.target.dtype):
+                dtypes = f"expected {pair.target.dtype}, got {pair.mine.dtype}"
+                raise Refused(f"wrong dtype: {pair.name}: {dtypes}")
+    for pair in pairs:
+        limit = tolerance
+        if limit is None:
+            limit = TOLERANCES.get(pair.target.dtype.to_real(), 0.0)
+        error = largest_error(_countable(pair.mine), _countable(pair.target))
         if error > limit:
-            off = f"off by {error:.1e} of the largest entry"
-            problem = off if isfinite(error) else "holds NaN or infinity"
-            raise Refused(f"right shape, wrong values: {name}: {problem}")
-    shapes = list(dict.fromkeys(str(tuple(target.shape)) for _, _, target in pairs))
+            problem = "holds NaN or infinity"
+            if isfinite(error):
+                problem = f"off by {error:.1e} of the largest entry"
+            raise Refused(f"right shape, wrong values: {pair.name}: {problem}")
+    shapes = [str(tuple(pair.target.shape)) for pair in pairs]
     print(f"{label}: right shape and values, {_first_three(shapes)}")
 
 
@@ -100,9 +107,13 @@ def expect_shape(label: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[
     Raises:
         Refused: It is not a tensor or a dictionary of tensors, or has another shape.
     """
-    shapes = shape if isinstance(shape, dict) else {label: shape}
-    expected = {name: torch.empty(size, device="meta") for name, size in shapes.items()}
-    _pairs_of_one_shape(label, got, expected if isinstance(shape, dict) else expected[label])
+    if isinstance(shape, dict):
+        expected = {}
+        for name, size in shape.items():
+            expected[name] = torch.empty(size, device="meta")
+    else:
+        expected = torch.empty(shape, device="meta")
+    _pairs_of_one_shape(label, got, expected)
 
 
 def require(requirement: str, holds: bool, *, measured: str = "") -> None:
@@ -117,45 +128,74 @@ def require(requirement: str, holds: bool, *, measured: str = "") -> None:
         Refused: It does not hold.
     """
     if not holds:
-        raise Refused(f"not so yet: {requirement}" + (f": measured {measured}" if measured else ""))
+        ending = f": measured {measured}" if measured else ""
+        raise Refused(f"not so yet: {requirement}{ending}")
     print(f"{requirement}: yes")
 
 
-def _pairs_of_one_shape(label: str, got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:
+class _Pair(NamedTuple):
+    """A tensor of an answer, and the right one."""
+
+    name: str
+    mine: Tensor
+    target: Tensor
+
+
+def _pairs_of_one_shape(label: str, got: Any, expected: Any) -> list[_Pair]:
     """List the tensors of two results in pairs, with their names; shapes must agree."""
     pairs = list(_pairs(label, got, expected))
-    for name, mine, target in pairs:
-        shape, expected_shape = tuple(mine.shape), tuple(target.shape)
+    for pair in pairs:
+        shape, expected_shape = tuple(pair.mine.shape), tuple(pair.target.shape)
         if shape != expected_shape:
-            raise Refused(f"wrong shape: {name}: expected {expected_shape}, got {shape}")
+            raise Refused(f"wrong shape: {pair.name}: expected {expected_shape}, got {shape}")
     return pairs
 
 
-def _pairs(label: str, got: Any, expected: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
-    if isinstance(expected, dict | tuple | list):
-        kind = dict if isinstance(expected, dict) else tuple | list
-        if not isinstance(got, kind):
+def _pairs(label: str, got: Any, expected: Any) -> Iterator[_Pair]:
+    if isinstance(expected, dict):
+        if not isinstance(got, dict):
             raise _wrong_type(label, got, type(expected).__name__)
-        mine, target = (dict(x if kind is dict else enumerate(x)) for x in (got, expected))
-        for problem, first, second in (("missing", target, mine), ("not expected", mine, target)):
-            if names := [str(name) for name in first if name not in second]:
-                raise Refused(f"{problem}: {label}: {', '.join(names)}")
-        for name in target:
-            yield from _pairs(f"{label}[{name!r}]", mine[name], target[name])
+        yield from _pairs_of_items(label, got, expected)
+    elif isinstance(expected, tuple | list):
+        if not isinstance(got, tuple | list):
+            raise _wrong_type(label, got, type(expected).__name__)
+        yield from _pairs_of_items(label, dict(enumerate(got)), dict(enumerate(expected)))
     elif isinstance(expected, Tensor) and not isinstance(got, Tensor):
         raise _wrong_type(label, got, "tensor")
     elif not isinstance(got, Tensor | Number):  # NumPy's numbers are Numbers, too
         raise _wrong_type(label, got, "number")
     else:
-        yield label, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected)
+        # `Tensor.detach`, since a subclass of Tensor may have another `detach`.
+        yield _Pair(label, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected))
 
 
-def _serves(mine: torch.dtype, wanted_dtype: torch.dtype) -> bool:
+def _pairs_of_items(label: str, got: dict, expected: dict) -> Iterator[_Pair]:
+    missing = [str(name) for name in expected if name not in got]
+    if missing:
+        raise Refused(f"missing: {label}: {', '.join(missing)}")
+    unexpected = [str(name) for name in got if name not in expected]
+    if unexpected:
+        raise Refused(f"not expected: {label}: {', '.join(unexpected)}")
+    for name, item in expected.items():
+        yield from _pairs(f"{label}[{name!r}]", got[name], item)
+
+
+def _serves(mine: torch.dtype, target: torch.dtype) -> bool:
     """Tell whether a dtype is acceptable: of the same kind, and not narrower if floating."""
-    kinds = {(d.is_floating_point, d.is_complex, d == torch.bool) for d in (mine, wanted_dtype)}
-    return len(kinds) == 1 and (
-        mine.itemsize >= wanted_dtype.itemsize or not wanted_dtype.is_floating_point
+    same_kind = (
+        mine.is_floating_point == target.is_floating_point
+        and mine.is_complex == target.is_complex
+        and (mine == torch.bool) == (target == torch.bool)
     )
+    narrower = target.is_floating_point and mine.itemsize < target.itemsize
+    return same_kind and not narrower
+
+
+def _countable(tensor: Tensor) -> Tensor:
+    """Make truth values and integers int64: in uint8, 0 - 255 is 1, and torch subtracts no bool."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor
+    return tensor.to(torch.int64)
 
 
 def _wrong_type(label: str, got: Any, expected: str) -> Refused:
@@ -168,10 +208,15 @@ def _raised(error: BaseException) -> str:
     """Print the lines of the lesson that led to an error, and return the verdict on it."""
     if isinstance(error, NotImplementedError) and str(error).startswith(STILL_TO_DO):
         return str(error)  # torch raises the same type for other reasons
-    steps = list(traceback.walk_tb(error.__traceback__))[1:]  # the first is `check` itself
-    lesson = steps[0][0].f_globals
-    # Between them lie up to a hundred lines of torch, which say little.
-    summary = traceback.StackSummary.extract(step for step in steps if step[0].f_globals is lesson)
+    frames = list(traceback.walk_tb(error.__traceback__))
+    del frames[0]  # of `check` itself
+    first_frame, _ = frames[0]
+    # Between the lesson's lines lie up to a hundred of torch, which say little.
+    of_lesson = []
+    for frame, line in frames:
+        if frame.f_globals is first_frame.f_globals:
+            of_lesson.append((frame, line))
+    summary = traceback.StackSummary.extract(of_lesson)
     summary[0].name = "the check"
     for step in summary[-4:]:
         print(f"  line {step.lineno} of a cell, in {step.name}: {step.line}")
@@ -180,59 +225,92 @@ def _raised(error: BaseException) -> str:
 
 
 def _first_three(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    unique = list(dict.fromkeys(names))
+    text = ", ".join(unique[:3])
+    return f"{text}, ..." if len(unique) > 3 else text
+
+
+@dataclass
+class _SavedTensor:
+    """A tensor, and what it was at one moment."""
+
+    tensor: Tensor
+    storage: Tensor
+    """Its `.data`, in the memory that it had: `model.double()` gives a parameter another."""
+    values: Tensor
+    required_grad: bool
+
+    def is_unchanged(self) -> bool:
+        same_flag = self.tensor.requires_grad == self.required_grad
+        return same_flag and _equal(self.tensor.data, self.values)
+
+    def restore(self) -> None:
+        if self.tensor.requires_grad != self.required_grad:
+            if not self.tensor.is_leaf:  # computed in place from a parameter
+                self.tensor.detach_()
+            self.tensor.requires_grad_(self.required_grad)
+        self.tensor.data = self.storage.copy_(self.values)
 
 
 class _Snapshot:
     """The contents of tensors, models and dictionaries at one moment."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self._tensors: dict[str, tuple[Tensor, Tensor, Tensor, bool]] = {}
-        self._dicts: dict[str, tuple[dict, dict]] = {}
+        self._tensors: dict[str, _SavedTensor] = {}
+        self._dicts: dict[str, tuple[dict, dict]] = {}  # each with a copy
         self._modes: dict[Module, bool] = {}
         for name, value in values.items():
             self._remember(name, value)
 
     def _remember(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and _can_be_written(value):
-            # `.data` recovers the old storage after `model.double()` has replaced it.
-            self._tensors[name] = (value, value.data, value.data.clone(), value.requires_grad)
+            copy = value.data.clone()
+            self._tensors[name] = _SavedTensor(value, value.data, copy, value.requires_grad)
+        parts = {}
         if isinstance(value, dict):
             self._dicts[name] = (value, dict(value))
+            parts = value
         elif isinstance(value, Module):
-            self._modes |= {module: module.training for module in value.modules()}
-            value = value.state_dict(keep_vars=True)
+            for module in value.modules():
+                self._modes[module] = module.training
+            parts = value.state_dict(keep_vars=True)
         elif isinstance(value, list | tuple):
-            value = dict(enumerate(value))
-        for key, item in value.items() if isinstance(value, dict) else ():
-            self._remember(f"{name}[{key!r}]", item)
+            parts = dict(enumerate(value))
+        for key, part in parts.items():
+            self._remember(f"{name}[{key!r}]", part)
 
     def restore(self) -> list[str]:
         """Restore everything; name what had changed, except modes: `grads['fc1.weight']`."""
         changed = []
-        for name, (value, entries) in self._dicts.items():
-            if [(k, id(v)) for k, v in value.items()] != [(k, id(v)) for k, v in entries.items()]:
+        for name, (dictionary, before) in self._dicts.items():
+            if not _same_items(dictionary, before):
                 changed.append(name)
-                value.clear()
-                value.update(entries)
+                dictionary.clear()
+                dictionary.update(before)
         for module, mode in self._modes.items():
             module.training = mode
-        for name, (value, data, before, required) in self._tensors.items():
-            if value.requires_grad == required and _equal(value.data, before):
-                continue
-            changed.append(name)
-            if value.requires_grad != required:
-                # A tensor computed in place from a parameter is not a leaf: detach it first.
-                (value if value.is_leaf else value.detach_()).requires_grad_(required)
-            value.data = data.copy_(before)
+        for name, saved in self._tensors.items():
+            if not saved.is_unchanged():
+                changed.append(name)
+                saved.restore()
         return changed
+
+
+def _same_items(first: dict, second: dict) -> bool:
+    """Compare two dictionaries: keys in order, and the very same objects as values."""
+    if list(first) != list(second):
+        return False
+    return all(first[key] is second[key] for key in second)
 
 
 def _can_be_written(tensor: Tensor) -> bool:
     """Tell whether a tensor is plain, and no two of its entries share memory."""
-    plain = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
-    sizes = zip(tensor.shape, tensor.stride(), strict=True) if plain else ()
-    return plain and all(size < 2 or stride for size, stride in sizes)
+    if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided:
+        return False
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if size > 1 and stride == 0:  # expanded
+            return False
+    return True
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

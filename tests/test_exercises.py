@@ -8,11 +8,16 @@ import torch
 from helpers import exercises
 
 RIGHT = torch.arange(6.0).view(2, 3)
+BYTES = torch.tensor([0, 255], dtype=torch.uint8)
 VERDICTS = {
     "correct": (RIGHT.clone(), RIGHT, "correct"),
     "NaN": (RIGHT * torch.nan, RIGHT, "right shape, wrong values: it: holds NaN"),
     "complex": (RIGHT * (1j + 1e-6), RIGHT * 1j, "correct"),
     "truth values": (RIGHT > 2, RIGHT, "wrong dtype"),
+    "equal truth values": (RIGHT > 2, RIGHT > 2, "correct"),
+    "other truth values": (RIGHT > 3, RIGHT > 2, "right shape, wrong values: it: off by 1.0e+00"),
+    "one truth value": (True, True, "correct"),
+    "bytes": (BYTES, BYTES | 255, "right shape, wrong values: it: off by 1.0e+00"),
     "no tensor": (None, RIGHT, "wrong type"),
     "shape first": ((RIGHT + 1, RIGHT[0]), (RIGHT, RIGHT), "wrong shape: it[1]"),
 }
