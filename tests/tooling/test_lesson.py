@@ -1,6 +1,7 @@
 """What the tools share: files replaced at once, modules that a lesson reaches, editions."""
 
 import contextlib
+from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_markdown_cell, new_output
@@ -53,6 +54,23 @@ def test_a_file_or_a_folder_is_replaced_unless_it_fails(error, tmp_path):
     assert (file.read_text(), [*folder.iterdir()]) == (state, [folder / state])
     assert sorted(tmp_path.iterdir()) == [folder.parent, file]
     assert [*folder.parent.iterdir()] == [folder]
+
+
+def test_an_interrupt_while_a_folder_takes_its_place_leaves_the_old_one(tmp_path, monkeypatch):
+    folder, replace = tmp_path / "edition", Path.replace
+    folder.mkdir()
+    (folder / "old").touch()
+
+    def interrupted(path, target):
+        if (path / "new").exists():
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), drafts.replaced(folder) as draft:
+        draft.mkdir()
+        (draft / "new").touch()
+    assert [*tmp_path.rglob("*")] == [folder, folder / "old"]
 
 
 def test_links_to_headings_lead_to_cells():

@@ -43,6 +43,16 @@ def test_every_failure_is_reported_at_the_end(desk, capfd, monkeypatch):
     assert sorted(path.name for path in build.glob("*.ipynb")) == left
 
 
+def test_a_kernel_that_does_not_start_is_a_failure_as_any_other(desk, capfd, monkeypatch):
+    dies = "--IPKernelApp.exec_lines=import os; os._exit(1)"
+    monkeypatch.setitem(execution.OPTIONS, "extra_arguments", [dies])
+    save(good_lesson(), "01_good")
+    assert run.main(["--device", "cpu"]) == 1
+    shown = capfd.readouterr()
+    assert re.search(r"01_good +failed +\d+\.\d s", shown.out)
+    assert "failed: 01_good.ipynb, before its first cell: Kernel died before" in shown.err
+
+
 REFUSED = [
     (["--params", "devcie=cuda"], "'devcie'"),
     (["--params", "batch_size=many"], "'many'"),

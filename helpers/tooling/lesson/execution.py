@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import papermill
-from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellTimeoutError
 from nbformat import NotebookNode
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
@@ -23,7 +23,10 @@ OPTIONS = {
     "coalesce_streams": True,
     # Errors only, as a kernel warns each time that its local sockets are not encrypted; and figures
     # of twice the resolution, at the size that they have on a screen.
-    "extra_arguments": ["--IPKernelApp.log_level=40", "--InlineBackend.figure_formats={'retina'}"],
+    "extra_arguments": [
+        "--IPKernelApp.log_level=40",
+        "--InlineBackend.figure_formats={'retina'}",
+    ],
 }
 PEAK = f"""\
 import sys
@@ -68,30 +71,54 @@ class Execution(NamedTuple):
 def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = None) -> Execution:
     """Execute a lesson in its own folder, and save it in another file as far as it gets."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    options = {"progress_bar": {"desc": lesson.stem}, "cwd": lesson.parent}
     failure = None
     try:
-        papermill.execute_notebook(lesson, to, values, engine_name="lesson", **options)
+        papermill.execute_notebook(
+            lesson,
+            to,
+            values,
+            engine_name="lesson",
+            cwd=lesson.parent,
+            progress_bar={"desc": lesson.stem},
+        )
     except papermill.PapermillExecutionError as error:
         failure = f"{error.ename}: {error.evalue}"
-    except (CellTimeoutError, DeadKernelError) as error:
+    except (CellTimeoutError, RuntimeError) as error:
+        # A kernel that dies raises DeadKernelError, a RuntimeError; one that does not start raises
+        # a plain RuntimeError.
         failure = str(error).partition("\n")[0]
     notebook = files.read(to)
     if failure:
-        ended = (cell.metadata.get("papermill", {}).get("end_time") for cell in notebook.cells)
-        *_, last = (cell for cell, when in zip(notebook.cells, ended, strict=True) if when)
-        failure = f"{lesson.name}, {files.place(files.read(lesson), last)}: {failure}"
+        place = _place_reached(files.read(lesson), notebook)
+        failure = f"{lesson.name}, {place}: {failure}"
     return Execution(lesson, notebook, failure)
+
+
+def _place_reached(lesson: NotebookNode, executed: NotebookNode) -> str:
+    """Name the last cell of a lesson that has ended, by an error or not."""
+    ended = set()
+    for cell in executed.cells:
+        if cell.metadata.get("papermill", {}).get("end_time"):
+            ended.add(cell.id)
+    place = "before its first cell"
+    for cell in lesson.cells:  # not of `executed`, to which papermill adds a cell with parameters
+        if cell.id in ended:
+            place = files.place(lesson, cell)
+    return place
 
 
 def table(done: Sequence[Execution]) -> str:
     """Lay out how lessons went: result, run time, peak memory."""
     lines = [f"{'lesson':<24}  result  run time  peak memory"]
-    for lesson, notebook, failure in done:
-        result, seconds = "failed" if failure else "passed", notebook.metadata.papermill.duration
-        peak = notebook.metadata.get("peak_memory", {})
-        sizes = (f"{size / 2**20:,.0f} MiB ({kind})" for kind, size in peak.items())
-        lines.append(f"{lesson.stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
+    for execution in done:
+        metadata = execution.notebook.metadata
+        result = "failed" if execution.failure else "passed"
+        seconds = metadata.papermill.duration
+        sizes = []
+        for kind, size in metadata.get("peak_memory", {}).items():
+            sizes.append(f"{size / 2**20:,.0f} MiB ({kind})")
+        stem = execution.lesson.stem
+        lines.append(f"{stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
     return "\n".join(lines)
 
 
