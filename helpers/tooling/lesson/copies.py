@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Collection
+from itertools import pairwise
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -25,6 +26,10 @@ COPY = (
 """What every copy says in its first cell, since its text is the lesson's."""
 
 
+LINK = r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)(#[^)]*)?\)"
+"""A link to a lesson: its text, the file, and perhaps a heading."""
+
+
 def derive(lesson: Path, missing_hint: str) -> NotebookNode:
     """Read a lesson as a copy, which says `missing_hint` if it finds no folder `helpers`."""
     notebook = files.read(lesson)
@@ -37,8 +42,11 @@ def derive(lesson: Path, missing_hint: str) -> NotebookNode:
 
 def exercises(notebook: NotebookNode) -> list[tuple[NotebookNode, NotebookNode]]:
     """List the solutions of a lesson, each with the cell that checks it."""
-    pairs = zip(notebook.cells, notebook.cells[1:], strict=False)
-    return [(solution, check) for solution, check in pairs if "solution" in files.tags(solution)]
+    pairs = []
+    for solution, check in pairwise(notebook.cells):
+        if "solution" in files.tags(solution):
+            pairs.append((solution, check))
+    return pairs
 
 
 def relink(notebook: NotebookNode, target: str | None, local_files: Collection[str] = ()) -> None:
@@ -47,14 +55,15 @@ def relink(notebook: NotebookNode, target: str | None, local_files: Collection[s
     Links to the file names in `local_files`, of lessons beside this one, stay as they are.
     """
 
-    def led(link: re.Match[str]) -> str:
-        if link[2] in local_files:
+    def relinked(link: re.Match[str]) -> str:
+        text, file, _ = link.groups()
+        if file in local_files:
             return link[0]
-        return link[1] if target is None else f"[{link[1]}]({target}{link[2]})"
+        return text if target is None else f"[{text}]({target}{file})"
 
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = re.sub(r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)(#[^)]*)?\)", led, cell.source)
+            cell.source = re.sub(LINK, relinked, cell.source)
 
 
 def relink_headings(notebook: NotebookNode, prefix: str) -> None:
@@ -63,49 +72,80 @@ def relink_headings(notebook: NotebookNode, prefix: str) -> None:
     A page that shows outputs in frames of their own follows no link out of them. So a cell whose
     saved output holds such links becomes text: that output.
     """
-    for number, cell in enumerate(notebook.cells):
-        shown = [out.get("data", {}).get("text/markdown", "") for out in cell.get("outputs", [])]
-        if any("](#" in text for text in shown):
-            notebook.cells[number] = new_markdown_cell("\n\n".join(filter(None, shown)), id=cell.id)
-    texts = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-    cell_ids = {
-        heading.replace(" ", "-"): cell.id
-        for cell in texts
-        for heading in re.findall(r"(?m)^#+ (.+)$", cell.source)
-    }
-    for cell in texts:
-        cell.source = re.sub(
-            r"\]\(#([^)]+)\)",
-            lambda link: f"]({prefix}{cell_ids[link[1]]})" if link[1] in cell_ids else link[0],
-            cell.source,
-        )
+    for index, cell in enumerate(notebook.cells):
+        texts = _markdown_outputs(cell)
+        if any("](#" in text for text in texts):
+            notebook.cells[index] = new_markdown_cell("\n\n".join(texts), id=cell.id)
+
+    markdown_cells = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+    cell_ids = {}
+    for cell in markdown_cells:
+        for heading in re.findall(r"(?m)^#+ (.+)$", cell.source):
+            cell_ids[heading.replace(" ", "-")] = cell.id
+
+    def relinked(link: re.Match[str]) -> str:
+        heading = link[1]
+        return f"]({prefix}{cell_ids[heading]})" if heading in cell_ids else link[0]
+
+    for cell in markdown_cells:
+        cell.source = re.sub(r"\]\(#([^)]+)\)", relinked, cell.source)
+
+
+def _markdown_outputs(cell: NotebookNode) -> list[str]:
+    texts = []
+    for output in cell.get("outputs", []):
+        text = output.get("data", {}).get("text/markdown")
+        if text:
+            texts.append(text)
+    return texts
 
 
 def stub(solution: str) -> str:
     """Empty a function or a class, down to signatures, docstrings, and what is still to do."""
-    raising = f'raise NotImplementedError("{STILL_TO_DO}{{}}")'
-    return _with_bodies(solution, lambda name, _: [raising.format(name)])
+
+    def raising(name: str, _: list[str]) -> list[str]:
+        return [f'raise NotImplementedError("{STILL_TO_DO}{name}")']
+
+    return _with_bodies(solution, raising)
 
 
 def marked(solution: str) -> str:
     """Set the marks of nbgrader around what a stub leaves out of a function or a class."""
-    return _with_bodies(solution, lambda _, body: ["### BEGIN SOLUTION", *body, "### END SOLUTION"])
+
+    def between_marks(_: str, body: list[str]) -> list[str]:
+        return ["### BEGIN SOLUTION", *body, "### END SOLUTION"]
+
+    return _with_bodies(solution, between_marks)
 
 
 def _with_bodies(solution: str, new_body: Callable[[str, list[str]], list[str]]) -> str:
     """Write another body, `new_body(name, lines)`, into a function or each method of a class."""
+    lines = solution.splitlines()
+    # From the last to the first, so that the positions of those before stay true.
+    for name, function in reversed(_functions(solution).items()):
+        docstring = function.body[0]
+        body = slice(docstring.end_lineno, function.end_lineno)  # lines count from 1
+        indent = " " * docstring.col_offset
+        old_lines = [line.removeprefix(indent) for line in lines[body]]
+        new_lines = []
+        for line in new_body(name, old_lines):
+            new_lines.append(f"{indent}{line}".rstrip())
+        lines[body] = new_lines
+    return "\n".join(lines)
+
+
+def _functions(solution: str) -> dict[str, ast.FunctionDef]:
+    """Find the function that a solution is, or the methods of the class that it is, by name."""
     definition, *more = ast.parse(solution).body
     if more or not isinstance(definition, ast.FunctionDef | ast.ClassDef):
         raise ValueError("a solution is one function or one class")
-    lines, functions = solution.splitlines(), {definition.name: definition}
+    functions = {definition.name: definition}
     if isinstance(definition, ast.ClassDef):
-        functions = {f"{definition.name}.{node.name}": node for node in definition.body[1:]}
-    for name, node in reversed(functions.items()):
-        if not isinstance(node, ast.FunctionDef) or not all(
-            map(ast.get_docstring, (definition, node))
-        ):
+        functions = {}
+        for node in definition.body[1:]:  # the docstring comes first
+            functions[f"{definition.name}.{node.name}"] = node
+    for name, node in functions.items():
+        is_function = isinstance(node, ast.FunctionDef)
+        if not is_function or not ast.get_docstring(node) or not ast.get_docstring(definition):
             raise ValueError(f"`{name}` must be a function with a docstring saying what to write")
-        body, indent = slice(node.body[0].end_lineno, node.end_lineno), " " * (node.col_offset + 4)
-        inner = new_body(name, [line.removeprefix(indent) for line in lines[body]])
-        lines[body] = [f"{indent}{line}".rstrip() for line in inner]
-    return "\n".join(lines)
+    return functions

@@ -26,15 +26,19 @@ def choose(names: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: A name fits no lesson.
     """
-    by_name = {name: lesson for lesson in find() for name in (lesson.stem, lesson.stem[:2])}
+    lessons = find()
+    by_name = {}
+    for lesson in lessons:
+        by_name[lesson.stem] = lesson
+        by_name[lesson.stem[:2]] = lesson
     chosen = set()
     for name in names:
         stem = name.zfill(2) if name.isdigit() else Path(name).stem
         if stem not in by_name:
-            there = ", ".join(lesson.stem for lesson in find())
+            there = ", ".join(lesson.stem for lesson in lessons)
             raise ValueError(f"there is no lesson {name!r}, only {there}")
         chosen.add(by_name[stem])
-    return sorted(chosen) or find()
+    return sorted(chosen) or lessons
 
 
 def read(lesson: Path) -> NotebookNode:
@@ -61,4 +65,5 @@ def is_compared(cell: NotebookNode) -> bool:
 
 def place(notebook: NotebookNode, cell: NotebookNode) -> str:
     """Name a cell by its position, from 1, and its id: `cell 5 (the-loop)`."""
-    return f"cell {[c.id for c in notebook.cells].index(cell.id) + 1} ({cell.id})"
+    ids = [each.id for each in notebook.cells]
+    return f"cell {ids.index(cell.id) + 1} ({cell.id})"

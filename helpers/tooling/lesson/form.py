@@ -35,11 +35,15 @@ def normalize(notebook: NotebookNode) -> None:
     """Leave in an executed notebook only what is the same whenever and wherever it ran."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
-        metadata = {name: cell.metadata[name] for name in CELL_METADATA if name in cell.metadata}
+        metadata = {}
+        for name in CELL_METADATA:
+            if name in cell.metadata:
+                metadata[name] = cell.metadata[name]
         if "solution" in files.tags(cell):
             metadata["jupyter"] = {"source_hidden": True}
         cell.metadata = nbformat.from_dict(metadata)
-    for count, cell in enumerate(files.code_cells(notebook), 1):
+    # Kernels count what they run, hidden requests too; here each cell counts once.
+    for count, cell in enumerate(files.code_cells(notebook), start=1):
         cell.execution_count = count
         if not files.is_compared(cell):
             cell.metadata["output_of"] = _hash(cell.source)

@@ -8,8 +8,9 @@ from nbformat import NotebookNode
 
 from helpers.tooling.lesson import files
 
-ROOT = Path(__file__).resolve().parents[3]
-"""The folder that holds `helpers`."""
+PACKAGE = Path(__file__).resolve().parents[2]
+"""The folder `helpers`."""
+ROOT = PACKAGE.parent
 
 
 def reached(notebook: NotebookNode) -> list[Path]:
@@ -19,13 +20,17 @@ def reached(notebook: NotebookNode) -> list[Path]:
         Paths such as `helpers/norms.py` in order, with the packages that hold the modules, and the
         data beside them.
     """
+    cells = [cell.source for cell in files.code_cells(notebook)]
     finder = ModuleFinder([str(ROOT)])
     with tempfile.TemporaryDirectory() as temp_dir:
         script = Path(temp_dir, "lesson.py")
-        script.write_text("\n".join(cell.source for cell in files.code_cells(notebook)), "utf-8")
+        script.write_text("\n".join(cells), "utf-8")
         finder.run_script(str(script))
-    sources = (module.__file__ for name, module in finder.modules.items() if name != "__main__")
-    paths = (Path(file).relative_to(ROOT) for file in sources if file)
-    modules = {path for path in paths if path.parts[0] == "helpers"}
-    data = {file for path in modules for file in (ROOT / path).parent.glob("*.toml")}
-    return sorted(modules | {file.relative_to(ROOT) for file in data})
+    needed = set()
+    for module in finder.modules.values():
+        file = Path(module.__file__ or "")  # a built-in module has none
+        if file.is_relative_to(PACKAGE):
+            needed.add(file.relative_to(ROOT))
+            for data in file.parent.glob("*.toml"):
+                needed.add(data.relative_to(ROOT))
+    return sorted(needed)

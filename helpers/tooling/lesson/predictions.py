@@ -18,23 +18,31 @@ def fold(notebook: NotebookNode) -> None:
     A heading, a paragraph that begins in bold as this lesson's small headings do, and the next
     prediction stay in their cell, and can be seen.
     """
-    predicted, answered = False, None
+    predicted = False  # whether the last markdown cell asks for a prediction
+    answering = None  # the code cell just before, if its output is an answer
+    kept = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            if answered:
+            if answering is not None:
                 end = _end(cell.source)
-                answered.metadata.answer, cell.source = cell.source[:end], cell.source[end:]
-            predicted, answered = PREDICT in cell.source, None
+                answering.metadata.answer = cell.source[:end]
+                cell.source = cell.source[end:]
+            predicted = PREDICT in cell.source
+            answering = None
+            if cell.source:
+                kept.append(cell)
         else:
-            hidden = cell.outputs and (predicted or "hide-output" in files.tags(cell))
-            answered = cell if hidden else None
-            if answered:
+            kept.append(cell)
+            answering = None
+            if cell.outputs and (predicted or "hide-output" in files.tags(cell)):
+                answering = cell
                 cell.metadata.answer = ""
-    notebook.cells = [cell for cell in notebook.cells if cell.source or cell.cell_type == "code"]
+    notebook.cells = kept
 
 
 def _end(text: str) -> int:
     """Return where a text that begins with an answer goes on to something else."""
+    # An empty line in a block of code ends no paragraph: it is blotted out, at the same length.
     bare = re.sub(r"```.*?```", lambda code: "x" * len(code[0]), text, flags=re.DOTALL)
     position = 0
     for paragraph in bare.split("\n\n"):
@@ -43,5 +51,5 @@ def _end(text: str) -> int:
         if PREDICT in paragraph:
             # An answer that shares its paragraph with the next prediction ends at that word.
             return position or paragraph.index(PREDICT)
-        position += len(paragraph) + 2
+        position += len(paragraph) + len("\n\n")
     return len(text)
