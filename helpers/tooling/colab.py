@@ -31,6 +31,8 @@ SECTION = "colab-helpers"
 METADATA = {"colab": {"provenance": [], "collapsed_sections": [SECTION]}}
 GPU = ("07_speed_and_memory",)
 """Lessons that ask for a GPU: they measure times. In the others, networks are tiny."""
+NEEDS_OPACUS = "%%needs_opacus"
+"""The magic, defined by `OPACUS`, of cells that are run only as far as they can be without it."""
 FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}}
 HEADING = "Helpers (run, no need to read)"
 ABOUT = """\
@@ -90,26 +92,18 @@ def standalone(
     is changed and returned.
     """
     notebook = notebook or copies.derive(lesson, BESIDE)
+    opened = OPEN.format(repo=repo) if repo else None
     copies.relink_headings(notebook, "#scrollTo=")
-    copies.relink(notebook, OPEN.format(repo=repo) if repo else None)
+    copies.relink(notebook, opened)
     needed = imports.reached(notebook)
     for cell in files.code_cells(notebook):
-        if "parameters" in files.tags(cell):
-            cell.source, cell.metadata["cellView"] = form(lesson), "form"
-            setup = notebook.cells.index(cell) + 1
-        if "solution" in files.tags(cell):
-            cell.source, cell.metadata["cellView"] = f"# @title Solution\n{cell.source}", "form"
-        if "needs-opacus" in files.tags(cell):
-            cell.source = f"%%needs_opacus\n{cell.source}"
-    if repo:
+        _change_by_tags(cell, lesson)
+    if opened:
+        badge = f"[![Open in Colab]({BADGE})]({opened}{lesson.name})"
         source = f"https://github.com/{repo}/blob/main/notebooks/{lesson.name}"
-        badge = f"[![Open in Colab]({BADGE})]({OPEN.format(repo=repo)}{lesson.name})"
         notebook.cells[0].source += f"\n\n{badge} [Source on GitHub]({source})"
     if needed:  # lesson 0 needs no helpers
-        ready = [_folded("colab-ready", READY)]
-        if any(cell.source.startswith("%%needs_opacus") for cell in notebook.cells):
-            ready.append(_folded("colab-opacus", OPACUS))
-        notebook.cells[setup:setup] = ready
+        _insert_checks(notebook)
         notebook.cells[1:1] = _section(needed)
         notebook.metadata.update(copy.deepcopy(METADATA))
     if lesson.stem in GPU:
@@ -120,13 +114,38 @@ def standalone(
     return notebook
 
 
+def _change_by_tags(cell: NotebookNode, lesson: Path) -> None:
+    """Give a code cell the form that Colab shows, or the magic that it needs."""
+    tags = files.tags(cell)
+    if "parameters" in tags:
+        cell.source = form(lesson)
+        cell.metadata["cellView"] = "form"
+    if "solution" in tags:
+        cell.source = f"# @title Solution\n{cell.source}"
+        cell.metadata["cellView"] = "form"
+    if "needs-opacus" in tags:
+        cell.source = f"{NEEDS_OPACUS}\n{cell.source}"
+
+
+def _insert_checks(notebook: NotebookNode) -> None:
+    """Insert what looks at the machine, after the parameters."""
+    checks = [_folded("colab-ready", READY)]
+    for cell in notebook.cells:
+        if "parameters" in files.tags(cell):
+            position = notebook.cells.index(cell) + 1
+    if any(cell.source.startswith(NEEDS_OPACUS) for cell in notebook.cells):
+        checks.append(_folded("colab-opacus", OPACUS))
+    notebook.cells[position:position] = checks
+
+
 def form(lesson: Path) -> str:
     """Write the parameters of a lesson as a form: fields to fill in, with their meaning above."""
     lines = ["# @title Parameters"]
     for name, (default, meaning) in parameters.declared(lesson).items():
         kind = "integer" if isinstance(default, int) else "string"
-        assignment = f"{name} = {json.dumps(default)}"  # a form wants double quotes
-        lines += [f"# @markdown `{name}`: {meaning}", f'{assignment}  # @param {{type: "{kind}"}}']
+        value = json.dumps(default)  # a form wants double quotes
+        lines.append(f"# @markdown `{name}`: {meaning}")
+        lines.append(f'{name} = {value}  # @param {{type: "{kind}"}}')
     return "\n".join(lines)
 
 
@@ -143,31 +162,34 @@ def build(chosen: Sequence[Path], repo: str | None) -> None:
         for lesson in chosen:
             nbformat.write(standalone(lesson, repo), draft / lesson.name)
     if repo:
-        opened = OPEN.format(repo=repo)
-        links = ", ".join(f"[{lesson.stem[:2]}]({opened}{lesson.name})" for lesson in files.find())
-        text = re.sub(LINKS, rf"\1Open in Colab: {links}.\n\2", README.read_text("utf-8"))
-        README.write_text(text, "utf-8")
+        _write_links(repo)
+
+
+def _write_links(repo: str) -> None:
+    """Write into README a link to each lesson's copy."""
+    opened = OPEN.format(repo=repo)
+    links = [f"[{lesson.stem[:2]}]({opened}{lesson.name})" for lesson in files.find()]
+    line = f"Open in Colab: {', '.join(links)}."
+    text = re.sub(LINKS, rf"\1{line}\n\2", README.read_text("utf-8"))
+    README.write_text(text, "utf-8")
 
 
 def _section(needed: Sequence[Path]) -> list[NotebookNode]:
     """Make the folded section that writes the modules of `helpers`, up to the next heading."""
+    collapsed = {"jp-MarkdownHeadingCollapsed": True}
     folders = sorted({path.parent.as_posix() for path in needed})
-    sources = {path: (imports.ROOT / path).read_text("utf-8") for path in needed}
-    return [
-        new_markdown_cell(
-            f"## {HEADING}", id=SECTION, metadata={"jp-MarkdownHeadingCollapsed": True}
-        ),
-        new_markdown_cell(ABOUT, id="colab-about"),  # folded, too
+    cells = [
+        new_markdown_cell(f"## {HEADING}", id=SECTION, metadata=collapsed),
+        new_markdown_cell(ABOUT, id="colab-about"),  # folded as well, under the heading
         _folded("colab-folders", FOLDERS.format(folders=json.dumps(folders))),
-        *(
-            _folded(
-                "-".join(path.with_suffix("").parts),
-                f"%%writefile {path.as_posix()}\n# @title {path.as_posix()}\n{source.rstrip()}",
-            )
-            for path, source in sources.items()
-        ),
-        new_markdown_cell("## Parameters", id="colab-parameters"),
     ]
+    for path in needed:
+        name = path.as_posix()
+        text = (imports.ROOT / path).read_text("utf-8").rstrip()
+        identity = name.removesuffix(path.suffix).replace("/", "-")
+        cells.append(_folded(identity, f"%%writefile {name}\n# @title {name}\n{text}"))
+    cells.append(new_markdown_cell("## Parameters", id="colab-parameters"))
+    return cells
 
 
 def _folded(identity: str, source: str) -> NotebookNode:

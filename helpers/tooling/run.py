@@ -21,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         chosen = files.choose(options.lessons)
-        plan = {lesson: parameters.check(lesson, options.params) for lesson in chosen}
+        values_for = {}
+        for lesson in chosen:
+            values_for[lesson] = parameters.check(lesson, options.params)
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", options.device.strip().lower()):
             raise ValueError(f"device is auto, cpu, cuda, cuda:1 or mps, got {options.device!r}")
         from helpers import devices  # torch and papermill take seconds
@@ -36,24 +38,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path("build", device.replace(":", "-"))
     folder.mkdir(parents=True, exist_ok=True)
     done = []
+    failed = False
     try:
-        for lesson, values in plan.items():
-            result, draft = folder / lesson.name, folder / f"{lesson.stem}.failed.ipynb"
-            done.append(execution.execute(lesson, draft, values | {"device": device}))
-            if done[-1].failure:
+        for lesson, values in values_for.items():
+            # A result is never half of one: until the end, it has the name of a failure.
+            draft = folder / f"{lesson.stem}.failed.ipynb"
+            result = folder / lesson.name
+            ended = execution.execute(lesson, draft, values | {"device": device})
+            done.append(ended)
+            if ended.failure:
+                failed = True
                 result.unlink(missing_ok=True)
             else:
                 draft.replace(result)
     finally:  # after Ctrl-C, too
-        ended = f"{len(done)} of {len(plan)} lessons were executed"
-        table = f"{execution.table(done)}\n\n{ended}; the results are in {folder}/."
+        count = f"{len(done)} of {len(values_for)} lessons were executed"
+        table = f"{execution.table(done)}\n\n{count}; the results are in {folder}/."
         (folder / "table.txt").write_text(f"{table}\n")
         print(f"\n{table}", flush=True)
-    failed = [ended_run for ended_run in done if ended_run.failure]
-    for ended_run in failed:
-        trace = folder / f"{ended_run.lesson.stem}.failed.ipynb"
-        print(f"failed: {ended_run.failure}; see {trace}", file=sys.stderr)
-    return int(bool(failed))
+    for ended in done:
+        if ended.failure:
+            trace = folder / f"{ended.lesson.stem}.failed.ipynb"
+            print(f"failed: {ended.failure}; see {trace}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

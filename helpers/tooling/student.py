@@ -24,7 +24,8 @@ from helpers.tooling import colab
 from helpers.tooling.lesson import copies, drafts, files, imports
 from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
-FOLDER, COURSE = Path("build/student"), Path("build/nbgrader")
+FOLDER = Path("build/student")
+COURSE = Path("build/nbgrader")
 EXERCISES = (
     "Write your answer in place of the line that raises, and run it and the check, which says what "
     "is still to do, whether the shape is wrong or only the values, and when the answer is correct."
@@ -67,14 +68,20 @@ def edition(
     for cell in notebook.cells:
         cell.source = cell.source.replace(copies.EXERCISES, EXERCISES)
         if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
+            cell.outputs = []
+            cell.execution_count = None
     for solution, check in copies.exercises(notebook):
         solution.source = rewrite(solution.source)
-        check.source += (hidden or {}).get(check.id, "")
-        for cell, traits in ((solution, SOLUTION), (check, CHECK)):
-            common = {"grade_id": cell.id, "schema_version": 3, "task": False}
-            cell.metadata = nbformat.from_dict({"nbgrader": traits | common})
+        _mark_for_nbgrader(solution, SOLUTION)
+        if hidden:
+            check.source += hidden.get(check.id, "")
+        _mark_for_nbgrader(check, CHECK)
     return notebook
+
+
+def _mark_for_nbgrader(cell: NotebookNode, traits: Mapping[str, object]) -> None:
+    common = {"grade_id": cell.id, "schema_version": 3, "task": False}
+    cell.metadata = nbformat.from_dict({"nbgrader": {**traits, **common}})
 
 
 def hidden_tests(folder: Path, lesson: Path) -> dict[str, str]:
@@ -83,23 +90,29 @@ def hidden_tests(folder: Path, lesson: Path) -> dict[str, str]:
         raise ValueError(f"there is no folder {folder} of hidden tests")
     file = folder / f"{lesson.stem}.py"
     text = file.read_text("utf-8") if file.exists() else ""
-    tests = {match[1]: f"\n\n{match[0]}" for match in HIDDEN.finditer(text)}
-    strange = tests.keys() - {check.id for _, check in copies.exercises(files.read(lesson))}
+    tests = {}
+    for match in HIDDEN.finditer(text):
+        tests[match[1]] = f"\n\n{match[0]}"
+    checks = {check.id for _, check in copies.exercises(files.read(lesson))}
+    strange = sorted(tests.keys() - checks)
     if strange:
-        raise ValueError(f"{file} tests {', '.join(sorted(strange))}, not in the lesson")
+        raise ValueError(f"{file} tests {', '.join(strange)}, not in the lesson")
     return tests
 
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     """Rebuild a folder with the students' notebooks of some lessons, and what they need."""
     with drafts.replaced(folder) as draft:
-        _write({lesson.name: edition(lesson) for lesson in chosen}, draft)
+        notebooks = {}
+        for lesson in chosen:
+            notebooks[lesson.name] = edition(lesson)
+        _write(notebooks, draft)
         (draft / "colab").mkdir()
         for lesson in chosen:
             alone = colab.standalone(lesson, None, edition(lesson, colab.BESIDE))
             nbformat.write(alone, draft / "colab" / lesson.name)
-        text = README.read_text("utf-8")
-        text = text.format(lessons=", ".join(f"`{lesson.name}`" for lesson in chosen))
+        names = ", ".join(f"`{lesson.name}`" for lesson in chosen)
+        text = README.read_text("utf-8").format(lessons=names)
         (draft / "README.md").write_text(text, "utf-8")
 
 
@@ -109,7 +122,9 @@ def build_course(chosen: Sequence[Path], hidden: Path | None, folder: Path = COU
     Raises:
         ValueError: There is no folder `hidden`, or a test in it matches no check.
     """
-    tests = {lesson: hidden_tests(hidden, lesson) if hidden else {} for lesson in chosen}
+    tests: dict[Path, dict[str, str]] = {}
+    for lesson in chosen:  # before anything is written
+        tests[lesson] = hidden_tests(hidden, lesson) if hidden else {}
     with drafts.replaced(folder) as draft:
         draft.mkdir()
         (draft / "nbgrader_config.py").write_text(CONFIG, "utf-8")
@@ -128,8 +143,9 @@ def _write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
         nbformat.write(notebook, folder / name)
         needed.update(imports.reached(notebook))
     for path in needed:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(imports.ROOT / path, folder / path)
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(imports.ROOT / path, target)
 
 
 if __name__ == "__main__":

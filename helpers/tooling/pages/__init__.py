@@ -16,16 +16,24 @@ def read(text: str) -> NotebookNode:
     notebook = nbformat.reads(text, nbformat.NO_CONVERT)
     predictions.fold(notebook)
     for cell in files.code_cells(notebook):
-        tags, name = {*files.tags(cell)}, "Code"
-        if "solution" in tags or cell.source.startswith(form.SETUP):
-            name = "Solution" if "solution" in tags else "Set-up"
+        tags = set(files.tags(cell))
+        fold_name = "Code"
+        if "solution" in tags:
+            fold_name = "Solution"
+            tags.add("hide-input")
+        elif cell.source.startswith(form.SETUP):
+            fold_name = "Set-up"
             tags.add("hide-input")
         if "answer" in cell.metadata:
-            name = "Show what happens"
+            fold_name = "Show what happens"
             tags.add("hide-output")
-            if answer := cell.metadata.answer:
-                cell.outputs.append(new_output("display_data", {"text/markdown": answer}))
-        shown = {"code_prompt_show": name, "code_prompt_hide": name}
-        shown["image"] = {"alt": cell.metadata.get("alt", "A figure.")}
-        cell.metadata |= {"mystnb": shown, "tags": sorted(tags)}
+            if cell.metadata.answer:
+                data = {"text/markdown": cell.metadata.answer}
+                cell.outputs.append(new_output("display_data", data))
+        cell.metadata["tags"] = sorted(tags)
+        cell.metadata["mystnb"] = {
+            "code_prompt_show": fold_name,
+            "code_prompt_hide": fold_name,
+            "image": {"alt": cell.metadata.get("alt", "A figure.")},
+        }
     return notebook

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import nbformat
+from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
 from helpers.tooling import colab
@@ -23,19 +24,24 @@ from helpers.tooling.lesson.execution import end_cleanly_on_signals
 
 FOLDER = Path("build/html")
 HERE = Path(__file__).parent
+PICTURE = Path(".github/picture.png")
+FIRST_CELL = r"# (.+)\n\n(.+)\n(?:.*\n)*\*Reading: (.+?)\. Running: (.+)\.\*"
+"""How a lesson begins: its title, its promise, and, in the last line, how long it takes."""
 
 
 def build(folder: Path = FOLDER) -> None:
     """Write all pages; the folder is there in full or, after a warning of Sphinx, as before."""
-    lessons, repo = files.find(), os.environ.get("REPO")
-    with drafts.replaced(folder) as draft, tempfile.TemporaryDirectory() as desk:
-        source = Path(desk, "source")
+    lessons = files.find()
+    repo = os.environ.get("REPO")
+    with drafts.replaced(folder) as draft, tempfile.TemporaryDirectory() as temp_dir:
+        source = Path(temp_dir, "source")
         source.mkdir()
-        for path in (*lessons, *Path(".github").glob("picture.png")):
+        for path in (*lessons, *PICTURE.parent.glob(PICTURE.name)):
             shutil.copy(path, source)
         (source / "index.md").write_text(_index(lessons, repo), encoding="utf-8")
-        options = ["-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(Path(desk, "doctrees"))]
-        if build_main([*options, str(source), str(draft)]):
+        options = ["-q", "-W", "--keep-going"]  # each warning is an error, and all are shown
+        options += ["-c", str(HERE), "-d", str(Path(temp_dir, "doctrees"))]
+        if build_main([*options, str(source), str(draft)]) != 0:
             raise ValueError(f"{folder} was not written: see above")
         for lesson in lessons:  # what a page offers to download stands alone
             nbformat.write(colab.standalone(lesson, repo), draft / "_sources" / lesson.name)
@@ -43,34 +49,44 @@ def build(folder: Path = FOLDER) -> None:
 
 def _index(lessons: list[Path], repo: str | None) -> str:
     """Write the first screen of README, and its groups with an entry for each lesson."""
-    readme, named = Path("README.md").read_text("utf-8"), {path.name: path for path in lessons}
+    by_name = {lesson.name: lesson for lesson in lessons}
+    readme = Path("README.md").read_text("utf-8")
     opening, _, rest = readme.partition("\n## Two commands\n")
-    text = re.sub(r"\]\((notebooks|\.github)/", "](", opening) + (HERE / "index.md").read_text(
-        "utf-8"
-    )
+    text = re.sub(r"\]\((notebooks|\.github)/", "](", opening)  # pages lie in one folder
+    text += (HERE / "index.md").read_text("utf-8")
+    # A group is a name in bold, its purpose, and a table of lessons.
     for group, purpose, table in re.findall(r"\*\*(.+)\*\*(.+)\.\n\n((?:\|.+\n)+)", rest):
         text += f"\n## {group}{purpose}\n"
         for name in re.findall(r"\(notebooks/(\S+\.ipynb)\)", table):
-            text += _entry(named[name], repo)
+            text += _entry(by_name[name], repo)
     return text
 
 
 def _entry(lesson: Path, repo: str | None) -> str:
     """Write what the index says of a lesson: title, promise, doors with their times, a picture."""
     notebook = files.read(lesson)
-    first = r"# (.+)\n\n(.+)\n(?:.*\n)*\*Reading: (.+?)\. Running: (.+)\.\*"
-    title, promise, reading, running = re.match(first, notebook.cells[0].source).groups()
+    title, promise, reading, running = re.match(FIRST_CELL, notebook.cells[0].source).groups()
     run = f'<a href="_sources/{lesson.name}" download>download</a> and run'
     if repo:
         run = f"[open in Colab]({colab.OPEN.format(repo=repo)}{lesson.name}), or {run}"
     text = f"\n### [{title}]({lesson.name})\n\n{promise}\n\n"
     text += f"[Read]({lesson.name}): {reading}; {run}: {running}.\n"
-    outputs = [output for cell in files.code_cells(notebook) for output in cell.outputs]
-    saved = [output.get("data", {}).get("image/png", "") for output in outputs]
-    if png := max(saved, key=len, default=""):
+    png = _largest_figure(notebook)
+    if png:
         name = hashlib.sha256(base64.b64decode(png)).hexdigest()  # under which MyST-NB writes it
         text += f'\n<img class="thumbnail" src="_images/{name}.png" alt="">\n'
     return text
+
+
+def _largest_figure(notebook: NotebookNode) -> str:
+    """Return the saved figure with most details, in base64; `""` if there is none."""
+    largest = ""
+    for cell in files.code_cells(notebook):
+        for output in cell.outputs:
+            png = output.get("data", {}).get("image/png", "")
+            if len(png) > len(largest):
+                largest = png
+    return largest
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from docutils import nodes
 from docutils.utils.math import MathError
 from sphinx.util import logging
 
+from helpers.tooling import pages
 from helpers.tooling.lesson import formulas
 
 logger = logging.getLogger(__name__)
@@ -14,7 +15,7 @@ project = html_title = "Per-sample gradients in PyTorch"
 language = "en"
 extensions = ["myst_nb", "sphinx_copybutton"]
 nb_execution_mode = "off"
-nb_custom_formats = {".ipynb": "helpers.tooling.pages.read"}
+nb_custom_formats = {".ipynb": f"{pages.__name__}.read"}
 nb_render_markdown_format = "myst"
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "amsmath"]
@@ -26,14 +27,16 @@ html_theme_options = {
     "home_page_in_toc": True,
     "secondary_sidebar_items": {"index": [], "[!i]*": ["page-toc.html"]},
 }
-if repo := os.environ.get("REPO"):
+repo = os.environ.get("REPO")
+if repo:
     html_theme_options |= {
         "repository_url": f"https://github.com/{repo}",
         "repository_branch": "colab",  # `.ci/colab` publishes copies that stand alone
         "launch_buttons": {"colab_url": "https://colab.research.google.com"},
     }
-html_css_files, html_js_files = ["style.css"], ["pages.js"]
-html_static_path = [*html_css_files, *html_js_files]
+html_css_files = ["style.css"]
+html_js_files = ["pages.js"]
+html_static_path = html_css_files + html_js_files
 html_math_renderer = "mathml"
 html_use_index = False
 copybutton_selector = "div:not(.highlight-myst-ansi) > .highlight > pre"
@@ -41,7 +44,8 @@ copybutton_selector = "div:not(.highlight-myst-ansi) > .highlight > pre"
 
 def formula(self, node):
     """Write a formula of a page."""
-    latex, block = node.astext().strip(), isinstance(node, nodes.math_block)
+    latex = node.astext().strip()
+    block = isinstance(node, nodes.math_block)
     try:
         self.body.append(formulas.mathml(latex, block))
     except MathError as error:
