@@ -22,9 +22,11 @@ def axes(
 ) -> tuple[Figure, list[plt.Axes]]:
     """Make a figure, sizes in inches, and its axes, row by row, with a grid of "x" or "both"."""
     figure = plt.figure(figsize=(width, height), layout="constrained")
-    panels = [*figure.subplots(rows, columns, squeeze=False, **options).flat]
-    for axis in panels if grid else ():
-        axis.grid(axis=grid, alpha=0.3)
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    panels = list(panels.flat)
+    if grid:
+        for axis in panels:
+            axis.grid(axis=grid, alpha=0.3)
     return figure, panels
 
 
@@ -37,16 +39,23 @@ def finish(
     once. `ylabel` labels all axes, `xlabel` the last.
     """
     figure.suptitle(title, fontsize=11)
-    named: dict[str, object] = {}
+    handles_by_name: dict[str, object] = {}
     for axis in figure.axes:
-        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-            named.setdefault(name, handle)
+        handles, names = axis.get_legend_handles_labels()
+        for handle, name in zip(handles, names, strict=True):
+            handles_by_name.setdefault(name, handle)
         if ylabel:
             axis.set_ylabel(ylabel)
     if xlabel:
         figure.axes[-1].set_xlabel(xlabel)
     if legend:
-        position = {"loc": "outside lower center", "ncols": legend}
-        figure.legend(named.values(), named, fontsize=9, **position)
+        figure.legend(
+            handles_by_name.values(),
+            handles_by_name.keys(),
+            loc="outside lower center",
+            ncols=legend,
+            fontsize=9,
+        )
+    # A figure that is open is shown when its cell ends; one that a cell returns is shown as well.
     plt.close(figure)
     return figure

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -30,11 +31,8 @@ def curves(
         axis.plot(x, y, marker=marker, label=name)
     axis.set(xscale="log", yscale="log")
     _readable(axis.yaxis)
-    ticks: list[float] = []
-    for value in x:
-        if not ticks or value > ticks[-1] * (x[-1] / x[0]) ** 0.07:  # or their numbers would touch
-            ticks.append(value)
-    axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    ticks = _ticks_apart(x)
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.margins(y=0.15)
     if level is not None:
         axis.axhline(level, color="gray", linestyle="--")
@@ -46,20 +44,30 @@ def effects(groups: dict[str, Tensor], *, digits: int = 1, **labels: str) -> Fig
 
     Means are shown with `digits` decimals.
     """
-    ordered = sorted(groups.items(), key=lambda item: item[1].mean().item(), reverse=True)
+    means = {name: group.mean().item() for name, group in groups.items()}
+    names = sorted(means, key=means.__getitem__, reverse=True)
     figure, (axis,) = axes(0.6 * len(groups) + 1.2, grid="x")
-    for row, (_, group) in enumerate(ordered):
-        values, mean = group.cpu(), group.mean().item()
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    for row, name in enumerate(names):
+        values = groups[name].cpu()
+        mean = means[name]
         # Two lanes below the row's name, so that equal values do not hide each other.
         lanes = row + 0.12 + 0.12 * (torch.arange(len(values)) % 2)
         axis.scatter(values, lanes, color="gray", s=14, alpha=0.6, linewidths=0)
         axis.vlines(mean, row - 0.18, row + 0.36, color="C0", linewidth=3)
-        label = f"{round(mean, digits) + 0:.{digits}f}"  # no "-0.0"
-        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        axis.text(mean, row - 0.24, label, ha="center", va="bottom", color="C0", bbox=paper)
+        label = f"{round(mean, digits) + 0:.{digits}f}"  # adding 0 makes 0.0 of -0.0
+        axis.text(
+            mean,
+            row - 0.24,
+            label,
+            horizontalalignment="center",
+            verticalalignment="bottom",
+            color="C0",
+            bbox=paper,
+        )
     axis.axvline(0, color="black", linewidth=0.8, zorder=0)
-    axis.set_yticks(range(len(ordered)), [name for name, _ in ordered])
-    axis.set_ylim(len(ordered) - 0.4, -0.75)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.75)  # the first row above
     return finish(figure, **labels)
 
 
@@ -76,27 +84,56 @@ def prices(
     `{name: (fewest steps, critical batch)}`.
     """
     figure, (axis,) = axes(4, grid="both")
-    sizes, any_reached = np.array(batches), False
+    sizes = np.array(batches)
+    any_reached = False
     for index, (name, counts) in enumerate(steps.items()):
-        # A goal that was not reached is skipped.
-        color, counts = f"C{index}", np.where(np.isinf(counts), np.nan, counts)
-        any_reached |= np.isfinite(counts).any()
-        axis.plot(counts, counts * sizes, "oD^v"[index % 4], color=color, markersize=5, label=name)
+        color = f"C{index}"
+        # Matplotlib skips NaN: a goal that was not reached has no point.
+        counts = np.where(np.isinf(counts), np.nan, counts)
+        any_reached = any_reached or np.isfinite(counts).any()
+        samples = counts * sizes
+        marker = "oD^v"[index % 4]
+        axis.plot(counts, samples, marker, color=color, markersize=5, label=name)
         if index == len(steps) - 1:  # the uppermost, beside which there is room
-            for end, shift, side in ((0, (0, 8), "center"), (-1, (8, 0), "left")):
-                text, at = f"B = {sizes[end]}", (counts[end], counts[end] * sizes[end])
-                if np.isfinite(at[0]):
-                    axis.annotate(text, at, shift, textcoords="offset points", ha=side, fontsize=9)
+            _name_ends(axis, counts, samples, sizes)
         if name in fits:
-            fewest, critical = fits[name]
-            fine = np.geomspace(sizes[0] / 1.5, sizes[-1] * 1.5, 200)
-            along = fewest * (1 + critical / fine)
-            axis.plot(along, along * fine, color=color, linewidth=1)
-            axis.plot(2 * fewest, 2 * fewest * critical, "s", color=color, mfc="white", ms=9)
+            fewest_steps, critical_batch = fits[name]
+            fine_sizes = np.geomspace(sizes[0] / 1.5, sizes[-1] * 1.5, 200)
+            fitted_steps = fewest_steps * (1 + critical_batch / fine_sizes)
+            axis.plot(fitted_steps, fitted_steps * fine_sizes, color=color, linewidth=1)
+            # With the critical batch, the goal takes twice the fewest steps.
+            twice = 2 * fewest_steps
+            axis.plot(twice, twice * critical_batch, "s", color=color, mfc="white", ms=9)
+    # A point of nothing, for the legend.
     axis.plot([], [], "s", color="gray", mfc="white", ms=9, label="critical batch")
     scale = "log" if any_reached else "linear"  # logarithmic axes must not be empty
     axis.set(xscale=scale, yscale=scale)
     return finish(figure, title, legend=2, xlabel="steps S", ylabel="samples E = B S")
+
+
+def _name_ends(axis: Axes, counts: np.ndarray, samples: np.ndarray, sizes: np.ndarray) -> None:
+    """Write the smallest and the largest batch size beside their points."""
+    for end, offset, side in ((0, (0, 8), "center"), (-1, (8, 0), "left")):
+        if np.isfinite(counts[end]):
+            axis.annotate(
+                f"B = {sizes[end]}",
+                (counts[end], samples[end]),
+                offset,  # in points
+                textcoords="offset points",
+                horizontalalignment=side,
+                fontsize=9,
+            )
+
+
+def _ticks_apart(x: Sequence[float]) -> list[float]:
+    """Choose, of rising positive numbers, those whose labels do not touch on a logarithmic axis."""
+    # A label takes about 7% of the axis.
+    factor = (x[-1] / x[0]) ** 0.07
+    ticks: list[float] = []
+    for value in x:
+        if not ticks or value > ticks[-1] * factor:
+            ticks.append(value)
+    return ticks
 
 
 def _readable(axis: Axis) -> None:
