@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
 
 from helpers import norms, privacy
+from tests.support.zoo import Case
 
 CHANCE = 1e-3
-NO_NOISE = {"noise_multiplier": 0}
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -27,28 +27,37 @@ def plausible(statistic: float, distribution: object) -> bool:
     return CHANCE / 2 < distribution.cdf(statistic) < 1 - CHANCE / 2
 
 
-def small(count: int = 12) -> tuple[nn.Module, object, torch.Tensor, torch.Tensor]:
+def small(count: int = 12) -> Case:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     data, targets = torch.randn(12, 5).double(), torch.randint(3, (12,))
-    return model, F.cross_entropy, data[:count], targets[:count]
+    return Case(model, data[:count], targets[:count], F.cross_entropy)
 
 
-def variance_ratio(values: torch.Tensor, mean: float, variance: float) -> float:
+def private_sum(
+    case: Case, limit: float, noise_multiplier: float, **options: object
+) -> dict[str, Tensor]:
+    own = {"limit": limit, "noise_multiplier": noise_multiplier}
+    return case.pass_to(privacy.private_sum, **own, **options)
+
+
+def variance_ratio(values: Tensor, mean: float, variance: float) -> float:
     """Sum squared deviations in units of the variance: chi-squared with `len(values)` degrees."""
     return ((values - mean).square().sum() / variance).item()
 
 
 def test_samples_and_steps_are_drawn_with_the_rate_without_regard_to_each_other():
     steps, n, rate = 2000, 300, 0.1
-    table = torch.zeros(steps, n)
-    batches, again = (list(privacy.poisson_batches(n, rate, steps, seeded(1))) for _ in range(2))
+    batches = list(privacy.poisson_batches(n, rate, steps, seeded(1)))
+    again = list(privacy.poisson_batches(n, rate, steps, seeded(1)))
     assert all(map(torch.equal, batches, again))
+    table = torch.zeros(steps, n)  # 1 where a step draws a sample
     for row, batch in zip(table, batches, strict=True):
         row[batch] = 1
+    assert plausible(table.sum().item(), stats.binom(table.numel(), rate))
+    # Each sample is drawn as often as by a coin of its own.
     ratio = variance_ratio(table.sum(0), steps * rate, steps * rate * (1 - rate))
     assert plausible(ratio, stats.chi2(n))
-    assert plausible(table.sum().item(), stats.binom(table.numel(), rate))
     # Sizes have the variance of a binomial; of batches of one size they would have none.
     ratio = variance_ratio(table.sum(1), n * rate, n * rate * (1 - rate))
     assert plausible(ratio, stats.chi2(steps))
@@ -59,26 +68,29 @@ def test_samples_and_steps_are_drawn_with_the_rate_without_regard_to_each_other(
 
 @pytest.mark.parametrize("count", [12, 0])
 def test_noise_has_its_variance_however_many_chunks_and_samples(count):
-    given, generator = small(count), seeded(2)
-    plain, rows = norms.clipped_sum(*given, 0.5), []
+    case, generator = small(count), seeded(2)
+    limit, multiplier = 0.5, 3.0
+    plain = case.pass_to(norms.clipped_sum, limit)
+    steps = []
     for _ in range(40):
-        options = {"limit": 0.5, "noise_multiplier": 3.0, "generator": generator}
-        total = privacy.private_sum(*given, **options, chunk_size=5)
-        rows.append(torch.cat([(total[name] - plain[name]).flatten() for name in plain]))
-    noise = torch.stack(rows) / 1.5
+        total = private_sum(case, limit, multiplier, generator=generator, chunk_size=5)
+        steps.append(torch.cat([(total[name] - plain[name]).flatten() for name in plain]))
+    noise = torch.stack(steps) / (limit * multiplier)
     assert plausible(variance_ratio(noise.flatten(), 0.0, 1.0), stats.chi2(noise.numel()))
     assert stats.kstest(noise.flatten(), "norm").pvalue > CHANCE
-    products = (noise[:-1:2] * noise[1::2]).flatten()  # of independent steps
+    # Two steps are independent: their products have mean 0 and variance 1.
+    products = (noise[:-1:2] * noise[1::2]).flatten()
     assert plausible(products.sum().item() / len(products) ** 0.5, stats.norm())
 
 
 def test_the_sum_is_clipped_with_dropout():
-    model, *rest = small()
-    args, sums = (nn.Sequential(nn.Dropout(), model), *rest), []
-    for function, options in ((norms.clipped_sum, {}), (privacy.private_sum, NO_NOISE)):
-        torch.manual_seed(0)
-        sums.append(function(*args, limit=0.5, randomness="different", **options))
-    torch.testing.assert_close(*sums, rtol=0, atol=0)
+    case = small()
+    case.model = nn.Sequential(nn.Dropout(), case.model)
+    torch.manual_seed(0)
+    plain = case.pass_to(norms.clipped_sum, 0.5, randomness="different")
+    torch.manual_seed(0)
+    without_noise = private_sum(case, 0.5, 0.0, randomness="different")
+    torch.testing.assert_close(without_noise, plain, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
@@ -94,29 +106,32 @@ def test_the_sum_is_clipped_with_dropout():
     ],
 )
 def test_what_the_sum_refuses(change, options, word):
-    model, loss_fn, data, targets = small()
-    model = change(model) if change else model
-    data = data.to(next(model.parameters()).dtype)
-    options = {"limit": 1.0, "noise_multiplier": 1.0, **options}
+    case = small()
+    if change:
+        case.model = change(case.model)
+        case.data = case.data.to(next(case.model.parameters()).dtype)
+    right = {"limit": 1.0, "noise_multiplier": 1.0}
     with pytest.raises(ValueError, match=word):
-        privacy.private_sum(model, loss_fn, data, targets, **options)
+        case.pass_to(privacy.private_sum, **(right | options))
 
 
-def inner_product(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def inner_product(outputs: Tensor, targets: Tensor) -> Tensor:
     """A loss whose gradient at the outputs is the target."""
     return (outputs * targets).sum()
 
 
-def added(model: nn.Module, *batch: torch.Tensor, limit: float, **options: object) -> torch.Tensor:
-    total = norms.clipped_sum(model, inner_product, *batch, limit, **options)
+def clipped(model: nn.Module, data: Tensor, targets: Tensor, limit: float) -> Tensor:
+    """Return the clipped sum as one vector."""
+    total = norms.clipped_sum(model, inner_product, data, targets, limit)
     return torch.cat([each.double().flatten() for each in total.values()])
 
 
-def cancelling(size: int) -> torch.Tensor:
+def cancelling(size: int) -> Tensor:
     """Sequences of three positions, whose gradients nearly cancel: norms are the least exact."""
-    tokens, signs = torch.randn(size, 1, 40), torch.randn(size, 3, 1)
+    tokens = torch.randn(size, 1, 40)
+    signs = torch.randn(size, 3, 1)
     signs[:, 0] = -0.85 * signs[:, 1:].sum(1)
-    return tokens * signs
+    return tokens * signs  # (B, 3, 40)
 
 
 KINDS = {
@@ -132,13 +147,18 @@ def test_no_sample_moves_the_sum_by_more_than_the_limit(kind, dtype):
     build, draw, shape = KINDS[kind]
     for seed in range(10):
         torch.manual_seed(seed)
-        model, data, targets = build().to(dtype), draw(16), torch.randn(16, *shape).to(dtype)
-        data = data.to(dtype) if data.is_floating_point() else data
+        model, data = build().to(dtype), draw(16)
+        targets = torch.randn(16, *shape).to(dtype)
+        if data.is_floating_point():
+            data = data.to(dtype)
+        # Less than any norm, so that each sample is scaled to the limit.
         limit = norms.gradient_norms(model, inner_product, data, targets).min().item() / 3
-        each = [added(model, data[i:][:1], targets[i:][:1], limit=limit) for i in range(16)]
-        whole, less = (added(model, data[i:], targets[i:], limit=limit) for i in (0, 1))
-        assert max(moved.norm() for moved in (*each, whole - less)) <= limit
-        assert min(row.norm() for row in each) > 0.9999 * limit
+        for i in range(16):
+            alone = clipped(model, data[i : i + 1], targets[i : i + 1], limit)
+            assert 0.9999 * limit < alone.norm() <= limit
+        everyone = clipped(model, data, targets, limit)
+        without_the_first = clipped(model, data[1:], targets[1:], limit)
+        assert (everyone - without_the_first).norm() <= limit
 
 
 @pytest.mark.parametrize(
@@ -153,33 +173,36 @@ def test_no_sample_moves_the_sum_by_more_than_the_limit(kind, dtype):
     ],
 )
 def test_a_gradient_of_any_size_is_clipped_and_none_that_is_not_finite_adds(x, slope, limit, adds):
+    """The gradient of a sample is `x * slope`; beside it is an ordinary one, which adds `limit`."""
     model = nn.Linear(1, 1, bias=False)
-    data, slopes = torch.tensor([[2.0 * limit], [x]]), torch.tensor([[1.0], [slope]])
-    assert abs(added(model, data[1:], slopes[1:], limit=limit).item()) <= limit
-    total = added(model, data, slopes, limit=limit).item()  # beside an ordinary one
-    assert total == pytest.approx(limit + adds, rel=1e-5)
+    data = torch.tensor([[2.0 * limit], [x]])
+    slopes = torch.tensor([[1.0], [slope]])
+    alone = clipped(model, data[1:], slopes[1:], limit)
+    assert abs(alone.item()) <= limit
+    both = clipped(model, data, slopes, limit)
+    assert both.item() == pytest.approx(limit + adds, rel=1e-5)
 
 
 def test_what_is_masked_adds_nothing():
-    model, loss_fn, data, targets = small()
+    case = small()
     mask = torch.arange(12) % 3 > 0
-    data[~mask] = math.nan
-    options = {"limit": 0.5, "noise_multiplier": 1.0, "chunk_size": 5}
-    got, right = (
-        privacy.private_sum(model, loss_fn, *batch, **each, **options, generator=seeded(0))
-        for *batch, each in ((data, targets, {"mask": mask}), (data[mask], targets[mask], {}))
-    )
-    torch.testing.assert_close(got, right, rtol=0, atol=0)
+    case.data[~mask] = math.nan
+    there = Case(case.model, case.data[mask], case.targets[mask], case.loss_fn)
+    got = private_sum(case, 0.5, 1.0, generator=seeded(0), mask=mask, chunk_size=5)
+    expected = private_sum(there, 0.5, 1.0, generator=seeded(0), chunk_size=5)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("accountant", privacy.ACCOUNTANTS)
-@pytest.mark.parametrize(("target", "rest"), [(0.5, (1.0, 50)), (2.0, (0.05, 200))])
-def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, target, rest):
-    noise = privacy.noise_multiplier_for(target, *rest, 1e-5, accountant=accountant)
-    spent = privacy.epsilon(noise, *rest, 1e-5, accountant=accountant)
-    assert spent <= target, f"noise_multiplier_for gave {noise}, which spends {spent}"
-    assert privacy.epsilon(noise * 0.999, *rest, 1e-5, accountant=accountant) > target
-    assert privacy.epsilon(0.0, *rest, 1e-5, accountant=accountant) == math.inf
+@pytest.mark.parametrize(("target", "rate", "steps"), [(0.5, 1.0, 50), (2.0, 0.05, 200)])
+def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, target, rate, steps):
+    def spent(noise: float) -> float:
+        return privacy.epsilon(noise, rate, steps, 1e-5, accountant=accountant)
+
+    noise = privacy.noise_multiplier_for(target, rate, steps, 1e-5, accountant=accountant)
+    assert spent(noise) <= target, f"noise_multiplier_for gave {noise}"
+    assert spent(noise * 0.999) > target
+    assert spent(0.0) == math.inf
 
 
 @pytest.mark.filterwarnings("error")
@@ -196,8 +219,9 @@ def test_the_noise_for_an_epsilon_is_the_smallest_that_does(accountant, target, 
     ],
 )
 def test_what_accountants_refuse_at_once(call, first, changed, word):
+    right = {"rate": 0.1, "steps": 10, "delta": 1e-5}
     with pytest.raises(ValueError, match=word):
-        call(first, **{"rate": 0.1, "steps": 10, "delta": 1e-5, **changed})
+        call(first, **(right | changed))
 
 
 def test_a_delta_that_promises_nothing_is_warned_of():

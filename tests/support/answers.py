@@ -34,24 +34,30 @@ def answers(
     must be correct still: no answer before it has left anything behind.
     """
     for solution, check in copies.exercises(notebook):
-        whole = [solution.source]
-        stub, name = copies.stub(solution.source), ast.parse(solution.source).body[0].name
-        yield f"{solution.id}-stub", stub, check, f"{STILL_TO_DO}{name}"
-        given = [each for each in blocks if each[0] == solution.id]
-        for number, (_, verdict, source) in enumerate(given, 1):
-            whole.append(_edited(source, whole) if source.startswith("#") else source)
-            yield f"{solution.id}-answer-{number}", whole[-1], check, verdict
+        name = ast.parse(solution.source).body[0].name
+        yield f"{solution.id}-stub", copies.stub(solution.source), check, f"{STILL_TO_DO}{name}"
+        sources = [solution.source]  # what a diff may start from
+        for of, verdict, source in blocks:
+            if of != solution.id:
+                continue
+            if source.startswith("#"):
+                source = _edited(source, sources)
+            number = len(sources)
+            sources.append(source)
+            yield f"{solution.id}-answer-{number}", source, check, verdict
         yield f"{solution.id}-again", solution.source, check, "correct"
 
 
 def _edited(diff: str, sources: Sequence[str]) -> str:
     """Apply a diff to the first of some answers that has all that goes, each part once."""
     lines = re.findall(r"(?m)^# ([-+])(?: (.*))?$", diff)
-    groups = itertools.groupby(lines, lambda line: line[0])
-    parts = ["\n".join(text for _, text in group) for _, group in groups]
+    parts = []
+    for _, group in itertools.groupby(lines, lambda line: line[0]):
+        parts.append("\n".join(text for _, text in group))
+    goes, comes = parts[::2], parts[1::2]
     for source in sources:
-        if all(source.count(old) == 1 for old in parts[::2]):
-            for old, new in zip(parts[::2], parts[1::2], strict=True):
+        if all(source.count(old) == 1 for old in goes):
+            for old, new in zip(goes, comes, strict=True):
                 source = source.replace(old, new)
             return source
     raise ValueError(f"no answer has what goes in:\n{diff}")

@@ -43,8 +43,19 @@ NORMS: list[Callable[[], nn.Module]] = [
 
 
 def _convolution(draw: st.DrawFn) -> nn.Module:
-    size, groups = _one_of(draw, [1, 3]), _one_of(draw, [1, 2, 4])
+    size = _one_of(draw, [1, 3])
+    groups = _one_of(draw, [1, 2, 4])
     return _swapped(nn.Conv1d(WIDTH, WIDTH, size, padding=size // 2, groups=groups))
+
+
+def _linear(draw: st.DrawFn) -> nn.Module:
+    layer = nn.Linear(WIDTH, WIDTH, bias=draw(st.booleans()))
+    activation = _one_of(draw, [nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.PReLU])
+    return nn.Sequential(layer, activation())
+
+
+def _norm(draw: st.DrawFn) -> nn.Module:
+    return _one_of(draw, NORMS)()
 
 
 def _attention(draw: st.DrawFn) -> nn.Module:
@@ -58,6 +69,11 @@ def _recurrence(draw: st.DrawFn) -> nn.Module:
     return Apply(lambda m, x: m.layer(x)[0], layer=layer)
 
 
+def _halves_exchanged(_: Apply, inputs: Tensor) -> Tensor:
+    first, second = inputs.chunk(2, dim=2)
+    return torch.cat([second.sin(), first.sin()], dim=2)
+
+
 # A weight over the tokens, as MLP mixers have, by an operation that no layer is made of; and views
 # and writes that move no number to another sample.
 OPERATIONS: list[Callable[[Apply, Tensor], Tensor]] = [
@@ -67,21 +83,29 @@ OPERATIONS: list[Callable[[Apply, Tensor], Tensor]] = [
     lambda m, x: x.flip(1).roll(1, dims=2).transpose(1, 2),
     lambda m, x: torch.cat([x[:, ::2], x[:, 1::2]], dim=1),
     lambda m, x: x.clone().mul_(0.5).add_(1),
-    lambda m, x: torch.cat([each.sin() for each in x.chunk(2, dim=2)][::-1], dim=2),
+    _halves_exchanged,
 ]
+
+
+def _operation(draw: st.DrawFn) -> nn.Module:
+    weight = nn.Parameter(torch.randn(TOKENS, TOKENS))
+    return Apply(_one_of(draw, OPERATIONS), weight=weight)
+
+
 BLOCKS: list[Callable[[st.DrawFn], nn.Module]] = [
-    lambda draw: nn.Sequential(
-        nn.Linear(WIDTH, WIDTH, bias=draw(st.booleans())),
-        _one_of(draw, [nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus, nn.PReLU])(),
-    ),
-    lambda draw: _one_of(draw, NORMS)(),
-    *(_convolution, _attention, _recurrence),
-    lambda draw: Apply(_one_of(draw, OPERATIONS), weight=nn.Parameter(torch.randn(TOKENS, TOKENS))),
+    _linear,
+    _norm,
+    _convolution,
+    _attention,
+    _recurrence,
+    _operation,
 ]
 
 
 def _block(draw: st.DrawFn, kind: int) -> nn.Module:
-    one, other = (_one_of(draw, BLOCKS)(draw) for _ in "12")
+    """Draw a block; of the six kinds, one adds to its input and one is a gate of another."""
+    one = _one_of(draw, BLOCKS)(draw)
+    other = _one_of(draw, BLOCKS)(draw)
     if kind == 1:
         return Apply(lambda m, x: x + m.one(x), one=one)
     if kind == 2:
@@ -91,11 +115,14 @@ def _block(draw: st.DrawFn, kind: int) -> nn.Module:
 
 @st.composite
 def architectures(draw: st.DrawFn) -> Case:
+    """Draw a stem, one to four blocks, a head, which parameters are frozen, and a batch."""
     torch.manual_seed(draw(st.integers(0, 2**16)))
-    blocks: list[nn.Module] = []
-    stem, data = nn.Identity(), torch.randn(6, TOKENS, WIDTH, dtype=torch.float64)
+    stem = nn.Identity()
+    data = torch.randn(6, TOKENS, WIDTH, dtype=torch.float64)
     if draw(st.booleans()):  # words, whose table may be used again at the end
-        stem, data = nn.Embedding(5, WIDTH, _one_of(draw, [None, 0])), torch.randint(5, (6, TOKENS))
+        stem = nn.Embedding(5, WIDTH, _one_of(draw, [None, 0]))
+        data = torch.randint(5, (6, TOKENS))
+    blocks: list[nn.Module] = []
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(st.integers(0, 5))
         if kind == 0 and blocks:
@@ -103,13 +130,13 @@ def architectures(draw: st.DrawFn) -> Case:
         else:
             blocks.append(_block(draw, kind))
     head = _one_of(draw, ["pooled", "flat", "tied", "none"])
-    model = nn.Sequential(stem, *blocks)
+    body = nn.Sequential(stem, *blocks)
     if head == "tied" and isinstance(stem, nn.Embedding):
-        model = Apply(lambda m, x: F.linear(m.body(x)[:, -1], m.body[0].weight), body=model)
+        model = Apply(lambda m, x: F.linear(m.body(x)[:, -1], m.body[0].weight), body=body)
     elif head == "pooled":
-        model = Apply(lambda m, x: m.out(m.body(x).mean(1)), body=model, out=nn.Linear(WIDTH, 2))
+        model = Apply(lambda m, x: m.out(m.body(x).mean(1)), body=body, out=nn.Linear(WIDTH, 2))
     else:
-        model = nn.Sequential(model, nn.Flatten())
+        model = nn.Sequential(body, nn.Flatten())
         if head == "flat":
             model.append(nn.Linear(TOKENS * WIDTH, 2))
     model.double()

@@ -28,16 +28,23 @@ def check(model: nn.Module, data: Tensor) -> tuple[list[str], list[str]]:
     truth = Truth(lambda: copy.deepcopy(case))
     broken, refused = [], []
     for name in TAKEN:
-        way, before = WAYS[name], Snapshot(model)
+        way = WAYS[name]
+        before = Snapshot(model)
         with warnings.catch_warnings(action="ignore"):
             try:
                 assert_equal(way.compute(case, truth), way.expected(truth), TOLERANCE)
             except Exception as error:  # whatever it is, it is what the verdict is about
-                *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-                of_helpers = frame.f_globals.get("__name__", "").startswith("helpers.")
-                ours = isinstance(error, ValueError) and of_helpers
-                said = f"{name}: {type(error).__name__}: {error}"
-                (refused if ours else broken).append(said)
-        if places := before.changes():
-            broken.append(f"{name}: changes {', '.join(places[:3])}")
+                verdict = refused if _is_refusal(error) else broken
+                verdict.append(f"{name}: {type(error).__name__}: {error}")
+        changes = before.changes()
+        if changes:
+            broken.append(f"{name}: changes {', '.join(changes[:3])}")
     return broken, refused
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether it is a `ValueError` that a line of helpers raised, and not one of torch."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    innermost, _ = frames[-1]
+    module = innermost.f_globals.get("__name__", "")
+    return isinstance(error, ValueError) and module.startswith("helpers.")

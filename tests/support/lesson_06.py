@@ -30,14 +30,18 @@ def _sections() -> dict[str, list[NotebookNode]]:
     found: dict[str, list[NotebookNode]] = {"": []}
     name: str | None = ""
     for cell in files.read(LESSON).cells:
-        heading = re.match(r"(#{1,3}) (.+)", cell.source) if cell.cell_type == "markdown" else None
-        if heading and heading[2] in entries():
-            name = heading[2]
+        if cell.cell_type == "code":
+            if name is not None:
+                found[name].append(cell)
+            continue
+        heading = re.match(r"#{1,3} (.+)", cell.source)
+        if heading is None:
+            continue
+        if heading[1] in entries():
+            name = heading[1]
             found[name] = []
-        elif heading:
-            name = "" if heading[2].startswith(("Reference", "1. ", "6. ")) else None
-        elif name is not None and cell.cell_type == "code":
-            found[name].append(cell)
+        else:
+            name = "" if heading[1].startswith(("Reference", "1. ", "6. ")) else None
     return found
 
 
@@ -47,18 +51,34 @@ SECTIONS = _sections()
 def told() -> dict[str, Entry]:
     """Read the entries as the text of the lesson tells them; a table of fixes as one sentence."""
     cells = [cell.source for cell in files.read(LESSON).cells if cell.cell_type == "markdown"]
-    labels = {"Cause": "cause", "Fix": "fix", "How to recognize it": "apart"}
+    text = "\n\n".join(cells)
     found = {}
-    for section in re.findall(r"(?ms)^### ([a-z0-9-]+\n.*?)(?=^#{1,3} |\Z)", "\n\n".join(cells)):
-        name, *paragraphs = re.split(r"\n\n+", section.strip())
-        seen = [re.fullmatch(r"(`+)(.+)\1|((?:wrong|slow): .+)", each) for each in paragraphs]
-        parts = [each.removeprefix("**").partition(".** ") for each in paragraphs]
-        said = {labels[label]: rest for label, _, rest in parts if label in labels}
-        for table in (each for each in paragraphs if each.startswith("|")):
-            rows = [row.strip("|").split("|") for row in table.splitlines()[2:]]
-            said["fix"] = "; ".join(f"{case}: {fix}" for case, fix in rows) + "."
-        found[name] = Entry(name, tuple(each[2] or each[3] for each in seen if each), **said)
+    for section in re.findall(r"(?ms)^### ([a-z0-9-]+\n.*?)(?=^#{1,3} |\Z)", text):
+        paragraphs = re.split(r"\n\n+", section.strip())
+        name = paragraphs.pop(0)
+        found[name] = _entry(name, paragraphs)
     return found
+
+
+def _entry(name: str, paragraphs: list[str]) -> Entry:
+    labels = {"Cause": "cause", "Fix": "fix", "How to recognize it": "apart"}
+    messages = []
+    said = {}
+    for paragraph in paragraphs:
+        # What is seen: an error, quoted, or a number that is wrong, or what is slow.
+        message = re.fullmatch(r"(`+)(.+)\1|((?:wrong|slow): .+)", paragraph)
+        if message:
+            messages.append(message[2] or message[3])
+        label, _, rest = paragraph.removeprefix("**").partition(".** ")
+        if label in labels:
+            said[labels[label]] = rest
+        if paragraph.startswith("|"):
+            fixes = []
+            for row in paragraph.splitlines()[2:]:
+                case, fix = row.strip("|").split("|")
+                fixes.append(f"{case}: {fix}")
+            said["fix"] = "; ".join(fixes) + "."
+    return Entry(name, tuple(messages), **said)
 
 
 RAISED: list[Exception] = []
@@ -81,7 +101,7 @@ def top() -> dict[str, Any]:
     """Run section 1 and the cell of tools, with a small batch, and return what they define."""
     module = types.ModuleType("lesson_06_top")
     sys.modules[module.__name__] = module  # where `torch.compile` looks for what is global
-    path, generator = [*sys.path], torch.get_rng_state()
+    path, generator = sys.path.copy(), torch.get_rng_state()
     with warnings.catch_warnings():
         for cell in SECTIONS[""]:
             source = re.sub(r"(?m)^batch_size: int = \d+", "batch_size = 16", cell.source)
@@ -94,10 +114,12 @@ def top() -> dict[str, Any]:
 
 def run(name: str) -> tuple[dict[str, Any], list[Exception]]:
     """Run the cells of an entry, below the top alone: what they define, and what was raised."""
-    module = types.ModuleType("lesson_06_" + name.replace("-", "_"))  # one for what is compiled
-    sys.modules[module.__name__] = module
+    own_name = "lesson_06_" + name.replace("-", "_")
+    module = types.ModuleType(own_name)  # where what is compiled looks for what is global
+    sys.modules[own_name] = module
     given = top()
-    vars(module).update({**given, "__name__": module.__name__})
+    vars(module).update(given)
+    module.__name__ = own_name
     RAISED.clear()
     # The warnings that a reader would see stand in saved outputs.
     with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
@@ -106,6 +128,7 @@ def run(name: str) -> tuple[dict[str, Any], list[Exception]]:
             lines = cell.source.splitlines(keepends=True)
             linecache.cache[cell.id] = len(cell.source), None, lines, cell.id  # for tracebacks
             exec(compile(cell.source, cell.id, "exec"), vars(module))
-    taken = {key for key in given if getattr(module, key) is not given[key]}
-    assert taken <= {"__name__", "__builtins__"}, f"it takes names of the top: {taken}"
-    return vars(module), [*RAISED]
+    for key, value in given.items():
+        if key not in ("__name__", "__builtins__"):
+            assert getattr(module, key) is value, f"it takes a name of the top: {key}"
+    return vars(module), RAISED.copy()

@@ -27,10 +27,14 @@ LISTED: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
 def make(library: str, name: str, size: int) -> tuple[nn.Module, Tensor]:
     """Make a model of the list in float64 that maps inputs to `(B, Y)`, and B inputs for it."""
     torch.manual_seed(0)
-    model, data = LIBRARIES[library][1](name, size, **LISTED[library][name])
+    _, build = LIBRARIES[library]
+    model, data = build(name, size, **LISTED[library][name])
     model.eval().double()
+    # `double()` leaves complex parameters as they are.
     model._apply(lambda each: each.to(torch.complex128) if each.is_complex() else each)
-    return model, data.double() if data.is_floating_point() else data
+    if data.is_floating_point():
+        data = data.double()
+    return model, data
 
 
 def _flat(model: nn.Module, argument: str | None = None, take: str | None = None) -> nn.Module:
@@ -41,8 +45,10 @@ def _flat(model: nn.Module, argument: str | None = None, take: str | None = None
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
         outputs = self.model(**{argument: inputs}) if argument else self.model(inputs)
-        outputs = getattr(outputs, take) if take else outputs
-        outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
+        if take:
+            outputs = getattr(outputs, take)
+        if isinstance(outputs, tuple | list):
+            outputs = outputs[0]
         return outputs.flatten(1)[:, -8:]
 
     return Apply(run, model=model)
@@ -51,8 +57,8 @@ def _flat(model: nn.Module, argument: str | None = None, take: str | None = None
 def _timm(name: str, size: int, side: int = 0, **options: Any) -> tuple[nn.Module, Tensor]:
     side = side or options.get("img_size", 64)
     with PretendedTorchvision():
-        create = import_module("timm").create_model
-        model = create(name, pretrained=False, num_classes=3, **options)
+        timm = import_module("timm")
+        model = timm.create_model(name, pretrained=False, num_classes=3, **options)
     return _flat(model), torch.randn(size, 3, side, side)
 
 
@@ -65,19 +71,24 @@ def _transformers(
     **options: Any,
 ) -> tuple[nn.Module, Tensor]:
     kind = getattr(import_module("transformers"), name)
-    data = torch.randn(size, *shape)
-    data = torch.randint(3, 20, data.shape) if argument == "input_ids" else data
-    return _flat(kind(kind.config_class(**options)), argument, take), data
+    model = kind(kind.config_class(**options))
+    if argument == "input_ids":
+        data = torch.randint(3, 20, (size, *shape))
+    else:
+        data = torch.randn(size, *shape)
+    return _flat(model, argument, take), data
 
 
 def _torch_geometric(name: str, size: int, **options: Any) -> tuple[nn.Module, Tensor]:
     if "deg" in options:
         options["deg"] = torch.tensor(options["deg"])
-    model = getattr(import_module("torch_geometric.nn").models, name)(**options)
+    kind = getattr(import_module("torch_geometric.nn").models, name)
+    model = kind(**options)
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        ring = torch.arange(inputs.shape[1])  # a sample is what its nodes hold, `(nodes, features)`
-        edges = torch.stack([ring, ring.roll(1)])
+        # Each sample is what its nodes hold, (nodes, features), and they stand in a ring.
+        nodes = torch.arange(inputs.shape[1])
+        edges = torch.stack([nodes, nodes.roll(1)])
         return torch.stack([self.model(sample, edges).mean(0) for sample in inputs])
 
     return Apply(run, model=model), torch.randn(size, 6, options["in_channels"])
@@ -86,8 +97,8 @@ def _torch_geometric(name: str, size: int, **options: Any) -> tuple[nn.Module, T
 def _neuralop(
     name: str, size: int, shape: Sequence[int], **options: Any
 ) -> tuple[nn.Module, Tensor]:
-    model = getattr(import_module("neuralop.models"), name)(**options)
-    return _flat(model), torch.randn(size, *shape)
+    kind = getattr(import_module("neuralop.models"), name)
+    return _flat(kind(**options)), torch.randn(size, *shape)
 
 
 LIBRARIES = {
@@ -116,12 +127,14 @@ class PretendedTorchvision(MetaPathFinder, Loader):
 
     def __exit__(self, *error: object) -> None:
         sys.meta_path.remove(self)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
+        for name in list(sys.modules):
+            if _is_torchvision(name):
+                del sys.modules[name]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        mine = name.partition(".")[0] == "torchvision"
-        return ModuleSpec(name, self, is_package=True) if mine else None
+        if _is_torchvision(name):
+            return ModuleSpec(name, self, is_package=True)
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         def find(name: str) -> type:
@@ -130,3 +143,7 @@ class PretendedTorchvision(MetaPathFinder, Loader):
             return _Anything(name, (), {})
 
         module.__getattr__ = find
+
+
+def _is_torchvision(name: str) -> bool:
+    return name.partition(".")[0] == "torchvision"

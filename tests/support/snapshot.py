@@ -27,13 +27,21 @@ class Snapshot:
             if isinstance(root, nn.Module):  # a scripted one has its attributes elsewhere
                 for name, module in root.named_modules():
                     self.values[f"mode of {name!r}"] = module.training
-                for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-                    self._record_tensor(name, tensor)
+                for name, parameter in root.named_parameters():
+                    self._record_tensor(name, parameter)
+                for name, buffer in root.named_buffers():
+                    self._record_tensor(name, buffer)
 
     def changes(self) -> list[str]:
-        before, now = self.values, Snapshot(*self._roots).values
-        both = before.keys() & now.keys()
-        return [each for each in before | now if each not in both or before[each] != now[each]]
+        """Return the places where something is new, gone or another."""
+        before = self.values
+        now = Snapshot(*self._roots).values
+        changed = []
+        for place in before | now:
+            in_both = place in before and place in now
+            if not in_both or before[place] != now[place]:
+                changed.append(place)
+        return changed
 
     def _record(self, place: str, value: Any) -> None:
         if isinstance(value, _PLAIN):
@@ -49,12 +57,16 @@ class Snapshot:
         elif isinstance(value, np.ndarray):
             self.values[f"{place} (array)"] = value.tobytes()
         elif isinstance(value, dict):
-            self.values[f"{place} (keys)"] = [k if isinstance(k, _PLAIN) else id(k) for k in value]
+            keys = []
             for key in list(value):
+                keys.append(key if isinstance(key, _PLAIN) else id(key))
                 self._record(f"{place}[{key!r}]", dict.__getitem__(value, key))
+            self.values[f"{place} (keys)"] = keys
         elif isinstance(value, list | tuple | set | deque):
-            self.values[f"{place} (length)"] = sum(1 for _ in value)
-            for index, part in enumerate(sorted(value, key=id) if type(value) is set else value):
+            # By an iterator, since the length of a class of their own may raise.
+            parts = sorted(value, key=id) if type(value) is set else list(iter(value))
+            self.values[f"{place} (length)"] = len(parts)
+            for index, part in enumerate(parts):
                 self._record(f"{place}[{index}]", part)
         elif isinstance(value, type | torch.jit.ScriptModule):
             return
@@ -66,18 +78,29 @@ class Snapshot:
     def _record_tensor(self, place: str, tensor: Tensor) -> None:
         if nn.parameter.is_lazy(tensor):
             return
-        strided = tensor.layout is torch.strided
         grad = tensor.grad if tensor.is_leaf else None
         self._alive += [tensor, grad]
+        memory, of_grad = (), ()
+        if tensor.layout is torch.strided:
+            memory = tensor.data_ptr(), tensor.stride(), tensor.storage_offset()
+        if grad is not None:
+            of_grad = id(grad), exactly(grad)
         self.values[f"{place} (tensor)"] = (
-            *(id(tensor), type(tensor), tensor.dtype, tensor.shape, exactly(tensor)),
-            *(tensor.requires_grad, tensor.is_leaf, len(tensor._backward_hooks or ())),
-            (tensor.data_ptr(), tensor.stride(), tensor.storage_offset()) if strided else (),
-            None if grad is None else (id(grad), exactly(grad)),
+            id(tensor),
+            type(tensor),
+            tensor.dtype,
+            tensor.shape,
+            exactly(tensor),
+            tensor.requires_grad,
+            tensor.is_leaf,
+            len(tensor._backward_hooks or ()),
+            memory,
+            of_grad,
         )
 
 
 def exactly(tensor: Tensor) -> bytes:
     tensor = tensor.detach()
-    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()

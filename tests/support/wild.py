@@ -31,7 +31,8 @@ def _tokens_as_images(self: Apply, inputs: Tensor) -> Tensor:
 
 
 def _stem(self: Apply, inputs: Tensor) -> Tensor:
-    return (self.norm(self.conv(inputs)).flatten(2).transpose(1, 2) * self.scale).sin().flatten(1)
+    tokens = self.norm(self.conv(inputs)).flatten(2).transpose(1, 2)
+    return (tokens * self.scale).sin().flatten(1)
 
 
 def _norm_then_added(self: Apply, inputs: Tensor) -> Tensor:
@@ -42,8 +43,9 @@ def _norm_then_added(self: Apply, inputs: Tensor) -> Tensor:
 
 
 def _normalized(run: Callable[..., Tensor]) -> nn.Module:
-    own = {"norm": with_statistics(nn.BatchNorm2d(4)), "scale": nn.Parameter(torch.randn(4))}
-    return Apply(run, conv=nn.Conv2d(2, 4, 3), **own)
+    norm = with_statistics(nn.BatchNorm2d(4))
+    scale = nn.Parameter(torch.randn(4))
+    return Apply(run, conv=nn.Conv2d(2, 4, 3), norm=norm, scale=scale)
 
 
 def _nested(self: Apply, inputs: Tensor) -> Tensor:
@@ -61,7 +63,8 @@ class Memory(Slotted):
 
 
 def _object(self: Apply, inputs: Tensor) -> Tensor:
-    self.cache.steps = [*self.cache.steps, 1]
+    self.cache.steps = self.cache.steps.copy()
+    self.cache.steps.append(1)
     self.cache.scale *= 1.5
     return self.fc(inputs) * self.cache.scale * len(self.cache.steps)
 
@@ -108,7 +111,10 @@ class Product(torch.autograd.Function):
 def _in_a_closure() -> nn.Module:
     fc = nn.Linear(3, 2)
     weight, bias = fc.parameters()
-    twice = lambda x: F.linear(x, torch.stack([weight, weight]).sum(0), bias=bias)  # noqa: E731
+
+    def twice(x: Tensor) -> Tensor:
+        return F.linear(x, torch.stack([weight, weight]).sum(0), bias=bias)
+
     return Apply(lambda m, x: m.fc(x) + twice(x), fc=fc)
 
 
@@ -167,8 +173,14 @@ def _collected() -> tuple[nn.Module, Loss]:
 
 
 def _weakly_linked() -> nn.Module:
-    parent = Apply(lambda m, x: m.child(x) or m.head(m.last), head=nn.Linear(3, 2), last=None)
-    leave = lambda m, x: setattr(m.parent(), "last", m.fc(x))  # noqa: E731
+    def leave(child: Apply, inputs: Tensor) -> None:
+        child.parent().last = child.fc(inputs)
+
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        self.child(inputs)
+        return self.head(self.last)
+
+    parent = Apply(run, head=nn.Linear(3, 2), last=None)
     parent.child = Apply(leave, fc=nn.Linear(3, 3), parent=weakref.ref(parent))
     return parent
 
@@ -178,16 +190,27 @@ class Scale(nn.Parameter):
 
 
 def _identified() -> tuple[nn.Module, Loss]:
+    """Three places where a parameter is looked for by identity: a list, a dictionary and a set."""
+
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        same = isinstance(self.scale, Scale) and self.scale is self.kept[0]
-        return self.fc(inputs) * (self.scale if same else 1) * self.rates.get(self.fc.weight, 1)
+        outputs = self.fc(inputs) * self.rates.get(self.fc.weight, 1)
+        if isinstance(self.scale, Scale) and self.scale is self.kept[0]:
+            outputs = outputs * self.scale
+        return outputs
 
     scale = Scale(torch.randn(2, dtype=torch.float64))
     model = Apply(run, fc=nn.Linear(3, 2).double(), scale=scale, kept=[scale])
     model.rates = {model.fc.weight: 0.5}
-    decay = {scale}
-    penalty = lambda: sum(p.square().sum() for p in model.parameters() if p in decay)  # noqa: E731
-    return model, lambda p, t: squared(p, t) + penalty()
+    decayed = {scale}
+
+    def loss_fn(predictions: Tensor, targets: Tensor) -> Tensor:
+        loss = squared(predictions, targets)
+        for parameter in model.parameters():
+            if parameter in decayed:
+                loss = loss + parameter.square().sum()
+        return loss
+
+    return model, loss_fn
 
 
 def _viewed() -> nn.Module:
@@ -214,9 +237,12 @@ _sine.register_autograd(
 
 
 class Once(Product):
+    """Cannot be differentiated twice."""
+
     @staticmethod
     def backward(ctx, grads: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(each.detach() for each in Product.backward(ctx, grads))
+        of_inputs, of_weight = Product.backward(ctx, grads)
+        return of_inputs.detach(), of_weight.detach()
 
 
 def _force(self: Apply, inputs: Tensor) -> Tensor:
@@ -233,8 +259,10 @@ def _penalised(self: Apply, inputs: Tensor) -> Tensor:
 
 def _straight_through(self: Apply, inputs: Tensor) -> Tensor:
     hidden = self.fc(inputs)
-    past = hidden - hidden.detach() if hidden.requires_grad else 0
-    return self.head(hidden.detach().round() + past)
+    rounded = hidden.detach().round()
+    if hidden.requires_grad:
+        rounded = rounded + (hidden - hidden.detach())  # the gradient passes the rounding
+    return self.head(rounded)
 
 
 def _seeded(self: Apply, inputs: Tensor) -> Tensor:
@@ -255,13 +283,16 @@ def _adapted_table() -> nn.Module:
         words = F.embedding(tokens, plain + self.down @ self.up, padding_idx=1)
         return (words + F.embedding(tokens, plain * 2, scale_grad_by_freq=True)).flatten(1)
 
-    ranks = {"down": nn.Parameter(torch.randn(6, 2)), "up": nn.Parameter(torch.randn(2, 4))}
-    return Apply(run, table=nn.Embedding(6, 4), **ranks)
+    # A product of rank 2, as LoRA adds one.
+    down, up = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 4))
+    return Apply(run, table=nn.Embedding(6, 4), down=down, up=up)
 
 
 def _grouped_channels_last() -> nn.Module:
-    convolutions = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, groups=2)
-    return nn.Sequential(*convolutions, nn.Flatten()).to(memory_format=torch.channels_last)
+    first = nn.Conv2d(2, 4, 3, padding=1)
+    second = nn.Conv2d(4, 4, 3, groups=2)
+    model = nn.Sequential(first, second, nn.Flatten())
+    return model.to(memory_format=torch.channels_last)
 
 
 def _added(self: Apply, inputs: Tensor) -> Tensor:
@@ -338,9 +369,14 @@ IMAGES: dict[str, Build] = {
     "tokens as images": lambda: _normalized(_tokens_as_images),
     "grouped, channels last": _grouped_channels_last,
 }
-GROUPS = [((3,), ROWS | LINKED | WORDS), ((2, 4, 4), IMAGES)]
-MODELS = {name: (build, shape) for shape, group in GROUPS for name, build in group.items()}
+# What builds a model, and the shape of one sample.
+MODELS: dict[str, tuple[Build, tuple[int, ...]]] = {}
+for _name, _build in (ROWS | LINKED | WORDS).items():
+    MODELS[_name] = _build, (3,)
+for _name, _build in IMAGES.items():
+    MODELS[_name] = _build, (2, 4, 4)
 
 
 def make(name: str, batch_size: int = 4) -> Case:
-    return made(*MODELS[name], batch_size, name, words=name in WORDS)
+    build, shape = MODELS[name]
+    return made(build, shape, batch_size, name, words=name in WORDS)

@@ -24,8 +24,17 @@ class Case:
     loss_fn: Callable[[Tensor, Tensor], Tensor]
 
     def to(self, dtype: torch.dtype) -> "Case":
-        data, targets = (t.to(dtype) if t.is_floating_point() else t for t in self.batch)
+        """Convert the model in place, and the batch where it holds no words or classes."""
+        data, targets = self.batch
+        if data.is_floating_point():
+            data = data.to(dtype)
+        if targets.is_floating_point():
+            targets = targets.to(dtype)
         return Case(self.model.to(dtype), data, targets, self.loss_fn)
+
+    def pass_to(self, function: Callable[..., Any], *more: object, **options: object) -> Any:
+        """Call a function of model, loss, data and targets, as most of helpers are."""
+        return function(self.model, self.loss_fn, self.data, self.targets, *more, **options)
 
     @property
     def batch(self) -> tuple[Tensor, Tensor]:
@@ -105,23 +114,27 @@ def _last(layer: type[nn.RNNBase], **options: object) -> nn.Module:
 
 def _every_end(self: Apply, inputs: Tensor) -> Tensor:
     output, end = self.layer(inputs)
-    ends = end if isinstance(end, tuple) else (end,)
-    parts = (output, *(each.transpose(0, 1) for each in ends))
-    return torch.cat([part.flatten(1) for part in parts], 1).sin()
+    parts = [output.flatten(1)]
+    for state in end if isinstance(end, tuple) else (end,):
+        # The states at the end are (layers, B, H).
+        parts.append(state.transpose(0, 1).flatten(1))
+    return torch.cat(parts, 1).sin()
 
 
 def _learned_start() -> nn.Module:
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        start = tuple(each.expand(-1, len(inputs), -1).contiguous() for each in (self.h, self.c))
-        return self.layer(inputs, start)[0].flatten(1)
+        h = self.h.expand(-1, len(inputs), -1).contiguous()
+        c = self.c.expand(-1, len(inputs), -1).contiguous()
+        return self.layer(inputs, (h, c))[0].flatten(1)
 
-    states = {name: nn.Parameter(torch.randn(1, 1, 3)) for name in "hc"}
-    return Apply(run, layer=nn.LSTM(4, 3, batch_first=True), **states)
+    h, c = nn.Parameter(torch.randn(1, 1, 3)), nn.Parameter(torch.randn(1, 1, 3))
+    return Apply(run, layer=nn.LSTM(4, 3, batch_first=True), h=h, c=c)
 
 
 def _packed(self: Apply, inputs: Tensor) -> Tensor:
     sequence = rnn.pack_padded_sequence(inputs, [3] * len(inputs), batch_first=True)
-    return rnn.pad_packed_sequence(self.layer(sequence)[0], batch_first=True)[0].flatten(1)
+    outputs, _ = rnn.pad_packed_sequence(self.layer(sequence)[0], batch_first=True)
+    return outputs.flatten(1)
 
 
 def _force(self: Apply, inputs: Tensor) -> Tensor:
@@ -147,30 +160,46 @@ def _hooked(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return model
 
 
-def _images(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(*layers, nn.Flatten())
+def _after_convolution(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), layer, nn.Flatten())
 
 
 def _instance_norm(tracking: bool) -> nn.Module:
-    return _images(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, 1e-5, 0.1, True, tracking))
+    norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=tracking)
+    return _after_convolution(norm)
 
 
 def _cnn() -> nn.Module:
-    body = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2)
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 8),
+        nn.ReLU(),
+        nn.Linear(8, 10),
+    )
+
+
+def _shared() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh())
+
+
+def _scalar() -> nn.Parameter:
+    return nn.Parameter(torch.tensor(1.5))
 
 
 Build = Callable[[], nn.Module]
 ROWS: dict[str, Build] = {
     "linear": lambda: nn.Linear(3, 2),
     "bilinear": lambda: Apply(lambda m, x: m.b(x, x), b=nn.Bilinear(3, 3, 2)),
-    "scalars": lambda: Apply(
-        lambda m, x: (x * m.a).sin() + m.b,
-        **{name: nn.Parameter(torch.tensor(1.5)) for name in "ab"},
-    ),
+    "scalars": lambda: Apply(lambda m, x: (x * m.a).sin() + m.b, a=_scalar(), b=_scalar()),
     "prelu": lambda: nn.Sequential(nn.Linear(3, 3), nn.PReLU()),
     "tied weight": lambda: _tie(_two_layers()),
-    "shared layer": lambda: nn.Sequential(*[nn.Linear(3, 3), nn.Tanh()] * 2),
+    "shared layer": _shared,
     "frozen": lambda: _freeze(_two_layers()),
     "unused": lambda: Apply(lambda m, x: m.a(x), z=nn.Linear(2, 2), a=nn.Linear(3, 2)),
     "no_grad inside": lambda: Apply(lambda m, x: torch.no_grad()(m.a)(x), a=nn.Linear(3, 2)),
@@ -222,27 +251,38 @@ RECURRENCES: dict[str, Build] = {
     "GRU differentiated twice": lambda: Apply(_force, layer=nn.GRU(4, 3, batch_first=True)),
 }
 IMAGES: dict[str, Build] = {
-    "group norm": lambda: _images(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)),
+    "group norm": lambda: _after_convolution(nn.GroupNorm(2, 4)),
     "instance norm": lambda: _instance_norm(tracking=False),
     "instance norm tracking": lambda: _instance_norm(tracking=True),
     "instance norm eval": lambda: _instance_norm(tracking=True).eval(),
-    "batch norm eval": lambda: _images(
-        nn.Conv2d(2, 4, 3), with_statistics(nn.BatchNorm2d(4)), nn.ReLU()
+    "batch norm eval": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3), with_statistics(nn.BatchNorm2d(4)), nn.ReLU(), nn.Flatten()
     ),
-    "grouped": lambda: _images(nn.Conv2d(2, 4, 3, groups=2, stride=2)),
-    "transposed": lambda: _images(nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2)),
+    "grouped": lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, stride=2), nn.Flatten()),
+    "transposed": lambda: nn.Sequential(
+        nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2), nn.Flatten()
+    ),
 }
-SHAPES = [((3,), ROWS | WORDS), ((4, 4), SEQUENCES | RECURRENCES), ((2, 4, 4), IMAGES)]
+# What builds a model, and the shape of one sample.
+MODELS: dict[str, tuple[Build, tuple[int, ...]]] = {}
+for _shape, _group in (
+    ((3,), ROWS | WORDS),
+    ((4, 4), SEQUENCES | RECURRENCES),
+    ((2, 4, 4), IMAGES),
+):
+    for _name, _build in _group.items():
+        MODELS[_name] = _build, _shape
 CLASSIFIERS = {"mlp": (MLP, (1, 28, 28)), "cnn": (_cnn, (1, 8, 8))}
-MODELS = {name: (build, shape) for shape, group in SHAPES for name, build in group.items()}
 MODELS |= CLASSIFIERS
 
 
 def make(name: str, batch_size: int = 3) -> Case:
     """Build a case; classifiers of digits get cross-entropy, the others a squared error."""
-    case = made(*MODELS[name], batch_size, name, words=name in WORDS)
+    build, shape = MODELS[name]
+    case = made(build, shape, batch_size, name, words=name in WORDS)
     if name in CLASSIFIERS:
-        case.targets, case.loss_fn = torch.arange(batch_size) * 7 % 10, F.cross_entropy
+        case.targets = torch.arange(batch_size) * 7 % 10
+        case.loss_fn = F.cross_entropy
     return case
 
 
@@ -255,16 +295,21 @@ def made(
     """
     with torch.random.fork_rng():
         torch.manual_seed(sum(map(ord, name)))
-        (model, loss_fn), (other, _) = (
-            built if isinstance(built, tuple) else (built, squared) for built in (build(), build())
-        )
+        model, loss_fn = _with_loss(build())
+        # Some models change when they run, so another one tells the shape of the targets.
+        other, _ = _with_loss(build())
+        # Some refuse an empty batch.
         data = torch.randn(max(size, 1), *shape, dtype=torch.float64)
-        data = torch.randint(6, data.shape) if words else data
-        # Some models change when they run, or what they are given, and some refuse B = 0.
+        if words:
+            data = torch.randint(6, data.shape)
         with eagerly():
-            output = _in_double(other)(data[:1].clone())
+            output = _in_double(other)(data[:1].clone())  # some write into what they are given
         targets = torch.randn(size, *output.shape[1:], dtype=torch.float64)
         return Case(_in_double(model), data[:size], targets, loss_fn)
+
+
+def _with_loss(built: Any) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+    return built if isinstance(built, tuple) else (built, squared)
 
 
 def eagerly() -> AbstractContextManager[None]:
