@@ -12,9 +12,15 @@ from tests.support.oracle import TOLERANCE, assert_equal, refused
 
 
 def rows_of(model, losses):
-    params = dict(model.named_parameters())
-    rows = [torch.autograd.grad(loss, [*params.values()]) for loss in losses]
-    return dict(zip(params, map(torch.stack, zip(*rows, strict=True)), strict=True))
+    """Stack the gradients of each of some losses, by name."""
+    rows = {name: [] for name, _ in model.named_parameters()}
+    for loss in losses:
+        model.zero_grad()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            rows[name].append(parameter.grad)
+    model.zero_grad()
+    return {name: torch.stack(each) for name, each in rows.items()}
 
 
 class Bags(nn.Module):
@@ -33,39 +39,53 @@ def test_bags_of_words(sizes, last):
     model = Bags(mode="sum", include_last_offset=last).double()
     text, targets = torch.randint(9, (sum(sizes),)), torch.randint(2, (4,))
     weights = torch.rand(len(text), dtype=torch.float64)
-    pairs = zip(text.split(sizes), weights.split(sizes), strict=True)
-    bags = [(model.bag.weight[words] * its[:, None]).sum(0) for words, its in pairs]
-    expected = rows_of(model, map(F.cross_entropy, map(model.fc, bags), targets))
-    offsets = torch.tensor([0, *sizes]).cumsum(0)[: None if last else -1]
-    args = {"text": text, "offsets": offsets, "per_sample_weights": weights}
-    for batch in (tuple(args.values()), args):
-        case = model, F.cross_entropy, batch, targets
-        assert_equal(gradients.loop_gradients(*case), expected, TOLERANCE)
+    losses = []
+    for i, (words, factors) in enumerate(zip(text.split(sizes), weights.split(sizes), strict=True)):
+        bag = (model.bag.weight[words] * factors[:, None]).sum(0)
+        losses.append(F.cross_entropy(model.fc(bag), targets[i]))
+    expected = rows_of(model, losses)
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    if not last:
+        offsets = offsets[:-1]
+    for batch in (
+        (text, offsets, weights),
+        {"text": text, "offsets": offsets, "per_sample_weights": weights},
+    ):
+        got = gradients.loop_gradients(model, F.cross_entropy, batch, targets)
+        assert_equal(got, expected, TOLERANCE)
         with pytest.warns(FallbackWarning, match="unequal length"):
-            got = gradients.func_gradients(*case, chunk_size=3)
+            got = gradients.func_gradients(model, F.cross_entropy, batch, targets, chunk_size=3)
         assert_equal(got, expected, TOLERANCE)
     with refused("offsets must start at 0"):
-        gradients.func_gradients(*case[:2], (text, offsets + 1, weights), targets)
+        wrong = text, offsets + 1, weights
+        gradients.func_gradients(model, F.cross_entropy, wrong, targets)
 
 
 def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
     model = nn.LSTM(3, 2).double()
     sequences = [torch.randn(length, 3, dtype=torch.float64) for length in (2, 4, 1)]
-    packed, targets = pack_sequence(sequences, enforce_sorted=False), torch.randn(3, 2).double()
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    targets = torch.randn(3, 2).double()
 
     def loss_fn(outputs, target):
-        assert isinstance(outputs[0], PackedSequence)
-        return F.mse_loss(outputs[1][0][0], target)
+        """Compare the last hidden state of an LSTM."""
+        output, (hidden, _) = outputs
+        assert isinstance(output, PackedSequence)
+        return F.mse_loss(hidden[0], target)
 
-    last = [model(sequence)[1][0][0] for sequence in sequences]
-    expected = rows_of(model, map(F.mse_loss, last, targets))
-    args = (model, loss_fn, packed, targets)
+    losses = []
+    for sequence, target in zip(sequences, targets, strict=True):
+        _, (hidden, _) = model(sequence)
+        losses.append(F.mse_loss(hidden[0], target))
+    expected = rows_of(model, losses)
+    got = gradients.loop_gradients(model, loss_fn, packed, targets)
+    assert_equal(got, expected, TOLERANCE)
     out = {name: torch.empty_like(rows) for name, rows in expected.items()}
-    assert_equal(gradients.loop_gradients(*args), expected, TOLERANCE)
     with pytest.warns(FallbackWarning, match="unequal length"):
-        assert_equal(gradients.func_gradients(*args, chunk_size=2, out=out), expected, TOLERANCE)
+        got = gradients.func_gradients(model, loss_fn, packed, targets, chunk_size=2, out=out)
+    assert_equal(got, expected, TOLERANCE)
     with refused("3 and 2"):
-        gradients.func_gradients(*args[:3], targets[:2])
+        gradients.func_gradients(model, loss_fn, packed, targets[:2])
 
 
 @pytest.mark.filterwarnings("ignore:the samples were taken one after the other")
@@ -78,9 +98,13 @@ def test_sequences_in_the_other_helpers():
     assert torch.equal(jacobians.func_jacobians(model, bags), expected.flatten(2))
     kernel = torch.einsum("iywz,jvwz->ijyv", expected, expected)
     assert torch.equal(kernels.ntk(model, bags), kernel)
-    args = (model, lambda out, _: out.sum(), bags)
+
+    def loss_fn(outputs, _):
+        return outputs.sum()
+
     lengths = (2 * counts.square().sum(1)).sqrt()
-    torch.testing.assert_close(norms.gradient_norms(*args, chunk_size=1), lengths)
-    diagnosis = limits.diagnose(*args)
+    found = norms.gradient_norms(model, loss_fn, bags, chunk_size=1)
+    torch.testing.assert_close(found, lengths)
+    diagnosis = limits.diagnose(model, loss_fn, bags)
     assert "equal for all 1 parameters" in diagnosis.conclusion
     assert [each.entry for each in diagnosis.findings] == ["data-dependent"]

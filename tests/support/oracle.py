@@ -20,9 +20,12 @@ from tests.support.zoo import Case, eagerly
 
 def refused(*words: str, error: type[Exception] = ValueError) -> AbstractContextManager[object]:
     """Expect an error of one line that holds these words."""
-    return pytest.raises(
-        error, check=lambda e: "\n" not in str(e) and all(each in str(e) for each in words)
-    )
+
+    def is_meant(raised: BaseException) -> bool:
+        message = str(raised)
+        return "\n" not in message and all(word in message for word in words)
+
+    return pytest.raises(error, check=is_meant)
 
 
 METHODS: dict[str, Callable[..., dict[str, Tensor]]] = {
@@ -80,32 +83,37 @@ class Truth:
     @property
     def clipped_sum(self) -> dict[str, Tensor]:
         factors = (self.limit / self.norms).clamp(max=1)
-        rows = self.gradients.items()
-        return {n: torch.einsum("b,b...->...", factors.to(g.dtype), g) for n, g in rows}
+        sums = {}
+        for name, rows in self.gradients.items():
+            sums[name] = torch.einsum("b,b...->...", factors.to(rows.dtype), rows)
+        return sums
 
     def _flat(self, rows: dict[str, Tensor]) -> Tensor:
+        """Join gradients to `(B, P)`, where P may be 0."""
         size = len(self.case.data)
-        nothing = torch.zeros(size, 0, dtype=torch.float64)
-        return torch.cat([nothing, *(each.reshape(size, -1) for each in rows.values())], 1)
+        parts = [torch.zeros(size, 0, dtype=torch.float64)]
+        for each in rows.values():
+            parts.append(each.reshape(size, -1))
+        return torch.cat(parts, 1)
 
     def _differentiate(self, scalar: Callable[[Case, Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         """Read `.grad` after `.backward()`, of a model that has met no other sample."""
-        own = {n: p for n, p in self.case.model.named_parameters() if p.requires_grad}
-        rows: dict[str, list[Tensor]] = {name: [] for name in own}
-        for index in range(len(self.case.data)):
+        size = len(self.case.data)
+        gradients = {}
+        for name, parameter in self.case.model.named_parameters():
+            if parameter.requires_grad:
+                gradients[name] = parameter.new_zeros(size, *parameter.shape).detach()
+        for index in range(size):
             case = self._make()
+            one = slice(index, index + 1)
             with by_hand():
-                result = scalar(case, *(part[index : index + 1] for part in case.batch))
+                result = scalar(case, case.data[one], case.targets[one])
                 if result.requires_grad:
                     result.backward()
             for name, parameter in case.model.named_parameters():
-                if name in rows:
-                    nothing = torch.zeros_like(parameter)
-                    rows[name].append(nothing if parameter.grad is None else parameter.grad)
-        return {
-            name: (torch.stack(each) if each else own[name].new_zeros(0, *own[name].shape)).detach()
-            for name, each in rows.items()
-        }
+                if name in gradients and parameter.grad is not None:
+                    gradients[name][index] = parameter.grad
+        return gradients
 
 
 @contextmanager
@@ -113,30 +121,40 @@ def by_hand() -> Iterator[None]:
     """Normalise by elementary functions: torch's own backward is wrong for a batch of one."""
 
     def normalize(inputs, mean, var, weight, bias, eps, dims):
-        shape = (1, -1, *(1,) * (inputs.dim() - 2))
+        shape = [1, -1] + [1] * (inputs.dim() - 2)  # one number for each channel
         if mean is None:
-            mean, var = inputs.mean(dims, keepdim=True), inputs.var(dims, False, keepdim=True)
+            mean = inputs.mean(dims, keepdim=True)
+            var = inputs.var(dims, unbiased=False, keepdim=True)
         else:
             mean, var = mean.view(shape), var.view(shape)
         outputs = (inputs - mean) / (var + eps).sqrt()
-        outputs = outputs if weight is None else outputs * weight.view(shape)
-        return outputs if bias is None else outputs + bias.view(shape)
+        if weight is not None:
+            outputs = outputs * weight.view(shape)
+        if bias is not None:
+            outputs = outputs + bias.view(shape)
+        return outputs
 
     def batch_norm(inputs, mean, var, weight=None, bias=None, training=False, momentum=0, eps=1e-5):
-        mean = None if training else mean
-        return normalize(inputs, mean, var, weight, bias, eps, (0, *range(2, inputs.dim())))
+        if training:
+            mean = None
+        dims = [dim for dim in range(inputs.dim()) if dim != 1]
+        return normalize(inputs, mean, var, weight, bias, eps, dims)
 
     def instance_norm(
         inputs, mean=None, var=None, weight=None, bias=None, use_input_stats=True, _=0.1, eps=1e-5
     ):
-        mean, var = (None, None) if use_input_stats else (mean, var)
-        return normalize(inputs, mean, var, weight, bias, eps, tuple(range(2, inputs.dim())))
+        if use_input_stats:
+            mean = None
+        return normalize(inputs, mean, var, weight, bias, eps, list(range(2, inputs.dim())))
+
+    def cond(pred, true_fn, false_fn, operands):
+        return true_fn(*operands) if pred else false_fn(*operands)
 
     ignored = warnings.catch_warnings(action="ignore")
     with pytest.MonkeyPatch.context() as patch, eagerly(), ignored:
         patch.setattr(F, "batch_norm", batch_norm)
         patch.setattr(F, "instance_norm", instance_norm)
-        patch.setattr(torch, "cond", lambda pred, yes, no, args: (yes if pred else no)(*args))
+        patch.setattr(torch, "cond", cond)
         yield
 
 
@@ -148,7 +166,10 @@ def oracle(
     wrt: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
     """Compute the gradients by copies of a model in float64, one for each sample."""
-    wanted = [n for n, p in model.named_parameters() if p.requires_grad] if wrt is None else [*wrt]
+    if wrt is None:
+        wanted = [name for name, p in model.named_parameters() if p.requires_grad]
+    else:
+        wanted = list(wrt)
 
     def make() -> Case:
         case = Case(copy.deepcopy(model), data.detach(), targets.detach(), loss_fn)
@@ -164,12 +185,15 @@ def oracle(
 def assert_equal(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
     """Compare names and their order, shapes, and values relative to the largest of all."""
     assert list(got) == list(expected)
-    assert {n: t.shape for n, t in got.items()} == {n: t.shape for n, t in expected.items()}
-    largest = max((t.abs().max().item() for t in expected.values() if t.numel()), default=0.0)
-    for name, tensor in got.items():
+    largest = 0.0
+    for name, tensor in expected.items():
+        assert got[name].shape == tensor.shape, name
+        if tensor.numel():
+            largest = max(largest, tensor.abs().max().item())
+    for name, tensor in expected.items():
         torch.testing.assert_close(
-            tensor.to(expected[name].dtype),
-            expected[name],
+            got[name].to(tensor.dtype),
+            tensor,
             rtol=0,
             atol=tolerance * (largest or 1.0),
             msg=lambda text, name=name: f"{name}: {text}",

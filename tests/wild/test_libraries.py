@@ -10,23 +10,21 @@ import pytest
 
 from tests.support import contract, libraries
 
-MODELS = [
-    pytest.param(
-        library,
-        name,
-        marks=pytest.mark.skipif(
-            find_spec(libraries.LIBRARIES[library][0]) is None,
-            reason=f"{library} is not installed: see tests/wild/requirements.txt",
-        ),
+MODELS = []
+for _library, _models in libraries.LISTED.items():
+    _package, _ = libraries.LIBRARIES[_library]
+    _skip = pytest.mark.skipif(
+        find_spec(_package) is None,
+        reason=f"{_library} is not installed: see tests/wild/requirements.txt",
     )
-    for library, models in libraries.LISTED.items()
-    for name in models
-]
+    for _name in _models:
+        MODELS.append(pytest.param(_library, _name, marks=_skip))
 
 
 @pytest.mark.parametrize(("library", "name"), MODELS)
 def test_every_way_is_right_and_leaves_the_model_as_it_was(library, name):
-    broken, refused = contract.check(*libraries.make(library, name, 3))
+    model, data = libraries.make(library, name, 3)
+    broken, refused = contract.check(model, data)
     assert not broken, "\n".join(broken)
     if refused:
         pytest.xfail("refused: " + "; ".join(refused))

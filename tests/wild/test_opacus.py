@@ -1,6 +1,5 @@
 """Opacus' own tests of per-sample gradients, with those of the helpers in place of its own."""
 
-import functools
 import pkgutil
 import unittest
 from importlib import import_module
@@ -23,8 +22,9 @@ NAMES = [each.name for each in pkgutil.iter_modules(FOLDER.__path__) if each.nam
 
 
 def ours(x, module, batch_first=True, loss_reduction="mean", grad_sample_mode=""):
-    """Compute in all ways."""
-    model, criterion = theirs.clone_module(module), nn.L1Loss(reduction=loss_reduction)
+    """Compute in all ways, and return the gradients in Opacus' names and order."""
+    model = theirs.clone_module(module)
+    criterion = nn.L1Loss(reduction=loss_reduction)
 
     def loss_fn(out, _):
         if isinstance(out, Tensor):
@@ -36,13 +36,18 @@ def ours(x, module, batch_first=True, loss_reduction="mean", grad_sample_mode=""
         x = x.transpose(0, 1)
     rows = gradients.loop_gradients(model, loss_fn, x)
     out = {name: torch.full_like(each, torch.nan) for name, each in rows.items()}
-    chunks = functools.partial(gradients.func_gradients, chunk_size=2)
-    filled = functools.partial(gradients.func_gradients, out=out)
-    for way in (gradients.func_gradients, chunks, filled):
-        torch.testing.assert_close(way(model, loss_fn, x), rows, rtol=1e-4, atol=1e-5)
-    order = getattr(x, "sorted_indices", None)  # Opacus takes packed sequences by their lengths
-    rows = rows if order is None else {name: each[order] for name, each in rows.items()}
-    return {name.removeprefix("module."): each for name, each in rows.items()}
+    for got in (
+        gradients.func_gradients(model, loss_fn, x),
+        gradients.func_gradients(model, loss_fn, x, chunk_size=2),
+        gradients.func_gradients(model, loss_fn, x, out=out),
+    ):
+        torch.testing.assert_close(got, rows, rtol=1e-4, atol=1e-5)
+    # Opacus has the samples of packed sequences by their lengths.
+    order = getattr(x, "sorted_indices", None)
+    found = {}
+    for name, each in rows.items():
+        found[name.removeprefix("module.")] = each if order is None else each[order]
+    return found
 
 
 @pytest.mark.whole
@@ -54,4 +59,5 @@ def test_theirs_hold_for_ours(name, monkeypatch):
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromName(f"{FOLDER.__name__}.{name}").run(result)
     assert result.testsRun
-    assert not (found := [*result.failures, *result.errors]), found[0][1]
+    for _, said in result.failures + result.errors:
+        pytest.fail(said)

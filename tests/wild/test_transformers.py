@@ -21,27 +21,39 @@ TOLERANCE = 1e-6  # transformers computes the loss in float32
 
 def gpt(attention):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 37, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    config = transformers.GPT2Config(**sizes, use_cache=False, attn_implementation=attention)
+    config = transformers.GPT2Config(
+        vocab_size=37,
+        n_positions=16,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        use_cache=False,
+        attn_implementation=attention,
+    )
     return transformers.GPT2LMHeadModel(config).eval().double()
 
 
 def padded(side):
-    """Make a batch of texts, and the same texts without padding."""
+    """Make a batch of texts, and the same texts without padding, each a batch of one."""
     generator = torch.Generator().manual_seed(1)
-    texts = []
+    rows = {"input_ids": [], "attention_mask": [], "position_ids": [], "labels": []}
+    alone = []
     for length in LENGTHS:
         ids = torch.randint(1, 37, (length,), generator=generator)
-        labels = torch.cat([torch.tensor([-100]), ids[1:]])  # before it is padding, or nothing
-        text = {"input_ids": ids, "attention_mask": ids > 0, "position_ids": torch.arange(length)}
-        texts.append({name: each.long() for name, each in text.items()} | {"labels": labels})
-
-    def pad(name, each):
-        ends = (0, max(LENGTHS) - len(each))[:: 1 if side == "right" else -1]
-        return torch.nn.functional.pad(each, ends, value=-100 if name == "labels" else 0)
-
-    batch = {name: torch.stack([pad(name, text[name]) for text in texts]) for name in texts[0]}
-    alone = [{name: each[None] for name, each in text.items()} for text in texts]
+        text = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "position_ids": torch.arange(length),
+            # What is in front of the first word is padding, or nothing: no loss for it.
+            "labels": torch.cat([torch.tensor([-100]), ids[1:]]),
+        }
+        missing = max(LENGTHS) - length
+        ends = (0, missing) if side == "right" else (missing, 0)
+        for name, each in text.items():
+            value = -100 if name == "labels" else 0
+            rows[name].append(torch.nn.functional.pad(each, ends, value=value))
+        alone.append({name: each[None] for name, each in text.items()})
+    batch = {name: torch.stack(each) for name, each in rows.items()}
     return transformers.BatchEncoding(batch), alone
 
 
@@ -61,38 +73,71 @@ class TextLoss(AbstractModelOutput):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_padding_changes_nothing_in_any_helper(attention, side):
-    model, (batch, texts) = gpt(attention), padded(side)
-    names, leaves = zip(*model.named_parameters(), strict=True)
-    rows = [torch.autograd.grad(model(**text).loss, leaves) for text in texts]
-    truth = dict(zip(names, map(torch.stack, zip(*rows, strict=True)), strict=True))
-    lengths = torch.cat([each.flatten(1) for each in truth.values()], 1).norm(dim=1)
-    args, kinds = (model, loss_fn, batch), (FunctionalGradientComputer, IterativeGradientComputer)
-    factors = (LIMIT / lengths).clamp(max=1)
-    clipped = {n: torch.einsum("b,b...->...", factors, each) for n, each in truth.items()}
-    count = sum(leaf.numel() for leaf in leaves)
-    computers = [kind(model, TextLoss(), count, torch.float64, "cpu") for kind in kinds]
-    out = {name: torch.empty_like(each) for name, each in truth.items()}
+    model = gpt(attention)
+    batch, texts = padded(side)
+    truth = {name: [] for name, _ in model.named_parameters()}
+    for text in texts:
+        model.zero_grad()
+        model(**text).loss.backward()
+        for name, parameter in model.named_parameters():
+            truth[name].append(parameter.grad)
+    truth = {name: torch.stack(rows) for name, rows in truth.items()}
+    model.zero_grad()
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        for got in (
-            gradients.loop_gradients(*args),
-            gradients.func_gradients(*args),
-            gradients.func_gradients(*args, chunk_size=3),
-            gradients.func_gradients(*args, chunk_size=3, out=out),
-            *(computer.compute_per_sample_grad(batch) for computer in computers),
-        ):
-            assert_equal(got, truth, TOLERANCE)
-        private = {"limit": LIMIT, "noise_multiplier": 0.0}
-        torch.testing.assert_close(norms.gradient_norms(*args), lengths, rtol=TOLERANCE, atol=0)
-        assert_equal(norms.clipped_sum(*args, limit=LIMIT), clipped, TOLERANCE)
-        assert_equal(privacy.private_sum(*args, **private), clipped, TOLERANCE)
-        total = sum(each.sum(0).square().sum() for each in truth.values()) / 4
-        expected = ((lengths.square().sum() - total) / 3).item()
-        assert noise.noise_scale(*args).noise == pytest.approx(expected)
-        features = [project_batches(each, [batch], 8, kind="factored") for each in computers]
-        torch.testing.assert_close(*features, rtol=TOLERANCE, atol=TOLERANCE)
-        assert "equal for all" in limits.diagnose(*args).conclusion
-    assert bool(heard) == (attention == "sdpa"), "its masks are chosen by their values"
+        gradients_are(truth, model, batch)
+        reductions_are(truth, model, batch)
+        computers_agree(truth, model, batch)
+        diagnosis = limits.diagnose(model, loss_fn, batch)
+    assert "equal for all" in diagnosis.conclusion
+    if attention == "sdpa":
+        assert heard, "its masks are chosen by their values, so the samples go one by one"
+    else:
+        assert not heard
+
+
+def gradients_are(truth, model, batch):
+    out = {name: torch.empty_like(rows) for name, rows in truth.items()}
+    for got in (
+        gradients.loop_gradients(model, loss_fn, batch),
+        gradients.func_gradients(model, loss_fn, batch),
+        gradients.func_gradients(model, loss_fn, batch, chunk_size=3),
+        gradients.func_gradients(model, loss_fn, batch, chunk_size=3, out=out),
+    ):
+        assert_equal(got, truth, TOLERANCE)
+
+
+def reductions_are(truth, model, batch):
+    """Compare norms, clipped sums and the scale of the noise with those of the gradients."""
+    lengths = torch.cat([rows.flatten(1) for rows in truth.values()], 1).norm(dim=1)
+    found = norms.gradient_norms(model, loss_fn, batch)
+    torch.testing.assert_close(found, lengths, rtol=TOLERANCE, atol=0)
+
+    factors = (LIMIT / lengths).clamp(max=1)
+    clipped = {}
+    squared_sum = 0.0  # of the gradient of the batch
+    for name, rows in truth.items():
+        clipped[name] = torch.einsum("b,b...->...", factors, rows)
+        squared_sum += rows.sum(0).square().sum().item()
+    found = norms.clipped_sum(model, loss_fn, batch, limit=LIMIT)
+    assert_equal(found, clipped, TOLERANCE)
+    found = privacy.private_sum(model, loss_fn, batch, limit=LIMIT, noise_multiplier=0.0)
+    assert_equal(found, clipped, TOLERANCE)
+
+    # The trace of the covariance of gradients, without bias: B - 1 in the denominator.
+    size = len(lengths)
+    variance = (lengths.square().sum().item() - squared_sum / size) / (size - 1)
+    assert noise.noise_scale(model, loss_fn, batch).noise == pytest.approx(variance)
+
+
+def computers_agree(truth, model, batch):
+    count = sum(parameter.numel() for parameter in model.parameters())
+    features = []
+    for kind in (FunctionalGradientComputer, IterativeGradientComputer):
+        computer = kind(model, TextLoss(), count, torch.float64, "cpu")
+        assert_equal(computer.compute_per_sample_grad(batch), truth, TOLERANCE)
+        features.append(project_batches(computer, [batch], 8, kind="factored"))
+    torch.testing.assert_close(features[0], features[1], rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -102,10 +147,12 @@ def test_the_page_on_fine_tuning_prints_what_it_says(capsys, monkeypatch, tmp_pa
     blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(blocks) == page.read_text().count("```python")
     monkeypatch.chdir(tmp_path)  # the page saves models
-    number, names = r"\d+\.\d+", {}
+    number = r"\d+\.\d+"
+    names = {}
     for code, expected in blocks:
         exec(code, names)
         printed = capsys.readouterr().out
         assert re.sub(number, "", printed) == re.sub(number, "", expected)
-        got, wanted = ([float(n) for n in re.findall(number, t)] for t in (printed, expected))
+        got = list(map(float, re.findall(number, printed)))
+        wanted = list(map(float, re.findall(number, expected)))
         assert got == pytest.approx(wanted, abs=0.03)  # training differs between processors
