@@ -6,7 +6,6 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -37,13 +36,15 @@ def switches() -> tuple[object, ...]:
     return stance, torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
 
 
+def convolutional() -> nn.Module:
+    convolution = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4))
+    return nn.Sequential(convolution, nn.Flatten(), nn.Linear(16, 4))
+
+
 BODIES = [
     lambda: nn.LSTM(4, 4, batch_first=True),
     lambda: nn.GRU(4, 4, batch_first=True),
-    lambda: nn.Sequential(
-        *(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()),
-        nn.Linear(16, 4),
-    ),
+    convolutional,
 ]
 
 
@@ -58,51 +59,69 @@ def meeting(self: Apply, inputs: Tensor) -> Tensor:
 
 
 def test_calls_in_threads_do_not_notice_each_other():
-    data = torch.randn(3, 4, 4)
-    args = squared, data, torch.randn(3, 4)
-    ways = [
-        lambda model: gradients.func_gradients(model, *args),
-        lambda model: {"": norms.gradient_norms(model, *args)},
-        lambda model: {"": jacobians.func_jacobians(model, data)},
-    ]
+    """Four threads with ten models each, while a fifth compiles; the same in one thread."""
+    data, targets = torch.randn(3, 4, 4), torch.randn(3, 4)
 
     def models(meet: threading.Barrier) -> list[list[nn.Module]]:
+        """Make ten models for each of four threads; in a turn, threads have various bodies."""
         torch.manual_seed(0)
-        own = {"meet": [meet.wait], "was": functions()}
-        made = lambda kind: Apply(meeting, body=BODIES[kind % 3](), **own)  # noqa: E731
-        return [[made(i + j) for j in range(10)] for i in range(4)]
+        made = []
+        for thread in range(4):
+            of_thread = []
+            for turn in range(10):
+                body = BODIES[(thread + turn) % 3]()
+                of_thread.append(Apply(meeting, body=body, meet=[meet.wait], was=functions()))
+            made.append(of_thread)
+        return made
 
     def calls(models: list[nn.Module]) -> list[dict[str, Tensor]]:
         results = []
         for turn, model in enumerate(models):
             met.waiting = True
-            results.append(ways[turn % 3](model))
+            if turn % 3 == 0:
+                results.append(gradients.func_gradients(model, squared, data, targets))
+            elif turn % 3 == 1:
+                results.append({"": norms.gradient_norms(model, squared, data, targets)})
+            else:
+                results.append({"": jacobians.func_jacobians(model, data)})
         return results
 
     compiled = []
-    note = lambda graph, inputs: compiled.append(graph) or graph.forward  # noqa: E731
+
+    def note(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
 
     def compiling(size: int) -> None:
         function = torch.compile(lambda x: x.sin() * 2, backend=note, dynamic=False)
         assert torch.equal(function(torch.ones(size)), torch.ones(size).sin() * 2)
 
     compiling(1)
-    alone = [*map(calls, models(threading.Barrier(1)))]
-    before, several, size = (functions(), switches()), models(threading.Barrier(4)), 1
+    alone = [calls(each) for each in models(threading.Barrier(1))]
+    before = functions(), switches()
+    several = models(threading.Barrier(4))
+    size = 1
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(calls, each) for each in several]
         while not all(each.done() for each in running):
-            compiling(size := min(size + 1, 6))
+            size = min(size + 1, 6)
+            compiling(size)
         together = [each.result() for each in running]
     assert (functions(), switches()) == before
-    for got, expected in zip(chain(*together), chain(*alone), strict=True):
-        assert_equal(got, expected, 1e-6)
+    for thread in range(4):
+        for got, expected in zip(together[thread], alone[thread], strict=True):
+            assert_equal(got, expected, 1e-6)
+    # Each size was compiled once, and a new one still is.
     compiling(7)
     assert len(compiled) == size + 1
 
 
+def loop_of_one(case: zoo.Case, _: object) -> dict[str, Tensor]:
+    return case.pass_to(gradients.loop_gradients, wrt=["fc.bias"])
+
+
 CALLERS = {name: WAYS[name].compute for name in ("func", "norms", "func, out", "func Jacobians")}
-CALLERS["loop, wrt"] = lambda case, _: gradients.loop_gradients(*case.args, wrt=["fc.bias"])
+CALLERS["loop, wrt"] = loop_of_one
 
 
 def one_linear(forward=lambda m, x: m.fc(x)) -> zoo.Case:
@@ -113,8 +132,11 @@ def one_linear(forward=lambda m, x: m.fc(x)) -> zoo.Case:
 
 def planted(module: object, right: object, error: Exception) -> object:
     """Make a function of helpers fail the first time, so that a slower way would get through."""
-    values = {**vars(module), "right": right, "errors": [error]}
-    code = "def planted(*a, **k):\n if errors: raise errors.pop()\n return right(*a, **k)"
+    values = dict(vars(module), right=right, errors=[error])
+    # In its own file, since the file of a traceback says whose an error is.
+    code = """def planted(*args, **options):
+        if errors: raise errors.pop()
+        return right(*args, **options)"""
     exec(compile(code, module.__file__, "exec"), values)
     return values["planted"]
 
@@ -137,8 +159,10 @@ def test_a_bug_of_helpers_is_raised(caller, module, functions, name, error, monk
 @pytest.mark.parametrize("way", ["norms", LOOP, "func", "func, out", "func Jacobians"])
 def test_parameters_are_not_copied(way):
     """Norms of trained ones are small, and so is all that is computed beside frozen ones."""
-    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)), nn.Linear(256, 2))
-    model[:-1].requires_grad_(way == "norms")
+    model = nn.Sequential()
+    for _ in range(8):
+        model.append(nn.Linear(256, 256).requires_grad_(way == "norms"))
+    model.append(nn.Linear(256, 2))
     case = zoo.Case(model, torch.randn(2, 256), torch.randn(2, 2), squared)
     assert benchmark.memory(lambda: WAYS[way].compute(case, None)).peak < 2 * 256 * 256 * 4
 
@@ -161,17 +185,24 @@ def test_a_write_into_a_parameter_stays_and_is_warned_of(write, way, frozen):
     case = one_linear(write)
     weight = case.model.fc.weight.requires_grad_(not frozen)
     start = weight.detach().clone()
-    first = oracle(case.model, squared, *(b[:1] for b in case.batch))
+    first = oracle(case.model, squared, case.data[:1], case.targets[:1])
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         got = WAYS[way].compute(case, None)
-    assert sum("fc.weight" in str(each.message) for each in heard) == 1
+    about_it = [each for each in heard if "fc.weight" in str(each.message)]
+    assert len(about_it) == 1
     assert case.model.fc.weight is weight
+    # Each write halves it; the loop runs the model once for each of three samples.
     writes = (start / weight.detach()).log2()
     assert torch.equal(writes, writes[:1, :1].expand(2, 3))
-    assert writes[0, 0] == 3 if way == LOOP else writes[0, 0] >= 1
+    if way == LOOP:
+        assert writes[0, 0] == 3
+    else:
+        assert writes[0, 0] >= 1
     if way != "norms":
-        assert_equal({name: rows[:1] for name, rows in got.items()}, first, TOLERANCE)
+        # The second sample meets what the first has written.
+        of_first = {name: rows[:1] for name, rows in got.items()}
+        assert_equal(of_first, first, TOLERANCE)
 
 
 def branching(self: Apply, inputs: Tensor) -> Tensor:
@@ -204,11 +235,11 @@ def test_what_another_thread_draws_is_not_drawn_again(forward):
         return forward(self, inputs)
 
     with ThreadPoolExecutor(1) as pool:
-        gradients.func_gradients(*one_linear(meanwhile).args)
+        one_linear(meanwhile).pass_to(gradients.func_gradients)
         drawn.clear()
-        norms.gradient_norms(*one_linear(meanwhile).args)
+        one_linear(meanwhile).pass_to(norms.gradient_norms)
     draw()
-    assert len({*drawn}) == 4
+    assert len(set(drawn)) == 4
 
 
 GENERATORS = {
@@ -225,21 +256,35 @@ GENERATORS = {
 @pytest.mark.parametrize("forward", [branching, lambda m, x: m.fc(x)])
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_generators_of_the_model_are_streams(kind, forward):
+    """Equal samples have equal results if they draw the same; a second call draws anew."""
     make, draw = GENERATORS[kind]
     case = one_linear(lambda m, x: forward(m, x) * draw(m.own))
     case.data, case.targets = torch.ones(5, 3).double(), torch.zeros(5, 2).double()
-    for compute in (gradients.func_gradients, norms.gradient_norms):
+
+    def of_bias(randomness: str) -> Tensor:
+        options = {"chunk_size": 2, "randomness": randomness}
+        return case.pass_to(gradients.func_gradients, **options)["fc.bias"]
+
+    def norm(randomness: str) -> Tensor:
+        options = {"chunk_size": 2, "randomness": randomness}
+        return case.pass_to(norms.gradient_norms, **options)[:, None]
+
+    for compute in (of_bias, norm):
         for randomness, count in (("same", 1), ("different", 5)):
             case.model.own = make()
-            got = [compute(*case.args, chunk_size=2, randomness=randomness) for _ in "12"]
-            one, two = (g["fc.bias"] if isinstance(g, dict) else g[:, None] for g in got)
-            assert len(one.unique(dim=0)) == len(two.unique(dim=0)) == count
-            assert not torch.equal(one, two), "drawn once, for good"
-        with refused("draws random numbers"):
-            compute(*case.args)
+            first, second = compute(randomness), compute(randomness)
+            assert len(first.unique(dim=0)) == count
+            assert len(second.unique(dim=0)) == count
+            assert not torch.equal(first, second), "drawn once, for good"
+    with refused("draws random numbers"):
+        case.pass_to(gradients.func_gradients)
+    with refused("draws random numbers"):
+        case.pass_to(norms.gradient_norms)
 
 
 def test_check_sees_small_gradients_too():
+    """A gradient that is half as large under transforms, in a part of 1e-9 of all."""
+
     def halved(self: Apply, inputs: Tensor) -> Tensor:
         small = self.small
         if debug_unwrap(inputs) is not inputs:  # under transforms
@@ -248,26 +293,27 @@ def test_check_sees_small_gradients_too():
 
     case = one_linear(halved)
     case.model.small = nn.Parameter(torch.randn(2, 3).double())
-    expected = oracle(*case.args)
-    bare = gradients.func_gradients(*case.args)["small"]
+    expected = case.pass_to(oracle)
+    bare = case.pass_to(gradients.func_gradients)["small"]
     assert torch.allclose(bare, expected["small"] / 2, atol=0)
     with pytest.warns(FallbackWarning, match=r"small by.*\d") as heard:
-        assert_equal(gradients.func_gradients(*case.args, check=True), expected, TOLERANCE)
+        assert_equal(case.pass_to(gradients.func_gradients, check=True), expected, TOLERANCE)
     assert len(heard) == 1
 
 
 def test_check_says_nothing_of_what_is_right_and_refuses_what_draws():
     """Nor of what overflows in both ways, which is no reason for the loop."""
     nan = one_linear(lambda m, x: m.fc(x) * torch.tensor([1.0, torch.nan]))
-    for case in (each.to(torch.float32) for each in (zoo.make("mlp"), zoo.make("lstm"), nan)):
-        expected = gradients.func_gradients(*case.args)
+    for case in (zoo.make("mlp"), zoo.make("lstm"), nan):
+        case = case.to(torch.float32)
+        expected = case.pass_to(gradients.func_gradients)
         with warnings.catch_warnings(action="error"):
-            got = gradients.func_gradients(*case.args, check=True)
+            got = case.pass_to(gradients.func_gradients, check=True)
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     assert got["fc.weight"].isnan().any()
     for randomness in ("same", "different"):
         with refused("check", "random numbers"):
-            gradients.func_gradients(*case.args, randomness=randomness, check=True)
+            case.pass_to(gradients.func_gradients, randomness=randomness, check=True)
 
 
 def test_what_failed_under_transforms_is_not_tried_for_each_chunk():
@@ -277,5 +323,5 @@ def test_what_failed_under_transforms_is_not_tried_for_each_chunk():
         tried.append(debug_unwrap(inputs) is not inputs)
         return branching(self, inputs)
 
-    norms.gradient_norms(*one_linear(forward).args, chunk_size=1)
+    one_linear(forward).pass_to(norms.gradient_norms, chunk_size=1)
     assert sum(tried) == 2

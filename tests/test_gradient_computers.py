@@ -40,7 +40,7 @@ def test_grad_wrt_gives_these_names_in_its_order_from_any_iterable(kind):
     for _ in range(2):  # an iterator is read once
         got = taken.compute_per_sample_grad(case.batch)
         assert list(got) == wrt
-        assert_equal(got, oracle(*case.args, wrt=wrt), TOLERANCE)
+        assert_equal(got, case.pass_to(oracle, wrt=wrt), TOLERANCE)
 
 
 @both
@@ -78,7 +78,7 @@ def test_new_weights_are_seen_at_once_and_another_model_by_loading_it(kind):
             each.model.fc1.weight.mul_(scale)
         if each is other:
             taken.load_model_params(other.model)
-        assert_equal(taken.compute_per_sample_grad(case.batch), oracle(*each.args), TOLERANCE)
+        assert_equal(taken.compute_per_sample_grad(case.batch), each.pass_to(oracle), TOLERANCE)
 
 
 def make_one(kind, **changes: object) -> AbstractGradientComputer:

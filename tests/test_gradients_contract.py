@@ -37,13 +37,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")
     "wrt", [["2.bias", "0.weight", "2.weight"], ("2.weight",), ["0.weight", "0.weight"], []]
 )
 def test_wrt_chooses_names_and_order_frozen_ones_too(wrt, method):
-    case, seen = make("frozen"), []  # 0.weight and 2.bias
-    expected = oracle(*case.args, wrt=dict.fromkeys(wrt))
-    note = lambda m, _: seen.append({n for n, p in m.named_parameters() if p.requires_grad})  # noqa: E731
-    case.model.register_forward_pre_hook(note)
-    assert_equal(method(*case.args, wrt=wrt), expected, TOLERANCE)
-    assert_equal(method(*case.args, wrt=(name for name in wrt)), expected, TOLERANCE)
-    assert all(names == set(wrt) for names in seen)
+    case = make("frozen")  # 0.weight and 2.bias
+    expected = case.pass_to(oracle, wrt=dict.fromkeys(wrt))
+
+    def look(model: nn.Module, inputs: object) -> None:
+        for name, parameter in model.named_parameters():
+            assert parameter.requires_grad == (name in wrt)
+
+    case.model.register_forward_pre_hook(look)
+    assert_equal(case.pass_to(method, wrt=wrt), expected, TOLERANCE)
+    assert_equal(case.pass_to(method, wrt=iter(wrt)), expected, TOLERANCE)
 
 
 @every_method
@@ -51,7 +54,7 @@ def test_wrt_chooses_names_and_order_frozen_ones_too(wrt, method):
 def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(name, method):
     case = wild.make("checkpoint reentrant")
     expected = Truth(functools.partial(wild.make, "checkpoint reentrant")).gradients[name]
-    assert_equal(method(*case.args, wrt=[name]), {name: expected}, TOLERANCE)
+    assert_equal(case.pass_to(method, wrt=[name]), {name: expected}, TOLERANCE)
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -60,23 +63,25 @@ def test_what_is_scripted_is_right_whatever_has_run_before(trained):
     product = torch.jit.CompilationUnit("def f(x, w, b):\n    return x @ w.t() + b\n").f
     model = Apply(lambda m, x: product(x, m.fc.weight, m.fc.bias).tanh(), fc=make("linear").model)
     plain = Apply(lambda m, x: m.fc(x).tanh(), fc=model.fc)
-    batch = make("linear").batch
-    for _ in range(3 * trained):
-        squared(model(batch[0][:1]), batch[1][:1]).backward()
+    data, targets = make("linear").batch
+    if trained:
+        for _ in range(3):
+            squared(model(data[:1]), targets[:1]).backward()
     for way in ("func", "func, out", "func Jacobians", LOOP) * 3:
-        got, expected = (
-            WAYS[way].compute(Case(each, *batch, squared), None) for each in (model, plain)
-        )
+        got = WAYS[way].compute(Case(model, data, targets, squared), None)
+        expected = WAYS[way].compute(Case(plain, data, targets, squared), None)
         assert_equal(got, expected, TOLERANCE)
 
 
 @every_method
 def test_a_stored_iterator_begins_anew_for_each_sample(method):
     case, steps = make("linear"), (step for step in (2, 3))
-    model = Apply(lambda m, x: m.fc(x) * next(m.steps), fc=case.model, steps=steps)
-    expected = oracle(Apply(lambda m, x: m.fc(x) * 2, fc=case.model), *case.args[1:])
-    assert_equal(method(model, *case.args[1:]), expected, TOLERANCE)
-    assert next(model.steps) == 2
+    layer = case.model
+    case.model = Apply(lambda m, x: m.fc(x) * 2, fc=layer)
+    expected = case.pass_to(oracle)
+    case.model = Apply(lambda m, x: m.fc(x) * next(m.steps), fc=layer, steps=steps)
+    assert_equal(case.pass_to(method), expected, TOLERANCE)
+    assert next(case.model.steps) == 2
 
 
 class Centered(nn.Module):
@@ -93,8 +98,15 @@ def test_a_loss_with_state_begins_anew_for_each_sample(way):
         return dataclasses.replace(make("linear", size), loss_fn=lambda p, t: Centered()(p, t))
 
     way, truth, loss = WAYS[way], Truth(case), Centered()
-    losses = loss, lambda p, t: loss(p, t), loss.forward, lambda p, t, one=loss: one(p, t)
-    for size, loss_fn in zip((3, 2, 3, 3), losses, strict=True):
+
+    def in_a_closure(predictions: Tensor, targets: Tensor) -> Tensor:
+        return loss(predictions, targets)
+
+    def in_a_default(predictions: Tensor, targets: Tensor, one: Centered = loss) -> Tensor:
+        return one(predictions, targets)
+
+    # A batch of another size in between, so that what was kept would not fit.
+    for size, loss_fn in ((3, loss), (2, in_a_closure), (3, loss.forward), (3, in_a_default)):
         got = way.compute(dataclasses.replace(case(size), loss_fn=loss_fn), truth)
         assert vars(loss).keys() == vars(Centered()).keys()
         if size == 3:
@@ -103,10 +115,16 @@ def test_a_loss_with_state_begins_anew_for_each_sample(way):
 
 @every_method
 def test_a_forward_pass_that_freezes_a_layer(method):
-    head, case = nn.Linear(2, 2).double(), make("linear")
-    model = Apply(lambda m, x: m.head(m.fc.requires_grad_(False)(x)), fc=case.model, head=head)
-    grads = method(model, *case.args[1:])
-    assert [bool(grad.any()) for grad in grads.values()] == [False, False, True, True]
+    def run(self: Apply, inputs: Tensor) -> Tensor:
+        self.fc.requires_grad_(False)
+        return self.head(self.fc(inputs))
+
+    case = make("linear")
+    case.model = Apply(run, fc=case.model, head=nn.Linear(2, 2).double())
+    grads = case.pass_to(method)
+    assert list(grads) == ["fc.weight", "fc.bias", "head.weight", "head.bias"]
+    for name, grad in grads.items():
+        assert grad.any() == name.startswith("head"), name
 
 
 @pytest.mark.parametrize("way", ["loop", "func", "func, out"])
@@ -121,7 +139,7 @@ def test_autocast_around_the_call_and_in_it(way):
     case.data, case.targets = case.data.float(), case.targets.float()
     with torch.autocast("cpu", torch.bfloat16):
         got = WAYS[way].compute(case, None)
-        expected = oracle(*case.args)
+        expected = case.pass_to(oracle)
     assert_equal(got, expected, 0.02)
 
 
@@ -129,7 +147,13 @@ def test_autocast_around_the_call_and_in_it(way):
 def test_a_loss_without_a_graph_is_warned_of_unless_a_sample_has_one(way):
     case = make("linear")
     first = case.targets[0].clone()
-    case.loss_fn = lambda p, t: squared(p, t) if (t != first).any() else p.new_zeros(())
+
+    def loss_fn(predictions: Tensor, targets: Tensor) -> Tensor:
+        if (targets == first).all():
+            return predictions.new_zeros(())
+        return squared(predictions, targets)
+
+    case.loss_fn = loss_fn
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the loss depends")
         WAYS[way].compute(case, None)
@@ -143,7 +167,9 @@ def test_while_loop_is_refused(method):
     """Torch's own derivative of it is wrong, without any transform."""
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
-        step = lambda i, x: (i + 1, self.fc(x).cos())  # noqa: E731
+        def step(i, x):
+            return i + 1, self.fc(x).cos()
+
         return while_loop(lambda i, x: i < 2, step, (torch.tensor(0), inputs))[1]
 
     # Dynamo wraps the refusal, torch 2.11 in a message that no longer quotes it.
@@ -155,11 +181,12 @@ def test_while_loop_is_refused(method):
 @every_method
 def test_a_parameter_that_is_shared_in_the_data(method):
     case, scale = make("linear"), nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
-    own = {"fc": case.model, "scale": scale}
-    expected = oracle(Apply(lambda m, x: m.fc(x) * m.scale, **own), *case.args[1:])
-    model = Apply(lambda m, batch: m.fc(batch[0]) * batch[1], **own)
-    got = method(model, case.loss_fn, [case.data, scale], case.targets)
-    assert_equal(got, expected, TOLERANCE)
+    layer = case.model
+    case.model = Apply(lambda m, x: m.fc(x) * m.scale, fc=layer, scale=scale)
+    expected = case.pass_to(oracle)
+    case.model = Apply(lambda m, batch: m.fc(batch[0]) * batch[1], fc=layer, scale=scale)
+    case.data = [case.data, scale]
+    assert_equal(case.pass_to(method), expected, TOLERANCE)
 
 
 def test_a_rounding_is_no_gradient_that_transforms_have_missed():
@@ -177,20 +204,20 @@ def test_a_rounding_is_no_gradient_that_transforms_have_missed():
 def test_nothing_to_differentiate(method):
     case = make("linear")
     case.model.requires_grad_(False)
-    assert method(*case.args) == {}
+    assert case.pass_to(method) == {}
     assert method(nn.Flatten(), squared, case.data, case.data) == {}
 
 
 def test_an_empty_batch_leaves_nothing_to_do():
     case = make("mlp", 0)
     out = empty_out(case)
-    assert gradients.func_gradients(*case.args, out=out) == out
-    assert gradients.func_gradients(*case.args, wrt=[], out={}) == {}
-    assert norms.gradient_norms(*case.args).shape == (0,)
+    assert case.pass_to(gradients.func_gradients, out=out) == out
+    assert case.pass_to(gradients.func_gradients, wrt=[], out={}) == {}
+    assert case.pass_to(norms.gradient_norms).shape == (0,)
     zeros = {name: torch.zeros_like(p) for name, p in case.model.named_parameters()}
-    assert_equal(norms.clipped_sum(*case.args, 1.0), zeros, 0)
-    assert norms.gradient_norms(*make("mlp").args, wrt=[]).tolist() == [0.0, 0.0, 0.0]
-    assert norms.clipped_sum(*make("mlp").args, 1.0, wrt=[]) == {}
+    assert_equal(case.pass_to(norms.clipped_sum, 1.0), zeros, 0)
+    assert make("mlp").pass_to(norms.gradient_norms, wrt=[]).tolist() == [0.0, 0.0, 0.0]
+    assert make("mlp").pass_to(norms.clipped_sum, 1.0, wrt=[]) == {}
 
 
 @every_method
@@ -210,7 +237,10 @@ def test_each_parameter_keeps_its_dtype(method):
 def test_a_sparse_gradient_comes_dense(kind, method):
     """A layer for large vocabularies; its gradient is one of few rows, some of them twice."""
     words, targets = torch.tensor([[1, 1, 0], [2, 3, 5]]), torch.randn(2, 3).double()
-    loss_fn = lambda z, t: squared(z.reshape(1, -1, 3).sum(1), t)  # noqa: E731
+
+    def loss_fn(vectors: Tensor, target: Tensor) -> Tensor:
+        return squared(vectors.reshape(1, -1, 3).sum(1), target)
+
     model = kind(6, 3, sparse=True).double()
     dense = oracle(kind(6, 3, _weight=model.weight.detach()), loss_fn, words, targets)
     got = method(model, loss_fn, words, targets)
@@ -221,13 +251,14 @@ def test_a_sparse_gradient_comes_dense(kind, method):
 @every_method
 def test_data_in_any_memory_order_and_with_a_graph(method):
     case = make("grouped")
-    expected = oracle(*case.args)
+    expected = case.pass_to(oracle)
     case.data = case.data.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1).requires_grad_()
     case.targets = case.targets.T.contiguous().T.requires_grad_()
-    got = method(*case.args)
+    got = case.pass_to(method)
     assert_equal(got, expected, TOLERANCE)
     assert not any(tensor.requires_grad for tensor in got.values())
-    assert [tensor.grad for tensor in case.batch] == [None, None]
+    assert case.data.grad is None
+    assert case.targets.grad is None
 
 
 @pytest.mark.parametrize("name", ["scalars", "cnn", "tied weight", "embedding"])
@@ -237,22 +268,25 @@ def test_results_are_written_into_any_memory(name):
     `wrt` chooses and orders what is written; `out` has the order of the model.
     """
     case = make(name)
-    earlier = gradients.func_gradients(*case.args)
-    turned = {
-        n: torch.empty(*p.shape[::-1], 3, dtype=p.dtype).permute(*range(p.dim(), -1, -1))
-        for n, p in case.model.named_parameters()
-    }
-    for memory, wrt in ((earlier, [*earlier]), (turned, [*turned][:0:-1])):
+    earlier = case.pass_to(gradients.func_gradients)
+    turned = {}  # the last dimension first
+    for parameter_name, parameter in case.model.named_parameters():
+        reversed_shape = (3, *parameter.shape)[::-1]
+        memory = torch.empty(reversed_shape, dtype=parameter.dtype)
+        turned[parameter_name] = memory.permute(list(range(memory.dim()))[::-1])
+    names = list(earlier)
+    for memory, wrt in ((earlier, names), (turned, names[:0:-1])):
         out = {n: tensor.fill_(torch.nan) for n, tensor in memory.items() if n in wrt}
-        got = gradients.func_gradients(*case.args, wrt=wrt, out=out)
-        assert_equal(got, oracle(*case.args, wrt=wrt), TOLERANCE)
+        got = case.pass_to(gradients.func_gradients, wrt=wrt, out=out)
+        assert_equal(got, case.pass_to(oracle, wrt=wrt), TOLERANCE)
 
 
 @every_method
 @pytest.mark.parametrize("build", [make, lambda _: wild.make("checkpoint reentrant")])
 def test_a_loss_with_a_parameter_of_its_own(build, method):
     case, temperature = build("linear"), nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
-    got = method(case.model, lambda p, t: squared(p * temperature, t), *case.batch)
+    case.loss_fn = lambda p, t: squared(p * temperature, t)
+    got = case.pass_to(method)
     assert not any(tensor.requires_grad for tensor in got.values())
     assert temperature.grad is None
 
@@ -273,10 +307,16 @@ def test_called_where_gradients_are_off(name, mode, inside, way):
     assert not any(tensor.is_inference() for tensor in got.values())
 
 
-def state() -> tuple[object, ...]:
-    of_numpy = np.random.get_state()[1].tolist()  # noqa: NPY002
-    flags = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
-    return torch.get_rng_state().tolist(), random.getstate(), of_numpy, *flags, [*warnings.filters]
+def state() -> dict[str, object]:
+    return {
+        "torch's stream": torch.get_rng_state().tolist(),
+        "Python's stream": random.getstate(),
+        "NumPy's stream": np.random.get_state()[1].tolist(),  # noqa: NPY002
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "filters of warnings": list(warnings.filters),
+    }
 
 
 @every_method
@@ -285,7 +325,7 @@ def test_global_state_is_left_as_it_was(mode, method):
     case = make("mlp")
     with mode(), warnings.catch_warnings(action="error"):
         before = state()
-        method(*case.args)
+        case.pass_to(method)
         assert state() == before
 
 
@@ -294,20 +334,25 @@ SHAPES: list[torch.Size] = []  # of this file, for somebody who looks into a net
 
 @pytest.mark.parametrize("way", ["loop", "func", "func, out", "norms"])
 def test_the_own_model_runs_and_what_it_keeps_elsewhere_stays(way):
-    case, closed = make("linear"), []
+    case, in_a_closure = make("linear"), []
 
     def run(self: Apply, inputs: Tensor) -> Tensor:
         SHAPES.append(inputs.shape)
         self.noted.append(inputs.shape)
         return self.fc(inputs)
 
-    case.model = model = Apply(run, fc=case.model, noted=[])
-    model.fc.register_forward_hook(lambda fc, _, output: closed.append((fc, output.shape)))
+    def hook(layer: nn.Module, inputs: object, output: Tensor) -> None:
+        in_a_closure.append((layer, output.shape))
+
+    layer = case.model
+    layer.register_forward_hook(hook)
+    case.model = Apply(run, fc=layer, noted=[])
     SHAPES.clear()
     WAYS[way].compute(case, None)
-    assert SHAPES == [(1, 3)] * len(SHAPES) != []
-    assert closed == [(model.fc, (1, 2))] * len(SHAPES)
-    assert model.noted == []
+    assert len(SHAPES) > 0
+    assert [(1, 3)] * len(SHAPES) == SHAPES
+    assert in_a_closure == [(layer, (1, 2))] * len(SHAPES)
+    assert case.model.noted == [], "what the model itself keeps is as it was"
 
 
 @pytest.mark.parametrize("randomness", ["different", "same"])
@@ -316,11 +361,10 @@ def test_all_functions_draw_what_func_gradients_draws(randomness, layer):
     last = layer if isinstance(layer, nn.Linear) else Apply(lambda m, x: m.l(x)[0], l=layer)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), last, nn.Linear(4, 2))
     case = Case(model.double(), torch.randn(5, 3).double(), torch.randn(5, 2).double(), squared)
-    options = {"chunk_size": 2, "randomness": randomness}
 
-    def seeded(function, *more: object, **others: object):
+    def seeded(function, *more: object, **options: object):
         torch.manual_seed(1)
-        return function(*case.args, *more, **options, **others)
+        return case.pass_to(function, *more, chunk_size=2, randomness=randomness, **options)
 
     truth = Truth(lambda: case)
     truth.gradients = rows = seeded(gradients.func_gradients)
@@ -333,15 +377,17 @@ def test_all_functions_draw_what_func_gradients_draws(randomness, layer):
 @pytest.mark.parametrize("mask_check", [True, False])
 def test_a_frozen_encoder_leaves_out_what_is_padded(mask_check, method):
     """By hand it takes a fast path, which puts zeros where the others have numbers."""
-    layer, padded = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.arange(3) > 1
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     frozen = nn.TransformerEncoder(layer, 1, mask_check=mask_check).eval().requires_grad_(False)
+    padded = torch.tensor([[False, False, True]])
 
     def run(self: Apply, x: Tensor) -> Tensor:
-        return self.fc(self.frozen(x, src_key_padding_mask=padded.expand(len(x), -1)).sum(1))
+        encoded = self.frozen(x, src_key_padding_mask=padded.expand(len(x), -1))
+        return self.fc(encoded.sum(1))
 
     model = Apply(run, frozen=frozen, fc=nn.Linear(4, 2)).double()
-    args = model, squared, torch.randn(3, 3, 4).double(), torch.randn(3, 2).double()
-    assert_equal(method(*args), oracle(*args), TOLERANCE)
+    case = Case(model, torch.randn(3, 3, 4).double(), torch.randn(3, 2).double(), squared)
+    assert_equal(case.pass_to(method), case.pass_to(oracle), TOLERANCE)
 
 
 lazy = types.ModuleType("lazy")
@@ -349,22 +395,30 @@ lazy = types.ModuleType("lazy")
 
 @every_method
 def test_names_in_branches_that_are_not_taken(method):
+    """A module that fails when it is asked for a name, and a variable that has no value yet."""
+
     def fail(name: str) -> None:
         raise ImportError(name)
 
-    def loss(p: Tensor, t: Tensor) -> Tensor:
-        return squared(p, t) if len(p) else lazy.train(later)
+    def loss_fn(predictions: Tensor, targets: Tensor) -> Tensor:
+        if len(predictions) == 0:
+            return lazy.train(later)
+        return squared(predictions, targets)
 
-    case, lazy.__getattr__ = make("linear"), fail
-    assert_equal(method(case.model, loss, *case.batch), oracle(*case.args), TOLERANCE)
+    lazy.__getattr__ = fail
+    case = make("linear")
+    expected = case.pass_to(oracle)
+    case.loss_fn = loss_fn
+    assert_equal(case.pass_to(method), expected, TOLERANCE)
     later = None
 
 
 @pytest.mark.parametrize("function", [*METHODS.values(), norms.gradient_norms])
 def test_a_cache_around_the_call_is_refused_where_it_matters(function):
     case = make("linear")
-    expected = function(*case.args)
+    expected = case.pass_to(function)
     with parametrize.cached():
-        torch.testing.assert_close(function(*case.args), expected)
+        torch.testing.assert_close(case.pass_to(function), expected)
+        weight_norm(case.model)
         with refused("the model is parametrized", "forward"):
-            function(weight_norm(case.model), *case.args[1:])
+            case.pass_to(function)

@@ -103,7 +103,7 @@ def test_an_option_is_refused(option, value, size):
     case = make("linear", size)
     for function in (gradients.func_gradients, *SUMS):
         with refused(option, repr(value)):
-            function(*case.args, **{option: value})
+            case.pass_to(function, **{option: value})
     if option == "chunk_size":
         with refused(option, repr(value)):
             jacobians.func_jacobians(case.model, case.data, chunk_size=value)
@@ -112,7 +112,7 @@ def test_an_option_is_refused(option, value, size):
 @pytest.mark.parametrize("limit", [0, -1.0, float("nan"), float("inf"), "1", True])
 def test_a_bad_limit_is_refused(limit):
     with refused("limit"):
-        norms.clipped_sum(*make("mlp").args, limit)
+        make("mlp").pass_to(norms.clipped_sum, limit)
 
 
 OUTPUTS = {
@@ -160,7 +160,7 @@ def test_a_bad_out_is_refused_before_anything_is_written(word):
     case = make("mlp")
     out = empty_out(case)
     with refused(word, error=TypeError if word.startswith("got") else ValueError):
-        gradients.func_gradients(*case.args, out=OUTS[word](out, case))
+        case.pass_to(gradients.func_gradients, out=OUTS[word](out, case))
     assert all(tensor.isnan().all() for tensor in out.values())
 
 

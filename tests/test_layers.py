@@ -195,7 +195,7 @@ def test_what_cannot_be_recorded_says_so_once_and_why():
     case = seeded(USES["func.grad inside"], 3, 4)()
     for way in SUMS:
         with pytest.warns(FallbackWarning, match="^a cannot be recorded") as said:
-            way(*case.args, chunk_size=1)
+            case.pass_to(way, chunk_size=1)
         (warning,) = said
         assert isinstance(warning.message.__cause__, Refusal)
 
@@ -212,7 +212,7 @@ def test_a_whole_network_is_right_and_never_forms_the_gradients(recwarn):
     case = make(64, 32)
     formed = 32 * sum(p.nbytes for p in case.model.parameters())
     for function in SUMS:
-        assert benchmark.memory(lambda f=function: f(*case.args)).peak < formed / 2
+        assert benchmark.memory(lambda f=function: case.pass_to(f)).peak < formed / 2
     assert not recwarn
     # Large matrices, of one outer product each.
     check(seeded(lambda: nn.Sequential(*[nn.Linear(600, 600), nn.Tanh()] * 2), 600))
@@ -281,10 +281,10 @@ def test_autocast_in_the_forward():
 
     case = case_of(Apply(run, a=nn.Linear(4, 4), b=nn.Linear(4, 2)), (4,), 3, torch.float32)
     truth = Truth(lambda: case)
-    truth.gradients = gradients.func_gradients(*case.args)
+    truth.gradients = case.pass_to(gradients.func_gradients)
     # bfloat16 keeps 8 bits: one rounding is 4e-3
-    close(norms.gradient_norms(*case.args), truth.norms.float(), rtol=2e-2, atol=0)
-    assert all(t.dtype == torch.float32 for t in norms.clipped_sum(*case.args, 1.0).values())
+    close(case.pass_to(norms.gradient_norms), truth.norms.float(), rtol=2e-2, atol=0)
+    assert all(t.dtype == torch.float32 for t in case.pass_to(norms.clipped_sum, 1.0).values())
 
 
 def test_memory_of_sums_does_not_grow_with_the_batch():

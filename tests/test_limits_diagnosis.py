@@ -132,7 +132,7 @@ def goes_wrong(name: str) -> bool:
     before = Snapshot(case.model)
     try:
         with torch.compiler.set_stance("force_eager"):
-            got = per_sample_grads(*case.args)
+            got = case.pass_to(per_sample_grads)
         assert_equal({name: got[name] for name in truth}, truth, 1e-9)
         return bool(before.changes())
     except Exception:  # whatever it is; and what a transform left dead cannot be read
@@ -144,7 +144,7 @@ def goes_wrong(name: str) -> bool:
 def test_what_goes_wrong_is_found_and_what_does_not_is_clean(name):
     case = CASES[name]()
     prepare(case)
-    diagnosis = diagnosed(*case.args)
+    diagnosis = case.pass_to(diagnosed)
     wrong = goes_wrong(name) and name != HARMLESS
     assert bool(diagnosis.findings) == (wrong or name in RIGHT_ALL_THE_SAME)
     assert diagnosis.conclusion.startswith(EQUAL)

@@ -18,11 +18,11 @@ from tests.support.zoo import make
 @pytest.mark.filterwarnings("ignore:the samples were taken one after the other")
 def test_it_is_trace_and_squared_norm(name):
     case = make(name)
-    grads = gradients.loop_gradients(*case.args)
+    grads = case.pass_to(gradients.loop_gradients)
     rows = torch.cat([grad.reshape(len(grad), -1) for grad in grads.values()], dim=1)
     noise = rows.var(dim=0).sum().item()
     signal = rows.mean(0).square().sum().item() - noise / len(rows)
-    found = noise_scale(*case.args)
+    found = case.pass_to(noise_scale)
     assert found.noise == pytest.approx(noise, rel=1e-9)
     assert found.signal == pytest.approx(signal)
     assert found.scale == (found.noise / found.signal if found.signal > 0 else math.inf)

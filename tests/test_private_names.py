@@ -70,8 +70,8 @@ def test_without_them_gradients_are_formed(name, monkeypatch):
     def compute():
         case = zoo.make(name)
         out = empty_out(case)
-        gradients.func_gradients(*case.args, out=out)
-        return norms.gradient_norms(*case.args), out
+        case.pass_to(gradients.func_gradients, out=out)
+        return case.pass_to(norms.gradient_norms), out
 
     expected = compute()
     for module in ("torch._C._functorch", "torch._functorch.pyfunctorch"):
@@ -99,10 +99,10 @@ def test_without_it_the_loop_is_taken(name, monkeypatch):
         monkeypatch.setattr(torch.Tensor, name, Gone(), raising=False)
     else:
         monkeypatch.delattr(torch._C, name)
-    expected = gradients.loop_gradients(*case.args)
+    expected = case.pass_to(gradients.loop_gradients)
     for out in (None, empty_out(case)):
         with pytest.warns(FallbackWarning):
-            found = gradients.func_gradients(*case.args, out=out)
+            found = case.pass_to(gradients.func_gradients, out=out)
         torch.testing.assert_close(found, expected)
 
 

@@ -48,16 +48,16 @@ def test_any_names_in_chunks(case, chunk_size, data):
     if not names:
         return
     chosen = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1))
-    every = oracle(*case.args, wrt=names)
+    every = case.pass_to(oracle, wrt=names)
     truth = Truth(lambda: case)
     truth.gradients = {name: every[name] for name in chosen}
     # A gradient that vanishes is what rounding leaves of larger numbers.
     scale = max(each.abs().max().item() for each in every.values())
     options = {"wrt": chosen, "chunk_size": chunk_size}
     for got, expected in (
-        (gradients.func_gradients(*case.args, **options), truth.gradients),
-        ({"": norms.gradient_norms(*case.args, **options)}, {"": truth.norms}),
-        (norms.clipped_sum(*case.args, truth.limit, **options), truth.clipped_sum),
+        (case.pass_to(gradients.func_gradients, **options), truth.gradients),
+        ({"": case.pass_to(norms.gradient_norms, **options)}, {"": truth.norms}),
+        (case.pass_to(norms.clipped_sum, truth.limit, **options), truth.clipped_sum),
     ):
         largest = max(each.abs().max().item() for each in expected.values())
         assert_equal(got, expected, CLOSE * max(1, scale / (largest or 1)))

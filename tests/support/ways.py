@@ -1,6 +1,5 @@
 """Every way to the same numbers: what it computes for a case, and what it must be."""
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +19,11 @@ Named = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Way:
+    """What it computes for a case, what that must be, and which cases it is for."""
+
     compute: Callable[[Case, Truth], Named]
     expected: Callable[[Truth], Named]
-    takes: Callable[[Truth], bool] = lambda truth: True
+    takes: Callable[[Truth], bool]
 
 
 class LossOf(AbstractModelOutput):
@@ -37,77 +38,165 @@ class LossOf(AbstractModelOutput):
         return functional_call(model, (weights, buffers), (batch[0],)).flatten(1)[:, :1]
 
 
+def learned(case: Case) -> Named:
+    """Return the parameters that require a gradient, without their graphs."""
+    found = {}
+    for name, parameter in case.model.named_parameters():
+        if parameter.requires_grad:
+            found[name] = parameter.detach()
+    return found
+
+
 def computer(kind: type, case: Case, **options: object) -> object:
-    count = sum(p.numel() for p in _learned(case).values())
-    return kind(case.model, LossOf(case.loss_fn), count, torch.float64, case.data.device, **options)
+    task = LossOf(case.loss_fn)
+    count = sum(parameter.numel() for parameter in learned(case).values())
+    return kind(case.model, task, count, torch.float64, case.data.device, **options)
 
 
 def empty_out(case: Case) -> Named:
     """Make tensors to write gradients into, full of what they must not keep."""
-    size = len(case.targets)
-    return {n: p.new_full((size, *p.shape), math.nan) for n, p in _learned(case).items()}
+    out = {}
+    for name, parameter in learned(case).items():
+        out[name] = parameter.new_full((len(case.targets), *parameter.shape), math.nan)
+    return out
 
 
-def into_out(case: Case, truth: Truth, **options: object) -> Named:
+def into_out(case: Case, **options: object) -> Named:
     out = empty_out(case)
-    got = gradients.func_gradients(*case.args, out=out, **options)
-    assert all(got[name] is out[name] for name in out)
+    got = case.pass_to(gradients.func_gradients, out=out, **options)
+    for name, tensor in out.items():
+        assert got[name] is tensor
     return got
 
 
-def _has_jacobians(truth: Truth) -> bool:
+# What a way must be. What is one tensor has the name "".
+
+
+def its_gradients(truth: Truth) -> Named:
+    return truth.gradients
+
+
+def its_norms(truth: Truth) -> Named:
+    return {"": truth.norms}
+
+
+def its_clipped_sum(truth: Truth) -> Named:
+    return truth.clipped_sum
+
+
+def its_first_outputs(truth: Truth) -> Named:
+    return {"": truth.outputs.flatten(1)[:, :1]}
+
+
+def its_jacobians(truth: Truth) -> Named:
+    return {"": truth.jacobians}
+
+
+def its_kernel(truth: Truth) -> Named:
+    return {"": torch.einsum("iap,jbp->ijab", truth.jacobians, truth.jacobians)}
+
+
+def always(truth: Truth) -> bool:
+    return True
+
+
+def has_jacobians(truth: Truth) -> bool:
     return truth.outputs.dim() == 2 and truth.outputs.shape[1] <= 24
 
 
-def _learned(case: Case) -> Named:
-    return {name: p.detach() for name, p in case.model.named_parameters() if p.requires_grad}
+WAYS: dict[str, Way] = {}
 
 
-_of_gradients = functools.partial(Way, expected=lambda truth: truth.gradients)
-_of_norms = functools.partial(Way, expected=lambda truth: {"": truth.norms})
-_of_jacobians = functools.partial(
-    Way, expected=lambda truth: {"J": truth.jacobians}, takes=_has_jacobians
-)
+def way(
+    name: str, expected: Callable[[Truth], Named], takes: Callable[[Truth], bool] = always
+) -> Callable[[Callable[[Case, Truth], Named]], None]:
+    """Enter a function of a case and its truth into the list of ways."""
 
+    def enter(compute: Callable[[Case, Truth], Named]) -> None:
+        WAYS[name] = Way(compute, expected, takes)
 
-def _sample_grad(kind: type, **options: object) -> Way:
-    return _of_gradients(
-        lambda case, _: computer(kind, case, **options).compute_per_sample_grad(case.batch)
-    )
-
-
-def _loss_grad(kind: type) -> Way:
-    return Way(
-        lambda case, _: {"": computer(kind, case).compute_loss_grad(case.batch)},
-        lambda truth: {"": truth.outputs.flatten(1)[:, :1]},
-    )
+    return enter
 
 
 LOOP = "loop"
-WAYS = {
-    LOOP: _of_gradients(lambda c, _: gradients.loop_gradients(*c.args)),
-    "func": _of_gradients(lambda c, _: gradients.func_gradients(*c.args)),
-    "func, chunks": _of_gradients(lambda c, _: gradients.func_gradients(*c.args, chunk_size=2)),
-    "func, out": _of_gradients(into_out),
-    "func, out, chunks": _of_gradients(functools.partial(into_out, chunk_size=2)),
-    "norms": _of_norms(lambda c, _: {"": norms.gradient_norms(*c.args)}),
-    "norms, chunks": _of_norms(lambda c, _: {"": norms.gradient_norms(*c.args, chunk_size=1)}),
-    "clipped sum": Way(
-        lambda c, truth: norms.clipped_sum(*c.args, truth.limit, chunk_size=3),
-        lambda truth: truth.clipped_sum,
-    ),
-    "functional computer": _sample_grad(FunctionalGradientComputer),
-    "iterative computer": _sample_grad(IterativeGradientComputer, chunk_size=2),
-    "functional computer, loss": _loss_grad(FunctionalGradientComputer),
-    "iterative computer, loss": _loss_grad(IterativeGradientComputer),
-    "loop Jacobians": _of_jacobians(lambda c, _: {"J": jacobians.loop_jacobians(c.model, c.data)}),
-    "func Jacobians": _of_jacobians(lambda c, _: {"J": jacobians.func_jacobians(c.model, c.data)}),
-    "func Jacobians, chunks": _of_jacobians(
-        lambda c, _: {"J": jacobians.func_jacobians(c.model, c.data, chunk_size=2)}
-    ),
-    "kernel": Way(
-        lambda c, _: {"": kernels.ntk(c.model, c.data)},
-        lambda truth: {"": torch.einsum("iap,jbp->ijab", truth.jacobians, truth.jacobians)},
-        _has_jacobians,
-    ),
-}
+
+
+@way(LOOP, its_gradients)
+def _(case, truth):
+    return case.pass_to(gradients.loop_gradients)
+
+
+@way("func", its_gradients)
+def _(case, truth):
+    return case.pass_to(gradients.func_gradients)
+
+
+@way("func, chunks", its_gradients)
+def _(case, truth):
+    return case.pass_to(gradients.func_gradients, chunk_size=2)
+
+
+@way("func, out", its_gradients)
+def _(case, truth):
+    return into_out(case)
+
+
+@way("func, out, chunks", its_gradients)
+def _(case, truth):
+    return into_out(case, chunk_size=2)
+
+
+@way("norms", its_norms)
+def _(case, truth):
+    return {"": case.pass_to(norms.gradient_norms)}
+
+
+@way("norms, chunks", its_norms)
+def _(case, truth):
+    return {"": case.pass_to(norms.gradient_norms, chunk_size=1)}
+
+
+@way("clipped sum", its_clipped_sum)
+def _(case, truth):
+    return case.pass_to(norms.clipped_sum, truth.limit, chunk_size=3)
+
+
+@way("functional computer", its_gradients)
+def _(case, truth):
+    return computer(FunctionalGradientComputer, case).compute_per_sample_grad(case.batch)
+
+
+@way("iterative computer", its_gradients)
+def _(case, truth):
+    chunked = computer(IterativeGradientComputer, case, chunk_size=2)
+    return chunked.compute_per_sample_grad(case.batch)
+
+
+@way("functional computer, loss", its_first_outputs)
+def _(case, truth):
+    return {"": computer(FunctionalGradientComputer, case).compute_loss_grad(case.batch)}
+
+
+@way("iterative computer, loss", its_first_outputs)
+def _(case, truth):
+    return {"": computer(IterativeGradientComputer, case).compute_loss_grad(case.batch)}
+
+
+@way("loop Jacobians", its_jacobians, has_jacobians)
+def _(case, truth):
+    return {"": jacobians.loop_jacobians(case.model, case.data)}
+
+
+@way("func Jacobians", its_jacobians, has_jacobians)
+def _(case, truth):
+    return {"": jacobians.func_jacobians(case.model, case.data)}
+
+
+@way("func Jacobians, chunks", its_jacobians, has_jacobians)
+def _(case, truth):
+    return {"": jacobians.func_jacobians(case.model, case.data, chunk_size=2)}
+
+
+@way("kernel", its_kernel, has_jacobians)
+def _(case, truth):
+    return {"": kernels.ntk(case.model, case.data)}
