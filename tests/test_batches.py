@@ -35,8 +35,8 @@ class Sample:
 
 
 class Attributes(dict):
-    def __init__(self, **items) -> None:
-        super().__init__(**items)
+    def __init__(self, items) -> None:
+        super().__init__(items)
         self.__dict__ = self
 
 
@@ -136,15 +136,21 @@ class Labelled(Net):
 def test_labels_in_the_batch_and_no_targets():
     torch.manual_seed(1)
     model = Labelled(lambda x, ids: (x, ids, SCALE)).double()
-    args = (model, lambda out, _: out["loss"], UserDict(x=X, ids=IDS, labels=LABELS))
+    batch = UserDict(x=X, ids=IDS, labels=LABELS)
+
+    def loss_fn(outputs, _):
+        return outputs["loss"]
+
     for method in METHODS.values():
-        assert_equal(method(*args), TRUTH.gradients, TOLERANCE)
-    torch.testing.assert_close(norms.gradient_norms(*args), TRUTH.norms)
-    assert_equal(norms.clipped_sum(*args, limit=TRUTH.limit), TRUTH.clipped_sum, TOLERANCE)
-    private = private_sum(*args, limit=TRUTH.limit, noise_multiplier=0.0)
+        assert_equal(method(model, loss_fn, batch), TRUTH.gradients, TOLERANCE)
+    torch.testing.assert_close(norms.gradient_norms(model, loss_fn, batch), TRUTH.norms)
+    limit = TRUTH.limit
+    clipped = norms.clipped_sum(model, loss_fn, batch, limit=limit)
+    assert_equal(clipped, TRUTH.clipped_sum, TOLERANCE)
+    private = private_sum(model, loss_fn, batch, limit=limit, noise_multiplier=0.0)
     assert_equal(private, TRUTH.clipped_sum, TOLERANCE)
-    alone = in_one_tensor()
-    assert noise_scale(*args) == noise_scale(*alone.args)
+    expected = in_one_tensor().pass_to(noise_scale)
+    assert noise_scale(model, loss_fn, batch) == expected
 
 
 class LossOfTree(LossOf):
@@ -159,34 +165,42 @@ class LossOfTree(LossOf):
 def test_computers_projections_and_jobs_take_a_mapping():
     torch.manual_seed(1)
     model = Labelled(lambda x, ids: (x, ids, SCALE)).double()
-    samples = [{"x": X[i], "ids": IDS[i], "labels": LABELS[i].item()} for i in range(SIZE)]
-    batch, features = job.collate(samples), {}
+    samples, renamed = [], []
+    for i in range(SIZE):
+        label = LABELS[i].item()
+        samples.append({"x": X[i], "ids": IDS[i], "labels": label})
+        renamed.append({"y": X[i], "ids": IDS[i], "labels": label})
+    batch = job.collate(samples)
+    features = []
     for kind in (FunctionalGradientComputer, IterativeGradientComputer):
         computer = kind(model, LossOfTree(None), 23, torch.float64, "cpu")
         assert_equal(computer.compute_per_sample_grad(batch), TRUTH.gradients, TOLERANCE)
         torch.testing.assert_close(computer.compute_loss_grad(batch), TRUTH.outputs[:, :1])
-        features[kind] = project_batches(computer, [batch, batch], 4, kind="factored")
-    torch.testing.assert_close(*features.values())
-    renamed = [{"y" if key == "x" else key: v for key, v in each.items()} for each in samples]
-    made = [job.make_plan(Job(computer, each)) for each in (samples, renamed)]
-    assert made[0]["data"] != made[1]["data"], "the places in the tree count"
+        features.append(project_batches(computer, [batch, batch], 4, kind="factored"))
+    torch.testing.assert_close(features[0], features[1])
+    plan = job.make_plan(Job(computer, samples))
+    other = job.make_plan(Job(computer, renamed))
+    assert plan["data"] != other["data"], "the places in the tree count"
 
 
 def test_two_batches_of_a_kernel_have_their_own_constants():
     model = make("dictionary").model
-    one, other = ({"ids": IDS, "x": X, "scale": scale} for scale in (1.0, 3.0))
-    rows = (jacobians.loop_jacobians(model, each) for each in (one, other))
-    expected = torch.einsum("iap,jbp->ijab", *rows)
+    one = {"ids": IDS, "x": X, "scale": 1.0}
+    other = {"ids": IDS, "x": X, "scale": 3.0}
+    of_one = jacobians.loop_jacobians(model, one)
+    of_other = jacobians.loop_jacobians(model, other)
+    expected = torch.einsum("iap,jbp->ijab", of_one, of_other)
     torch.testing.assert_close(kernels.ntk(model, one, other), expected)
 
 
 def test_an_empty_batch_of_a_tree():
-    model, loss_fn, *_ = make("dictionary").args
-    empty = {"x": X[:0], "ids": IDS[:0], "scale": SCALE}
-    expected = {n: rows[:0] for n, rows in TRUTH.gradients.items()}
+    case = make("dictionary")
+    case.data = {"x": X[:0], "ids": IDS[:0], "scale": SCALE}
+    case.targets = LABELS[:0]
+    expected = {name: rows[:0] for name, rows in TRUTH.gradients.items()}
     for method in METHODS.values():
-        assert_equal(method(model, loss_fn, empty, LABELS[:0]), expected, 0)
-    assert jacobians.func_jacobians(model, empty).shape == (0, 2, 23)
+        assert_equal(case.pass_to(method), expected, 0)
+    assert jacobians.func_jacobians(case.model, case.data).shape == (0, 2, 23)
 
 
 CIRCLE = {"x": X}
@@ -201,8 +215,8 @@ REFUSED = {
     'data["n"] must be a tensor (B, ...), got list of 4': {"x": X, "n": [1, 2, 3, 4]},
     'data["n"] must be a tensor (B, ...), got ndarray': {"x": X, "n": np.ones(4)},
     "data[0].rest must be a tensor (B, ...)": [Sample(X, SimpleNamespace())],
-    "data[0] must not be a Attributes": (Attributes(x=X),),
-    'data["n"] must be a tensor (B, ...), got list': {"x": X, "n": [*torch.zeros(4)]},
+    "data[0] must not be a Attributes": (Attributes({"x": X}),),
+    'data["n"] must be a tensor (B, ...), got list': {"x": X, "n": list(torch.zeros(4))},
     "data must be a tensor (B, ...), got dict": {"scale": SCALE},
     "data must be a tensor (B, ...), got NoneType": None,
 }
@@ -210,8 +224,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_wrong_tree_is_refused_by_its_path(words):
+    # A wrong size or device is a wrong value; the others are wrong types.
+    error = ValueError if " and " in words or "meta" in words else TypeError
     for method in METHODS.values():
-        with refused(words, error=ValueError if " and " in words or "meta" in words else TypeError):
+        with refused(words, error=error):
             method(nn.Linear(3, 2), F.cross_entropy, REFUSED[words], LABELS)
 
 

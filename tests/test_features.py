@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from helpers.data import load_digits
 from helpers.features import Job, __main__, job, open_features, shards, work
@@ -25,14 +26,16 @@ from tests.support.ways import LossOf
 from tests.support.zoo import Apply, squared
 
 ROOT = Path(__file__).parents[1]
+ROWS = [(row,) for row in torch.eye(3)]
 SMALL = ["--job", f"{__name__}:few", "--k", "16", "--shard", "20", "--batch", "8"]
 
 
 def digits(count: int = 1000) -> Job:
     torch.manual_seed(0)
-    given = MLP(), ImageClassificationModelOutput(), 15_910, torch.float32, "cpu"
-    samples = (tensor[:count] for tensor in load_digits())
-    return Job(FunctionalGradientComputer(*given), torch.utils.data.TensorDataset(*samples))
+    task = ImageClassificationModelOutput()
+    computer = FunctionalGradientComputer(MLP(), task, 15_910, torch.float32, "cpu")
+    images, labels = load_digits()
+    return Job(computer, TensorDataset(images[:count], labels[:count]))
 
 
 def few() -> Job:
@@ -49,7 +52,10 @@ def run(folder: Path, *arguments: str) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+    found = {}
+    for file in sorted(folder.iterdir()):
+        found[file.name] = file.read_bytes()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,9 @@ def test_rows_are_the_projected_gradients_of_the_samples(made):
     expected = project_batches(few().computer, [few().dataset[:]], 16, kind="sparse")
     torch.testing.assert_close(torch.from_numpy(np.concatenate(opened)), expected)
     assert all(isinstance(shard, np.memmap) for shard in opened), "nothing is read before"
-    assert sorted(contents(made)) == [*(f"features-{i:06d}.npy" for i in range(4)), "plan.json"]
+    for number in range(4):
+        assert (made / f"features-{number:06d}.npy").exists()
+    assert len(contents(made)) == 5, "the four and their plan"
 
 
 def test_a_folder_is_resumed_and_another_plan_refused(made, tmp_path, capsys):
@@ -82,7 +90,7 @@ def test_a_folder_is_resumed_and_another_plan_refused(made, tmp_path, capsys):
     assert contents(folder) == made
 
 
-def small_job(dataset=None, scale=1.0, shift=0.0, bias=0.0, task=None) -> Job:
+def small_job(dataset=ROWS, scale=1.0, shift=0.0, bias=0.0, task=None) -> Job:
     torch.manual_seed(0)
     model = Apply(lambda m, x: m.fc(x) * m.scale + m.shift, scale=scale)
     model.fc = torch.nn.Linear(3, 2)
@@ -91,24 +99,24 @@ def small_job(dataset=None, scale=1.0, shift=0.0, bias=0.0, task=None) -> Job:
     settings = LossOf(squared)
     settings.factor = task
     computer = FunctionalGradientComputer(model, settings, 8, torch.float32, "cpu")
-    return Job(computer, [(row,) for row in torch.eye(3)] if dataset is None else dataset)
+    return Job(computer, dataset)
 
 
 def test_a_plan_depends_on_all_that_features_are_computed_of(monkeypatch):
     """Else the features of two models would lie in one folder."""
 
-    def made_of(*dataset: object, **changes: object) -> job.Plan:
-        return job.make_plan(small_job(*dataset, **changes), k=4)
+    def plan(**changes: object) -> job.Plan:
+        return job.make_plan(small_job(**changes), k=4)
 
-    first = made_of()
-    assert made_of() == first
-    changes = {"scale": 2.0, "shift": 1.0, "bias": 1e-3, "task": 2.0}
-    for option, value in changes.items():
-        assert made_of(**{option: value})["weights"] != first["weights"], option
-    assert made_of([(row,) for row in 2 * torch.eye(3)])["data"] != first["data"]
-    source = inspect.getsource  # the forward of the same weights
+    first = plan()
+    assert plan() == first
+    for other in (plan(scale=2.0), plan(shift=1.0), plan(bias=1e-3), plan(task=2.0)):
+        assert other["weights"] != first["weights"]
+    assert plan(dataset=[(2 * row,) for (row,) in ROWS])["data"] != first["data"]
+    # The same weights, and another forward.
+    source = inspect.getsource
     monkeypatch.setattr(inspect, "getsource", lambda of: source(of).replace("return", "return 2 *"))
-    assert made_of()["weights"] != first["weights"]
+    assert plan()["weights"] != first["weights"]
 
 
 def test_what_is_missing_or_damaged_is_refused(made, tmp_path):
@@ -132,25 +140,29 @@ def test_what_is_missing_or_damaged_is_refused(made, tmp_path):
 
 def test_bad_arguments_and_samples_are_refused(tmp_path, monkeypatch):
     loose = small_job([torch.ones(3)] * 3)  # else its numbers would be parts
-    for word, arguments in {"batch": [*SMALL, "--batch", "1"], "Tensor": SMALL}.items():
-        with pytest.raises(SystemExit, match=word):
-            run(tmp_path / "none", *arguments)
-        assert not (tmp_path / "none").exists()
-        monkeypatch.setattr(job, "load", lambda name: loose)
+    folder = tmp_path / "none"
+    with pytest.raises(SystemExit, match="batch"):
+        run(folder, *SMALL, "--batch", "1")
+    monkeypatch.setattr(job, "load", lambda name: loose)
+    with pytest.raises(SystemExit, match="Tensor"):
+        run(folder)
+    assert not folder.exists()
 
 
 def test_a_run_that_fails_leaves_complete_files_only(tmp_path, monkeypatch):
-    values = (1.0, 2.0, 3.0, 4.0, math.nan, math.inf)
-    rows = [(torch.full((3,), value), torch.zeros(2)) for value in values]
+    options = ["--job", "a:b", "--k", "4", "--shard", "2"]
+    rows = []
+    for value in (1.0, 2.0, 3.0, 4.0, math.nan, math.inf):
+        rows.append((torch.full((3,), value), torch.zeros(2)))
     monkeypatch.setattr(job, "load", lambda name: small_job(rows))
     with pytest.raises(SystemExit, match="the features of sample 4 are not finite"):
-        run(tmp_path, "--job", "a:b", "--k", "4", "--shard", "2")
+        run(tmp_path, *options)
     before = contents(tmp_path)
-    assert [*before] == ["features-000000.npy", "features-000001.npy", "plan.json"]
+    assert list(before) == ["features-000000.npy", "features-000001.npy", "plan.json"]
     monkeypatch.setattr(job, "load", lambda name: small_job(rows[:4]))
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("No space left on device")))
     with pytest.raises(SystemExit, match="No space"):
-        run(tmp_path / "full", "--job", "a:b", "--k", "4", "--shard", "2")
+        run(tmp_path / "full", *options)
     assert contents(tmp_path / "full") == {}
 
 
@@ -202,7 +214,8 @@ def start(folder: Path, *launch: str) -> Popen:
     """Start a job of 1,000 rows, which takes a few seconds."""
     options = "--device cpu --kind factored --job tests.test_features:digits --k 64 --shard 50"
     command = [sys.executable, *launch, "-m", "helpers.features", "--out", str(folder)]
-    return Popen([*command, *options.split()], cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True)
+    command += options.split()
+    return Popen(command, cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True)
 
 
 def finished(run: Popen) -> None:

@@ -18,7 +18,7 @@ from helpers.transforms.known_wrong import Refusal
 from tests.support import contract
 from tests.support.architectures import case_of
 from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
-from tests.support.ways import WAYS
+from tests.support.ways import WAYS, empty_out
 from tests.support.wild import Product
 from tests.support.zoo import Apply, Case, squared
 from tests.test_torch_faults import Tripled
@@ -32,7 +32,10 @@ def product(shape: tuple[int, ...], function: Callable[..., Tensor]) -> Callable
 
     def build() -> nn.Module:
         weight, bias = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(2))
-        run = lambda m, x: function(m, m.before(x)).tanh()  # noqa: E731
+
+        def run(self: Apply, inputs: Tensor) -> Tensor:
+            return function(self, self.before(inputs)).tanh()
+
         return Apply(run, before=nn.Linear(4, 4), weight=weight, bias=bias)
 
     return build
@@ -145,14 +148,17 @@ def test_any_use_of_a_weight(name):
 
 def calls_of(case: Case) -> list[LayerCall]:
     """Return what layers meet in a batch."""
-    params, batch = gradients.prepare(case.model, *case.batch, None)
+    params, batch = gradients.prepare(case.model, case.data, case.targets, None)
     loss = functools.partial(gradients.sample_loss, case.loss_fn, batch)
     ((_, found),) = per_sample_gradients(loss, case.model, params, batch.leaves)
-    return [call for own in found.calls.values() for call in own]
+    calls = []
+    for of_one_parameter in found.calls.values():
+        calls += of_one_parameter
+    return calls
 
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-OF_FORMULAS = {name: (build, (3, 4)) for name, build in [*USES.items()][:20]}
+OF_FORMULAS = {name: (build, (3, 4)) for name, build in list(USES.items())[:20]}
 OF_FORMULAS["convolution"] = lambda: nn.Conv2d(4, 6, 2, 2, 1, 2, 2), (4, 5, 5)
 OF_FORMULAS["transposed convolution"] = lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (4, 5, 5)
 
@@ -162,21 +168,28 @@ def test_a_rule_computes_its_formula(name):
     """Whatever a rule overrides, and the defaults."""
     build, shape = OF_FORMULAS[name]
     calls = calls_of(seeded(build, *shape)())
-    assert sum(type(call) is not Dense for call in calls) >= (1 if "index" in name else 2)
+    by_rules = [call for call in calls if type(call) is not Dense]
+    assert len(by_rules) >= (1 if "index" in name else 2)
     factors = torch.linspace(-1, 2, 3).double()
     for call in calls:
         parts = [torch.einsum(call.formula, *operands) for operands in call.operands()]
         rows = torch.cat(parts).reshape(3, *call.shape)
-        added, squares = rows.clone(), call.squares()
+        total = torch.tensordot(factors, rows, 1)
+
+        def is_equal(found: Tensor, expected: Tensor) -> None:
+            assert_equal({"": found}, {"": expected}, TOLERANCE)
+
+        is_equal(call.gradients(), rows)
+        is_equal(call.total(factors), total)
+        is_equal(LayerCall.total(call, factors), total)
+        added = rows.clone()
         call.write(added, add=True)
+        is_equal(added, 2 * rows)
         LayerCall.write(call, added, add=True)
-        found = {"gradients": call.gradients(), "added": added / 3, "total": call.total(factors)}
-        found["default"] = LayerCall.total(call, factors)
-        expected = dict.fromkeys(found, rows)
-        expected["total"] = expected["default"] = torch.tensordot(factors, rows, 1)
+        is_equal(added, 3 * rows)
+        squares = call.squares()
         if squares is not None:
-            found["squares"], expected["squares"] = squares, rows.flatten(1).square().sum(1)
-        assert_equal(found, expected, TOLERANCE)
+            is_equal(squares, rows.flatten(1).square().sum(1))
 
 
 class Scale(LayerCall):
@@ -184,7 +197,9 @@ class Scale(LayerCall):
 
 
 def test_a_new_kind_is_a_formula_and_a_matcher(monkeypatch):
-    matches = lambda is_weight, x, w: MatchedCall(Scale, x, w) if is_weight(w) else None  # noqa: E731
+    def matches(is_weight, inputs, weight):
+        return MatchedCall(Scale, inputs, weight) if is_weight(weight) else None
+
     monkeypatch.setitem(LAYER_RULES, torch.mul, matches)
     make = seeded(product((4,), lambda m, x: torch.mul(x, m.weight)), 3, 4)
     assert Scale in map(type, calls_of(make()))
@@ -214,8 +229,13 @@ def test_a_whole_network_is_right_and_never_forms_the_gradients(recwarn):
     for function in SUMS:
         assert benchmark.memory(lambda f=function: case.pass_to(f)).peak < formed / 2
     assert not recwarn
-    # Large matrices, of one outer product each.
-    check(seeded(lambda: nn.Sequential(*[nn.Linear(600, 600), nn.Tanh()] * 2), 600))
+
+    def large() -> nn.Module:
+        """Two large matrices, of one outer product each, in one layer that is used twice."""
+        layer = nn.Linear(600, 600)
+        return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh())
+
+    check(seeded(large, 600))
 
 
 @pytest.mark.parametrize("dims", KINDS)
@@ -224,22 +244,28 @@ def test_convolutions_by_both_ways(dims, images):
     for channels, size in ((2, 6), (24, 4)):  # the gradient itself; the Gram matrices
 
         def build(channels: int = channels) -> nn.Module:
-            layer = KINDS[dims](channels, 2 * channels, 2, 2, 1, 2, 2)
+            options = {"kernel_size": 2, "stride": 2, "padding": 1, "dilation": 2, "groups": 2}
+            layer = KINDS[dims](channels, 2 * channels, **options)
             if images:  # without the dimension of images
                 return Apply(lambda m, x: m.layer(x[0])[None].tanh().flatten(1), layer=layer)
             return nn.Sequential(layer, nn.Tanh(), nn.Flatten())
 
-        check(seeded(build, channels, *(size,) * dims))
+        shape = [channels] + [size] * dims
+        check(seeded(build, *shape))
 
 
 @pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize("dims", KINDS)
 def test_convolutions_of_large_images_place_by_place(dims, dilation, groups):
     """Many channels in, few out, and so many positions that a place of the kernel pays."""
-    size = {1: (400,), 2: (20, 19), 3: (9, 8, 7)}[dims]
-    options = (3, 2, 1)[:dims], 1, (1, 0, 2)[:dims], dilation, groups
-    layers = nn.Tanh(), nn.Flatten()
-    check(seeded(lambda: nn.Sequential(KINDS[dims](16, 4, *options), *layers), 16, *size))
+    shape = {1: (16, 400), 2: (16, 20, 19), 3: (16, 9, 8, 7)}[dims]
+    kernel_size, padding = (3, 2, 1)[:dims], (1, 0, 2)[:dims]
+
+    def build() -> nn.Module:
+        layer = KINDS[dims](16, 4, kernel_size, 1, padding, dilation, groups)
+        return nn.Sequential(layer, nn.Tanh(), nn.Flatten())
+
+    check(seeded(build, *shape))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -248,9 +274,10 @@ def test_what_cancels_is_not_taken_from_gram_matrices(dtype):
     model = nn.Linear(40, 40, bias=False).to(dtype)
     tokens = torch.randn(3, 1, 40, dtype=dtype)
     data = torch.cat([tokens, -tokens * (1 - 1e-3)], dim=1)
-    args = model, lambda p, t: (p * t).sum(), data, torch.ones_like(data)
-    expected = oracle(*args)["weight"].flatten(1).norm(dim=1)
-    assert_equal({"": norms.gradient_norms(*args)}, {"": expected}, TOLERANCES[dtype])
+    case = Case(model, data, torch.ones_like(data), lambda p, t: (p * t).sum())
+    expected = case.pass_to(oracle)["weight"].flatten(1).norm(dim=1)
+    found = case.pass_to(norms.gradient_norms)
+    assert_equal({"": found}, {"": expected}, TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("size", [1, 257, 1_000_001])
@@ -284,7 +311,8 @@ def test_autocast_in_the_forward():
     truth.gradients = case.pass_to(gradients.func_gradients)
     # bfloat16 keeps 8 bits: one rounding is 4e-3
     close(case.pass_to(norms.gradient_norms), truth.norms.float(), rtol=2e-2, atol=0)
-    assert all(t.dtype == torch.float32 for t in case.pass_to(norms.clipped_sum, 1.0).values())
+    for total in case.pass_to(norms.clipped_sum, 1.0).values():
+        assert total.dtype == torch.float32
 
 
 def test_memory_of_sums_does_not_grow_with_the_batch():
@@ -301,15 +329,14 @@ def test_memory_of_sums_does_not_grow_with_the_batch():
 
 def test_nothing_is_held_in_a_second_copy():
     """Neither what is written into given tensors, nor chunks, nor the columns of Jacobians."""
-    model = MLP()
     images, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
-    size = 64 * 15910 * 4
-    args = model, F.cross_entropy, images, labels
-    out = {name: torch.empty(64, *p.shape) for name, p in model.named_parameters()}
+    case = Case(MLP(), images, labels, F.cross_entropy)
+    size = 64 * 15910 * 4  # bytes of the gradients; the Jacobians are ten times as large
+    out = empty_out(case)
     for least, most, call in (
-        (0, 0.2 * size, lambda: gradients.func_gradients(*args, out=out)),
-        (size, 1.4 * size, lambda: gradients.func_gradients(*args, chunk_size=4)),
-        (10 * size, 14 * size, lambda: jacobians.func_jacobians(model, images, chunk_size=4)),
+        (0, 0.2 * size, lambda: case.pass_to(gradients.func_gradients, out=out)),
+        (size, 1.4 * size, lambda: case.pass_to(gradients.func_gradients, chunk_size=4)),
+        (10 * size, 14 * size, lambda: jacobians.func_jacobians(case.model, images, chunk_size=4)),
     ):
         call()
         assert least <= benchmark.memory(call).peak < most
@@ -338,15 +365,20 @@ def tripled(x: Tensor) -> Tensor:
 tripled.register_autograd(lambda ctx, grads: 3 * grads)
 tripled.register_vmap(lambda info, in_dims, x: (x.clone(), in_dims[0]))
 COMPLEX = nn.Linear(4, 4)
-COMPLEX.scale, COMPLEX.mix = (nn.Parameter(torch.randn(s, 3).cdouble()) for s in (1, 3))
+COMPLEX.scale = nn.Parameter(torch.randn(1, 3).cdouble())
+COMPLEX.mix = nn.Parameter(torch.randn(3, 3).cdouble())
+
+
+def mixed_frequencies(m: Apply, x: Tensor) -> Tensor:
+    frequencies = torch.fft.rfft(m.layer(x)) * m.layer.scale
+    return torch.fft.irfft(frequencies @ m.layer.mix, n=4)
+
+
 ODD = {
     "a rule of a function": (nn.Linear(4, 2), lambda m, x: Tripled.apply(m.layer(x))),
     "a rule of an operator": (nn.Linear(4, 2), lambda m, x: tripled(m.layer(x))),
     "a state of its own": (OwnStart(4, 4), lambda m, x: m.layer(x)[0]),
-    "complex weights": (
-        COMPLEX,
-        lambda m, x: torch.fft.irfft(torch.fft.rfft(m.layer(x)) * m.layer.scale @ m.layer.mix, n=4),
-    ),
+    "complex weights": (COMPLEX, mixed_frequencies),
     "a list of states": (nn.LSTMCell(4, 4), lambda m, x: m.layer(x, [x.sin(), x.cos()])[1]),
     "no units": (nn.Sequential(nn.Linear(4, 0), nn.Linear(0, 3)), lambda m, x: m.layer(x)),
 }
@@ -374,9 +406,9 @@ compiled = torch.compile(waved, backend="eager")
 def test_what_is_compiled_is_recorded_as_it_is_written(run):
     torch.compiler.reset()
     w, data = nn.Parameter(torch.randn(4, 2).double()), torch.randn(3, 4).double()
-    plain, model = Apply(lambda m, x: waved(x @ m.w), w=w), Compiled(lambda m, x: run(m, x @ m.w))
-    expected = oracle(plain, squared, data, data[:, :2])
-    model.w = w
-    found = norms.gradient_norms(model, squared, data, data[:, :2])
+    case = Case(Apply(lambda m, x: waved(x @ m.w), w=w), data, data[:, :2], squared)
+    expected = case.pass_to(oracle)
+    case.model = Compiled(lambda m, x: run(m, x @ m.w), w=w)
+    found = case.pass_to(norms.gradient_norms)
     close(found, expected["w"].flatten(1).norm(dim=1))
-    assert_equal(gradients.loop_gradients(model, squared, data, data[:, :2]), expected, TOLERANCE)
+    assert_equal(case.pass_to(gradients.loop_gradients), expected, TOLERANCE)
