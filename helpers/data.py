@@ -30,7 +30,8 @@ def load_batch(
     if dataset == "digits":
         images, labels = load_digits()
     else:
-        stream = torch.Generator().manual_seed(0)  # of its own
+        # A generator of its own leaves the global one, which models draw from, alone.
+        stream = torch.Generator().manual_seed(0)
         images = torch.rand(batch_size, 1, 28, 28, generator=stream)
         labels = torch.randint(10, (batch_size,), generator=stream)
     return images[:batch_size].to(device), labels[:batch_size].to(device)
@@ -45,10 +46,16 @@ def load_digits(device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
     from sklearn import datasets
 
     digits = datasets.load_digits()
-    images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
-    images = F.interpolate(images, size=(28, 28), mode="bicubic", align_corners=False)
+    ink = torch.tensor(digits.images / 16, dtype=torch.float32)  # (1797, 8, 8)
+    images = F.interpolate(
+        ink[:, None],  # (1797, 1, 8, 8)
+        size=(28, 28),
+        mode="bicubic",
+        align_corners=False,
+    )
+    images = images.clamp(0, 1)  # a cubic curve overshoots
     labels = torch.tensor(digits.target, dtype=torch.int64)
-    return images.clamp(0, 1).to(device), labels.to(device)
+    return images.to(device), labels.to(device)
 
 
 def check(dataset: str, batch_size: int) -> None:

@@ -74,7 +74,9 @@ class AbstractGradientComputer(ABC):
         self.dtype = dtype
         self.device = devices.resolve(device)
         # An iterator could be read only once; a single string is refused below.
-        self.grad_wrt = grad_wrt if grad_wrt is None or isinstance(grad_wrt, str) else [*grad_wrt]
+        if grad_wrt is not None and not isinstance(grad_wrt, str):
+            grad_wrt = list(grad_wrt)
+        self.grad_wrt = grad_wrt
         self.chunk_size = chunk_size
         self.load_model_params(model)
 
@@ -120,7 +122,9 @@ class AbstractGradientComputer(ABC):
                 BatchNorm in training mode, or its forward pass draws random numbers.
         """
         grads = self._gradients(self._checked(batch))
-        return {name: tensor.to(self.device) for name, tensor in grads.items()}
+        for name, tensor in grads.items():
+            grads[name] = tensor.to(self.device)
+        return grads
 
     @torch.inference_mode(False)
     def compute_loss_grad(self, batch: BatchLike) -> Tensor:
@@ -132,7 +136,8 @@ class AbstractGradientComputer(ABC):
             `(B, 1)`, detached, in `dtype` and on `device`: the diagonal of TRAK's Q.
         """
         checked = self._checked(batch)
-        loss_grads = self._loss_grads(checked, self._loss_grad(checked, batch))
+        compute = self._loss_grad(checked, batch)
+        loss_grads = self._loss_grads(checked, compute)  # (B, 1)
         return loss_grads.detach().to(self.device, self.dtype)
 
     @abstractmethod
@@ -150,12 +155,14 @@ class AbstractGradientComputer(ABC):
         checks.check_model(self.model)
         checks.check_callable(self.model)
         signature = inspect.signature(self.task.get_output)
-        return Batch(**_fitting(batch, [*signature.parameters.values()][3:]))
+        parameters = list(signature.parameters.values())[3:]  # after model, weights and buffers
+        return Batch(**_fitting(batch, parameters))
 
     # What `helpers.transforms.samples` calls for each sample.
     def _output(self, batch: Batch) -> Callable[..., Tensor]:
         def compute(model: nn.Module, *sample: Tensor) -> Tensor:
-            output = self.task.get_output(model, *_tensors(model), *batch.trees(sample))
+            weights, buffers = _tensors(model)
+            output = self.task.get_output(model, weights, buffers, *batch.trees(sample))
             return checks.check_scalar(output, "get_output", "one sample", ".squeeze(0) or .sum()")
 
         return compute
@@ -164,19 +171,21 @@ class AbstractGradientComputer(ABC):
         def compute(model: nn.Module, *sample: Tensor) -> Tensor:
             sample_batch = tuple(batch.of_one(sample))
             if isinstance(raw_batch, MutableMapping):
-                (sample_batch,) = sample_batch
-            loss_grad = self.task.get_out_to_loss_grad(model, *_tensors(model), sample_batch)
-            if not isinstance(loss_grad, Tensor) or loss_grad.shape != (1, 1):
-                tensor = isinstance(loss_grad, Tensor)
-                got = tuple(loss_grad.shape) if tensor else type(loss_grad).__name__
+                sample_batch = sample_batch[0]  # one mapping, not a tuple with one
+            weights, buffers = _tensors(model)
+            loss_grad = self.task.get_out_to_loss_grad(model, weights, buffers, sample_batch)
+            is_tensor = isinstance(loss_grad, Tensor)
+            if not is_tensor or loss_grad.shape != (1, 1):
+                got = tuple(loss_grad.shape) if is_tensor else type(loss_grad).__name__
                 raise ValueError(f"get_out_to_loss_grad must return (B, 1), got {got} for B = 1")
             return loss_grad.detach().squeeze(0)
 
         return compute
 
     def _by_loop(self, batch: Batch) -> Tensors:
-        arguments = self._output(batch), self.model, self._params(self.model), batch.leaves
-        return loop.gradients(*arguments, dtype=self.dtype)
+        params = self._params(self.model)
+        output = self._output(batch)
+        return loop.gradients(output, self.model, params, batch.leaves, dtype=self.dtype)
 
     def _loss_grads_by_loop(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
         loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
@@ -205,8 +214,9 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         params = self._params(self.model)
         if not len(checked) or not params:
             return params, iter(())
-        arguments = self._output(checked), self.model, params, checked.leaves, self.chunk_size
-        return params, per_sample_gradients(*arguments)
+        output = self._output(checked)
+        chunks = per_sample_gradients(output, self.model, params, checked.leaves, self.chunk_size)
+        return params, chunks
 
     def _gradients(self, batch: Batch) -> Tensors:
         params = self._params(self.model)
@@ -215,22 +225,39 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         return self._batched(compute, params, batch, otherwise, dtype=self.dtype)
 
     def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
-        names = [name for name, p in self.model.named_parameters() if p.is_floating_point()]
+        names = []
+        for name, parameter in self.model.named_parameters():
+            if parameter.is_floating_point():
+                names.append(name)
         function = samples.functional(compute, self.model, names, JACREV, OUTSIDE)
 
-        def differentiable(params: Tensors, *leaves: Tensor) -> Tensor:
-            """Take an unused `vjp`, with which `vmap` can batch recurrent layers."""
-            return vjp(lambda params_now: function(params_now, *leaves), params)[0]
+        def under_vjp(params: Tensors, *leaves: Tensor) -> Tensor:
+            """Compute the function under a `vjp`: only so can `vmap` batch recurrent layers."""
+            value, _ = vjp(lambda params_now: function(params_now, *leaves), params)
+            return value
 
         otherwise = functools.partial(self._loss_grads_by_loop, batch, compute)
-        return self._batched(differentiable, names, batch, otherwise)
+        return self._batched(under_vjp, names, batch, otherwise)
 
     def _batched(
-        self, compute: Callable, names: Iterable[str], batch: Batch, otherwise: Callable, **options
+        self,
+        compute: Callable,
+        names: Iterable[str],
+        batch: Batch,
+        otherwise: Callable,
+        dtype: torch.dtype | None = None,
     ) -> Tensors | Tensor:
+        # Samples share parameters and buffers.
         compute = vmap(compute, in_dims=(None, None, *batch.in_dims))
-        options |= {"otherwise": otherwise, "chunk_size": self.chunk_size}
-        return samples.batched(compute, self.model, names, batch.leaves, **options)
+        return samples.batched(
+            compute,
+            self.model,
+            names,
+            batch.leaves,
+            otherwise=otherwise,
+            chunk_size=self.chunk_size,
+            dtype=dtype,
+        )
 
 
 class IterativeGradientComputer(AbstractGradientComputer):
@@ -258,6 +285,7 @@ def _fitting(batch: BatchLike, parameters: Sequence[inspect.Parameter]) -> dict[
         expected, got = ", ".join(names), type(batch).__name__
         raise TypeError(f"batch must be a tuple or a list of tensors, ({expected}), got {got}")
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
+        # `*sample` takes any number of tensors, at least one.
         names = [f"tensor_{index}" for index in range(len(batch) or 1)]
     if len(batch) != len(names):
         expected = ", ".join(names)

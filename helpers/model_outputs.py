@@ -71,29 +71,36 @@ class _Margin(AbstractModelOutput):
         self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
     ) -> Tensor:
         """Compute `(B,)`: the label's logit minus the logsumexp of the others."""
-        *inputs, labels = batch
+        inputs, labels = tuple(batch[:-1]), batch[-1]
         if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
             raise ValueError(
                 "labels must be whole numbers, one for each sample (B,), "
                 f"got {tuple(labels.shape)} of {labels.dtype}"
             )
-        named = dict(zip(self.keywords, inputs, strict=True)) if self.keywords else {}
-        args = () if named else tuple(inputs)
-        outputs = functional_call(model, (weights, buffers), args, named)
-        logits = getattr(outputs, "logits", outputs)
+        if self.keywords:
+            kwargs = dict(zip(self.keywords, inputs, strict=True))
+            outputs = functional_call(model, (weights, buffers), (), kwargs)
+        else:
+            outputs = functional_call(model, (weights, buffers), inputs)
+        logits = getattr(outputs, "logits", outputs)  # (B, C)
         if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"the model must return logits (B, C) with C at least 2, got {got}")
+
         # Not `logits[range(B), labels]`, which `vmap` over `grad` cannot transform.
-        label_logits = logits.gather(1, labels.long()[:, None]).squeeze(1)
-        is_own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
-        return label_logits - logits.masked_fill(is_own, -torch.inf).logsumexp(dim=1)
+        label_logits = logits.gather(1, labels.long()[:, None]).squeeze(1)  # (B,)
+        # With p = softmax(logits), log(p / (1 - p)) is the label's logit minus the logarithm of
+        # the sum of the other exponentials: what both are divided by cancels.
+        is_label = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]  # (B, C)
+        others = logits.masked_fill(is_label, -torch.inf)
+        return label_logits - others.logsumexp(dim=1)
 
     def _output(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, *sample: Tensor
     ) -> Tensor:
-        batch = tuple(tensor.unsqueeze(0) for tensor in sample)
-        return self._margins(model, weights, buffers, batch).squeeze(0)
+        batch = tuple(tensor.unsqueeze(0) for tensor in sample)  # B = 1
+        margins = self._margins(model, weights, buffers, batch)  # (1,)
+        return margins.squeeze(0)
 
     def get_out_to_loss_grad(
         self, model: nn.Module, weights: Tensors, buffers: Tensors, batch: tuple[Tensor, ...]
@@ -140,5 +147,5 @@ class TextClassificationModelOutput(_Margin):
 
         Token ids, segment ids and the mask (1 for a token, 0 for padding) are integers `(T,)`.
         """
-        text = input_ids, token_type_ids, attention_mask
-        return self._output(model, weights, buffers, *text, label)
+        sample = (input_ids, token_type_ids, attention_mask, label)
+        return self._output(model, weights, buffers, *sample)

@@ -54,7 +54,9 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList()
+        for _ in range(depth):
+            self.blocks.append(_Block(width, heads))
         self.norm = nn.LayerNorm(width)
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=0.1)
@@ -68,7 +70,7 @@ class GPT(nn.Module):
                 sees only its own text, and its position counts from that text's start.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = positions > positions[:, None]  # (T, T)
+        hidden = positions > positions[:, None]  # (T, T): later tokens
         positions = positions.expand(tokens.shape)
         if texts is not None:
             hidden = hidden | (texts[:, :, None] != texts[:, None])  # (B, T, T)

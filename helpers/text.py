@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 DATASETS = ("topics", "random")
+_BEFORE_TITLE = r"(?m)^(?=\S.*\n([^\w\s])\1{2,}$)"
+"""The start of a line above one that repeats a character three times or more, such as `====`."""
 
 
 def load_documents(dataset: str = "topics") -> list[str]:
@@ -32,22 +34,62 @@ def load_documents(dataset: str = "topics") -> list[str]:
     if dataset not in DATASETS:
         raise ValueError(f"dataset must be 'topics' or 'random', got {dataset!r}")
     if dataset == "random":
-        stream = random.Random(0)
-        words = ["".join(stream.choices(ascii_lowercase, k=5)) for _ in range(2000)]
-        return [" ".join(stream.choices(words, k=400)) for _ in range(150)]
+        return _random_documents()
     seen: set[str] = set()
     documents = []
-    underlined = r"(?m)^(?=\S.*\n([^\w\s])\1{2,}$)"
     for name in sorted(topics):
-        for section in re.split(underlined, topics[name])[::2]:  # the group comes between
-            paragraphs = []
-            for paragraph in re.split(r"\n\s*\n", section):
-                words = " ".join(re.sub(r"(?m)^[^\w\s]{3,}$", "", paragraph).split())
-                if words and words not in seen:
-                    seen.add(words)
-                    paragraphs.append(paragraph.strip("\n"))
-            documents.append("\n\n".join(paragraphs))
-    return [document for document in documents if len(document) >= 400]
+        # Every second part is the group of the pattern: the character under a title.
+        sections = re.split(_BEFORE_TITLE, topics[name])[::2]
+        for section in sections:
+            document = "\n\n".join(_new_paragraphs(section, seen))
+            if len(document) >= 400:
+                documents.append(document)
+    return documents
+
+
+def _new_paragraphs(section: str, seen: set[str]) -> list[str]:
+    """List the paragraphs of a section with words that are not in `seen`, and add them there."""
+    paragraphs = []
+    for paragraph in re.split(r"\n\s*\n", section):
+        text = re.sub(r"(?m)^[^\w\s]{3,}$", "", paragraph)  # without the line under a title
+        words = " ".join(text.split())
+        if words and words not in seen:
+            seen.add(words)
+            paragraphs.append(paragraph.strip("\n"))
+    return paragraphs
+
+
+def _random_documents() -> list[str]:
+    stream = random.Random(0)
+    words = []
+    for _ in range(2000):
+        letters = stream.choices(ascii_lowercase, k=5)
+        words.append("".join(letters))
+    documents = []
+    for _ in range(150):
+        documents.append(" ".join(stream.choices(words, k=400)))
+    return documents
+
+
+class _PairCounts:
+    """How often each pair of neighboring tokens occurs, and in which pieces of text."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[int, int]] = Counter()
+        self.pieces: dict[tuple[int, int], set[str]] = defaultdict(set)  # some lost it by now
+
+    def count(self, piece: str, word: list[int], times: int) -> None:
+        """Add the pairs of a piece with these tokens; with `times` below 0, take them away."""
+        for pair in pairwise(word):
+            self.counts[pair] += times
+            self.pieces[pair].add(piece)
+
+    def most_frequent(self) -> tuple[int, int] | None:
+        """Return the pair that occurs most often, if it does twice; of several the lowest."""
+        most = max(self.counts.values(), default=0)
+        if most < 2:
+            return None
+        return min(pair for pair, count in self.counts.items() if count == most)
 
 
 class BytePairs:
@@ -66,36 +108,42 @@ class BytePairs:
         """Learn 256 to `size` tokens from texts; ties go to the pair with the lowest tokens."""
         self.tokens = [bytes([byte]) for byte in range(256)]
         self._pairs: list[tuple[int, int]] = []  # what each token after these was made of
-        frequency = Counter(piece for text in texts for piece in self._PIECES.findall(text))
-        self._words = {piece: [*piece.encode()] for piece in frequency}
-        pairs: Counter[tuple[int, int]] = Counter()
-        words_with_pair = defaultdict(set)  # or without it by now
+        self._words: dict[str, list[int]] = {}  # the tokens of each piece that was seen
+        frequency: Counter[str] = Counter()
+        for text in texts:
+            frequency.update(self._PIECES.findall(text))
+        pairs = _PairCounts()
+        for piece, times in frequency.items():
+            self._words[piece] = list(piece.encode())
+            pairs.count(piece, self._words[piece], times)
 
-        def count(piece: str, sign: int) -> None:
-            for pair in pairwise(self._words[piece]):
-                pairs[pair] += sign * frequency[piece]
-                words_with_pair[pair].add(piece)
-
-        for piece in frequency:
-            count(piece, 1)
-        while len(self.tokens) < size and max(pairs.values(), default=0) > 1:
-            pair = min(pairs, key=lambda item: (-pairs[item], item))
+        while len(self.tokens) < size:
+            pair = pairs.most_frequent()
+            if pair is None:
+                break
+            first, second = pair
+            token = len(self.tokens)
             self._pairs.append(pair)
-            self.tokens.append(self.tokens[pair[0]] + self.tokens[pair[1]])
-            for piece in words_with_pair.pop(pair):
-                count(piece, -1)
-                self._words[piece] = _merged(self._words[piece], pair, len(self.tokens) - 1)
-                count(piece, 1)
-            del pairs[pair]
+            self.tokens.append(self.tokens[first] + self.tokens[second])
+            # Only the pieces with this pair change, so only their counts do.
+            for piece in pairs.pieces.pop(pair):
+                word = self._words[piece]
+                merged = _merged(word, pair, token)
+                pairs.count(piece, word, -frequency[piece])
+                pairs.count(piece, merged, frequency[piece])
+                self._words[piece] = merged
+            del pairs.counts[pair]
 
     def encode(self, text: str) -> list[int]:
         """Split a text into token ids."""
         tokens = []
         for piece in self._PIECES.findall(text):
             if piece not in self._words:
-                self._words[piece] = [*piece.encode()]
+                word = list(piece.encode())
+                # In the order in which the tokens were learned.
                 for token, pair in enumerate(self._pairs, start=256):
-                    self._words[piece] = _merged(self._words[piece], pair, token)
+                    word = _merged(word, pair, token)
+                self._words[piece] = word
             tokens += self._words[piece]
         return tokens
 
@@ -114,9 +162,10 @@ def windows(documents: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Te
     """
     rows, owners = [], []
     for number, document in enumerate(documents):
-        starts = range(0, len(document) - length, length)
-        rows += [document[start : start + length + 1] for start in starts]
-        owners += [number] * len(starts)
+        for start in range(0, len(document) - length, length):
+            rows.append(document[start : start + length + 1])
+            owners.append(number)
+    # `view` gives an empty result its second dimension.
     return torch.tensor(rows, dtype=torch.int64).view(-1, length + 1), torch.tensor(owners)
 
 

@@ -53,8 +53,15 @@ def poisson_batches(
     check_count("steps", steps)
     # A float32 from torch.rand is a multiple of 2**-24: too coarse for a rate of 1e-6.
     dtype = torch.float32 if generator.device.type == "mps" else torch.float64
-    options = {"generator": generator, "device": generator.device, "dtype": dtype}
-    return ((torch.rand(n, **options) < float(rate)).nonzero().squeeze(1) for _ in range(steps))
+
+    # Within, since a generator function would check its arguments only at the first batch.
+    def draw() -> Iterator[Tensor]:
+        for _ in range(steps):
+            uniform = torch.rand(n, generator=generator, device=generator.device, dtype=dtype)
+            chosen = uniform < float(rate)  # (n,)
+            yield chosen.nonzero().squeeze(1)
+
+    return draw()
 
 
 @torch.inference_mode(False)
@@ -111,24 +118,48 @@ def private_sum(
     """
     accounting.check_noise(noise_multiplier)
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.is_complex():
+        if not parameter.requires_grad:
+            continue
+        if parameter.is_complex():
             # In torch's complex noise, each part has half the variance.
             raise ValueError(f"{name} is complex: give its real and imaginary parts as parameters")
-        if parameter.requires_grad and generator and generator.device != parameter.device:
+        if generator is not None and generator.device != parameter.device:
             raise ValueError(
                 f"generator is on {generator.device} and {name} on {parameter.device}: "
                 f"torch.Generator({str(parameter.device)!r}) makes one there"
             )
-    options = {"mask": mask, "chunk_size": chunk_size, "randomness": randomness}
-    result = norms.clipped_sum(model, loss_fn, data, targets, limit, **options)
+    sums = norms.clipped_sum(
+        model,
+        loss_fn,
+        data,
+        targets,
+        limit,
+        mask=mask,
+        chunk_size=chunk_size,
+        randomness=randomness,
+    )
     deviation = float(noise_multiplier) * float(limit)
-    for total in result.values():
-        info = torch.finfo(total.dtype)
-        if noise_multiplier and not info.tiny / info.eps < deviation < info.max * info.eps:
-            raise ValueError(
-                f"noise of standard deviation {deviation:g} is too small or too large for "
-                f"{total.dtype}: scale the loss and the limit"
-            )
-        options = {"generator": generator, "device": total.device, "dtype": total.dtype}
-        total += torch.normal(0.0, deviation, total.shape, **options)
-    return result
+    for total in sums.values():
+        if noise_multiplier:
+            _check_deviation(deviation, total.dtype)
+        noise = torch.normal(
+            0.0,
+            deviation,
+            total.shape,
+            generator=generator,
+            device=total.device,
+            dtype=total.dtype,
+        )
+        total += noise
+    return sums
+
+
+def _check_deviation(deviation: float, dtype: torch.dtype) -> None:
+    """Raise ValueError unless noise of this size keeps its digits in a dtype."""
+    info = torch.finfo(dtype)
+    # Smaller noise would be rounded coarsely, and larger noise could overflow.
+    if not info.tiny / info.eps < deviation < info.max * info.eps:
+        raise ValueError(
+            f"noise of standard deviation {deviation:g} is too small or too large for "
+            f"{dtype}: scale the loss and the limit"
+        )

@@ -43,10 +43,10 @@ def epsilon(
     _check_budget(rate, steps, delta, accountant)
     if noise_multiplier == 0:
         return math.inf
-    setting = float(noise_multiplier), float(rate), int(steps)
+    noise_multiplier, rate, delta = float(noise_multiplier), float(rate), float(delta)
     if accountant == "prv":
-        _check_grid(*setting, float(delta))
-    return _spent(setting, float(delta), accountant)
+        _check_grid(noise_multiplier, rate, int(steps), delta)
+    return _spent((noise_multiplier, rate, int(steps)), delta, accountant)
 
 
 def noise_multiplier_for(
@@ -110,10 +110,12 @@ def _smallest_noise(
 ) -> float:
     from opacus.accountants.utils import get_noise_multiplier
 
+    # Even one step with the largest noise costs a little, as far as an accountant can tell.
     if epsilon <= _spent((_LARGEST_NOISE, 1.0, 1), delta, accountant):
         least = f"no epsilon as small as {epsilon:g} at delta = {delta:g}, whatever the noise"
         raise ValueError(f"the accountant {accountant!r} promises {least}: take a larger one")
-    if accountant == "prv":  # its search begins with half the noise that "rdp" needs
+    if accountant == "prv":
+        # The less noise, the larger the grid, and the search starts with half of what "rdp" needs.
         noise_multiplier = _smallest_noise(max(epsilon, 1.0), rate, steps, delta, "rdp")
         _check_grid(noise_multiplier / 2, rate, steps, delta)
     with _quiet():
@@ -131,11 +133,14 @@ def _check_grid(noise_multiplier: float, rate: float, steps: int, delta: float) 
     """Raise ValueError if Opacus' PRV accountant would need too large a grid."""
     from opacus.accountants.analysis import prv
 
-    error, tail = 0.01, delta / 1000  # of epsilon and of delta, as in Opacus
+    # The errors of epsilon and of delta that Opacus allows.
+    epsilon_error, delta_error = 0.01, delta / 1000
     loss = prv.PoissonSubsampledGaussianPRV(rate, noise_multiplier)
     with _quiet():
-        largest = prv.compute_safe_domain_size([loss], [steps], error, tail)
-    if largest * math.sqrt(steps * math.log(12 / tail) / 2) / error > _GRID:
+        largest = prv.compute_safe_domain_size([loss], [steps], epsilon_error, delta_error)
+    # The grid reaches to `largest`; over the steps, the errors of its points add up.
+    spacing = epsilon_error / math.sqrt(steps * math.log(12 / delta_error) / 2)
+    if largest / spacing > _GRID:
         raise ValueError(
             f"the accountant 'prv' would be slow for an epsilon near {largest:.3g} after "
             f"{steps:,} steps: take 'rdp', or more noise"
