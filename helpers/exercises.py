@@ -41,7 +41,7 @@ def check(exercise: str, answer: Callable, /, **inputs: Any) -> Iterator[Callabl
     Yields:
         The answer, to call.
     """
-    before = _Snapshot(inputs)
+    before = _SavedInputs(inputs)
     raised = False
     try:
         with torch.set_grad_enabled(torch.is_grad_enabled()), warnings.catch_warnings():
@@ -252,8 +252,8 @@ class _SavedTensor:
         self.tensor.data = self.storage.copy_(self.values)
 
 
-class _Snapshot:
-    """The contents of tensors, models and dictionaries at one moment."""
+class _SavedInputs:
+    """The contents of an exercise's inputs at one moment: tensors, models and dictionaries."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._tensors: dict[str, _SavedTensor] = {}

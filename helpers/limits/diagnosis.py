@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from helpers import gradients, numbers
 from helpers.compare import TOLERANCES
-from helpers.limits import bare, differences, trials
+from helpers.limits import bare, finite_differences, trials
 from helpers.limits.bare import Case
 from helpers.limits.findings import (
     Diagnosis,
@@ -96,7 +96,7 @@ def _diagnosed(case: Case) -> Diagnosis:
     conclusion, expected = _compare_with_loop(case, tolerance)
     if grads is not None:
         findings += _compare_gradients(case, grads, expected, tolerance)
-    findings += differences.find_wrong_autograd(case)
+    findings += finite_differences.find_wrong_autograd(case)
     # Where random numbers are drawn, samples alone and together differ by these.
     if full is not None and not full.drew and len(singles) > 1:
         # Kernels for a batch may round in another way than those for one sample.

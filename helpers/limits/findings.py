@@ -80,7 +80,7 @@ class Diagnosis:
 
 def finding_of(error: Exception, model: nn.Module) -> Finding:
     """Look up an error by its message and the end of its traceback."""
-    # The end begins with the innermost line outside torch: the line of the reader that failed.
+    # The end starts at the innermost frame outside torch: the line of the model or the loss.
     end: list[str] = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(_TORCH):

@@ -77,7 +77,7 @@ def find_interactions(full: Trial, singles: list[Trial], tolerance: float) -> li
 def _first_that_differs(full: Trial, singles: list[Trial], tolerance: float) -> str:
     """Name the first module, among those called once, whose outputs depend on the batch."""
     for name, outputs in full.outputs.items():
-        # Of a module that is called several times, nobody knows which calls correspond.
+        # If a module is called several times, its calls alone and together need not correspond.
         called_once = len(outputs) == 1
         alone = []
         for single in singles:

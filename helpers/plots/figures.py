@@ -56,6 +56,6 @@ def finish(
             ncols=legend,
             fontsize=9,
         )
-    # A figure that is open is shown when its cell ends; one that a cell returns is shown as well.
+    # Jupyter shows every open figure when a cell ends, and besides the one that the cell returns.
     plt.close(figure)
     return figure

@@ -104,7 +104,7 @@ def prices(
             # With the critical batch, the goal takes twice the fewest steps.
             twice = 2 * fewest_steps
             axis.plot(twice, twice * critical_batch, "s", color=color, mfc="white", ms=9)
-    # A point of nothing, for the legend.
+    # An empty series, only for the legend.
     axis.plot([], [], "s", color="gray", mfc="white", ms=9, label="critical batch")
     scale = "log" if any_reached else "linear"  # logarithmic axes must not be empty
     axis.set(xscale=scale, yscale=scale)

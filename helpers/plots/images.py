@@ -48,7 +48,7 @@ def attributions(
     for index, ranking in enumerate(order.tolist()):
         raising = panels[2 * index * columns :][:columns]
         lowering = panels[(2 * index + 1) * columns :][:columns]
-        # The target stands once, before the upper row.
+        # The target is drawn once, to the left of the upper row.
         _draw(raising[0], targets[index][0])
         raising[0].set_title(names[index], fontsize=9)
         lowering[0].axis("off")

@@ -118,7 +118,7 @@ def _change_by_tags(cell: NotebookNode, lesson: Path) -> None:
     """Give a code cell the form that Colab shows, or the magic that it needs."""
     tags = files.tags(cell)
     if "parameters" in tags:
-        cell.source = form(lesson)
+        cell.source = parameters_form(lesson)
         cell.metadata["cellView"] = "form"
     if "solution" in tags:
         cell.source = f"# @title Solution\n{cell.source}"
@@ -128,7 +128,7 @@ def _change_by_tags(cell: NotebookNode, lesson: Path) -> None:
 
 
 def _insert_checks(notebook: NotebookNode) -> None:
-    """Insert what looks at the machine, after the parameters."""
+    """Insert the cells that check the machine, after the parameters."""
     checks = [_folded("colab-ready", READY)]
     for cell in notebook.cells:
         if "parameters" in files.tags(cell):
@@ -138,7 +138,7 @@ def _insert_checks(notebook: NotebookNode) -> None:
     notebook.cells[position:position] = checks
 
 
-def form(lesson: Path) -> str:
+def parameters_form(lesson: Path) -> str:
     """Write the parameters of a lesson as a form: fields to fill in, with their meaning above."""
     lines = ["# @title Parameters"]
     for name, (default, meaning) in parameters.declared(lesson).items():

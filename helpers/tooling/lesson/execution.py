@@ -110,14 +110,14 @@ def _place_reached(lesson: NotebookNode, executed: NotebookNode) -> str:
 def table(done: Sequence[Execution]) -> str:
     """Lay out how lessons went: result, run time, peak memory."""
     lines = [f"{'lesson':<24}  result  run time  peak memory"]
-    for execution in done:
-        metadata = execution.notebook.metadata
-        result = "failed" if execution.failure else "passed"
+    for ended in done:
+        metadata = ended.notebook.metadata
+        result = "failed" if ended.failure else "passed"
         seconds = metadata.papermill.duration
         sizes = []
         for kind, size in metadata.get("peak_memory", {}).items():
             sizes.append(f"{size / 2**20:,.0f} MiB ({kind})")
-        stem = execution.lesson.stem
+        stem = ended.lesson.stem
         lines.append(f"{stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
     return "\n".join(lines)
 

@@ -52,7 +52,7 @@ def _index(lessons: list[Path], repo: str | None) -> str:
     by_name = {lesson.name: lesson for lesson in lessons}
     readme = Path("README.md").read_text("utf-8")
     opening, _, rest = readme.partition("\n## Two commands\n")
-    text = re.sub(r"\]\((notebooks|\.github)/", "](", opening)  # pages lie in one folder
+    text = re.sub(r"\]\((notebooks|\.github)/", "](", opening)  # all pages are in one folder
     text += (HERE / "index.md").read_text("utf-8")
     # A group is a name in bold, its purpose, and a table of lessons.
     for group, purpose, table in re.findall(r"\*\*(.+)\*\*(.+)\.\n\n((?:\|.+\n)+)", rest):
