@@ -8,22 +8,23 @@ Both return the same dictionary for the same model, with the names, zeros, and r
 `helpers.gradients`, and restore the model.
 """
 
-import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vjp, vmap
+from torch.func import vjp, vmap
 
 from helpers import devices
 from helpers.layers.per_sample import PerSampleGradients
-from helpers.layers.recorder import per_sample_gradients
+from helpers.layers.recorder import RecordedGradients
 from helpers.model_outputs import AbstractModelOutput
-from helpers.transforms import checks, loop, samples
+from helpers.transforms import checks
 from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.functional import functional
 from helpers.transforms.known_wrong import JACREV, OUTSIDE
+from helpers.transforms.problem import Gradients, Problem
 
 BatchLike = Sequence[Tree] | MutableMapping[str, Tree]
 Tensors = dict[str, Tensor]
@@ -121,7 +122,10 @@ class AbstractGradientComputer(ABC):
             ValueError: `batch` does not fit the task, the output is not a scalar, the model has
                 BatchNorm in training mode, or its forward pass draws random numbers.
         """
-        grads = self._gradients(self._checked(batch))
+        checked = self._checked(batch)
+        problem = Gradients(self._output(checked), self.model, self._params(self.model), checked)
+        problem.dtype = self.dtype
+        grads = self._collected(problem)
         for name, tensor in grads.items():
             grads[name] = tensor.to(self.device)
         return grads
@@ -136,15 +140,17 @@ class AbstractGradientComputer(ABC):
             `(B, 1)`, detached, in `dtype` and on `device`: the diagonal of TRAK's Q.
         """
         checked = self._checked(batch)
-        compute = self._loss_grad(checked, batch)
-        loss_grads = self._loss_grads(checked, compute)  # (B, 1)
-        return loss_grads.detach().to(self.device, self.dtype)
+        params = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.is_floating_point():
+                params[name] = parameter.detach()
+        problem = _LossGrads(self._loss_grad(checked, batch), self.model, params, checked)
+        problem.dtype = self.dtype
+        return self._collected(problem).to(self.device)
 
     @abstractmethod
-    def _gradients(self, batch: Batch) -> Tensors: ...
-
-    @abstractmethod
-    def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor: ...
+    def _collected(self, problem: Problem) -> Tensors | Tensor:
+        """Compute a result for all samples of a batch."""
 
     def _params(self, model: nn.Module) -> Tensors:
         return checks.select_parameters(model, self.grad_wrt, argument="grad_wrt")
@@ -158,7 +164,7 @@ class AbstractGradientComputer(ABC):
         parameters = list(signature.parameters.values())[3:]  # after model, weights and buffers
         return Batch(**_fitting(batch, parameters))
 
-    # What `helpers.transforms.samples` calls for each sample.
+    # What is called for each sample.
     def _output(self, batch: Batch) -> Callable[..., Tensor]:
         def compute(model: nn.Module, *sample: Tensor) -> Tensor:
             weights, buffers = _tensors(model)
@@ -182,18 +188,6 @@ class AbstractGradientComputer(ABC):
 
         return compute
 
-    def _by_loop(self, batch: Batch) -> Tensors:
-        params = self._params(self.model)
-        output = self._output(batch)
-        return loop.gradients(output, self.model, params, batch.leaves, dtype=self.dtype)
-
-    def _loss_grads_by_loop(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
-        loss_grads = torch.zeros(len(batch), 1, dtype=self.dtype, device=self.device)
-        if len(batch):
-            names = checks.select_parameters(self.model)  # since a forward pass may differentiate
-            loop.for_each(compute, self.model, names, batch.leaves, loss_grads.__setitem__)
-        return loss_grads
-
 
 class FunctionalGradientComputer(AbstractGradientComputer):
     """Differentiate all samples at once, with `vmap` over `grad`.
@@ -212,52 +206,11 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         """
         checked = self._checked(batch)
         params = self._params(self.model)
-        if not len(checked) or not params:
-            return params, iter(())
-        output = self._output(checked)
-        chunks = per_sample_gradients(output, self.model, params, checked.leaves, self.chunk_size)
-        return params, chunks
+        problem = RecordedGradients(self._output(checked), self.model, params, checked)
+        return params, problem.chunks(self.chunk_size)
 
-    def _gradients(self, batch: Batch) -> Tensors:
-        params = self._params(self.model)
-        compute = grad(samples.functional(self._output(batch), self.model, params))
-        otherwise = functools.partial(self._by_loop, batch)
-        return self._batched(compute, params, batch, otherwise, dtype=self.dtype)
-
-    def _loss_grads(self, batch: Batch, compute: Callable[..., Tensor]) -> Tensor:
-        names = []
-        for name, parameter in self.model.named_parameters():
-            if parameter.is_floating_point():
-                names.append(name)
-        function = samples.functional(compute, self.model, names, JACREV, OUTSIDE)
-
-        def under_vjp(params: Tensors, *leaves: Tensor) -> Tensor:
-            """Compute the function under a `vjp`: only so can `vmap` batch recurrent layers."""
-            value, _ = vjp(lambda params_now: function(params_now, *leaves), params)
-            return value
-
-        otherwise = functools.partial(self._loss_grads_by_loop, batch, compute)
-        return self._batched(under_vjp, names, batch, otherwise)
-
-    def _batched(
-        self,
-        compute: Callable,
-        names: Iterable[str],
-        batch: Batch,
-        otherwise: Callable,
-        dtype: torch.dtype | None = None,
-    ) -> Tensors | Tensor:
-        # Samples share parameters and buffers.
-        compute = vmap(compute, in_dims=(None, None, *batch.in_dims))
-        return samples.batched(
-            compute,
-            self.model,
-            names,
-            batch.leaves,
-            otherwise=otherwise,
-            chunk_size=self.chunk_size,
-            dtype=dtype,
-        )
+    def _collected(self, problem: Problem) -> Tensors | Tensor:
+        return problem.collect(self.chunk_size)
 
 
 class IterativeGradientComputer(AbstractGradientComputer):
@@ -266,10 +219,48 @@ class IterativeGradientComputer(AbstractGradientComputer):
     Takes the arguments of `AbstractGradientComputer`.
     """
 
-    # One forward pass for the batch and B backward passes through it would cost B * B.
+    def _collected(self, problem: Problem) -> Tensors | Tensor:
+        # One forward pass for the batch and B backward passes through it would cost B * B.
+        if problem.is_empty:
+            return problem.nothing()
+        with problem.prepared():
+            return problem.looped(problem.batch.leaves)
 
-    _gradients = AbstractGradientComputer._by_loop
-    _loss_grads = AbstractGradientComputer._loss_grads_by_loop
+
+class _LossGrads(Problem):
+    """Minus the derivatives of the losses with respect to the model outputs, `(B, 1)`."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no sample; no parameter is needed."""
+        return not len(self)
+
+    def vmapped(self, leaves: tuple[Tensor, ...]) -> Tensor:
+        """Compute those of all samples at once."""
+        function = functional(self, JACREV, OUTSIDE)
+
+        def under_vjp(params: Tensors, buffers: Tensors, *sample: Tensor) -> Tensor:
+            """Compute the function under a `vjp`: only so can `vmap` batch recurrent layers."""
+            value, _ = vjp(lambda params_now: function(params_now, buffers, *sample), params)
+            return value
+
+        # Samples share parameters and buffers.
+        compute = vmap(under_vjp, in_dims=(None, None, *[0] * len(leaves)))
+        with self.under_vmap():
+            return compute(self.params, self.buffers, *leaves)
+
+    def looped(self, leaves: tuple[Tensor, ...]) -> Tensor:
+        """Compute those of one sample after the other."""
+        # The trainable parameters require gradients, since a forward pass may differentiate.
+        self.require_gradients(checks.select_parameters(self.model, parts=self.parts))
+        loss_grads = []
+        for index in range(len(leaves[0])):
+            loss_grads.append(self.alone(leaves, index, Tensor.detach))
+        return torch.stack(loss_grads).to(self.dtype)
+
+    def nothing(self) -> Tensor:
+        """Return those of no sample."""
+        return torch.zeros(0, 1, dtype=self.dtype)
 
 
 def _tensors(model: nn.Module) -> tuple[Tensors, Tensors]:

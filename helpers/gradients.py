@@ -24,20 +24,17 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
   the forward pass when nothing says how samples share them.
 """
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
 
-from helpers.layers.per_sample import PerSampleGradients
-from helpers.layers.recorder import per_sample_gradients
+from helpers.layers.recorder import RecordedGradients
 from helpers.numbers import differences
-from helpers.transforms import batches, checks, fallback, samples
-from helpers.transforms import loop as loops
-from helpers.transforms.batches import Batch, Tree
+from helpers.transforms import fallback
+from helpers.transforms.batches import Tree
+from helpers.transforms.problem import Gradients
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -71,9 +68,13 @@ def loop_gradients(
         TypeError: `data` or `targets` is not a pytree of tensors, or `wrt` is one string.
         ValueError: One of the refusals of the module's contract.
     """
-    params, batch = prepare(model, data, targets, wrt)
-    loss = functools.partial(sample_loss, loss_fn, batch)
-    return loops.gradients(loss, model, params, batch.leaves, warn=True)
+    problem = Gradients.of_loss(model, loss_fn, data, targets, wrt)
+    if problem.is_empty:
+        return problem.nothing()
+    with problem.prepared():
+        grads = problem.looped(problem.batch.leaves)
+    problem.warn_if_constant()
+    return grads
 
 
 @torch.inference_mode(False)
@@ -125,30 +126,30 @@ def func_gradients(
         >>> {name: tuple(tensor.shape) for name, tensor in gradients.items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
     """
-    params, batch = prepare(model, data, targets, wrt)
-    checks.check_options(chunk_size, randomness)
+    of_loss = Gradients.of_loss if out is None else RecordedGradients.of_loss
+    problem = of_loss(model, loss_fn, data, targets, wrt, randomness)
     if check and randomness != "error":
         raise ValueError("check cannot compare samples that draw random numbers")
-    loss = functools.partial(sample_loss, loss_fn, batch)
-    loop = functools.partial(loops.gradients, loss, model, params, randomness=randomness)
-    options = {"chunk_size": chunk_size, "randomness": randomness}
-    if out is not None:
-        _check_out(out, params, len(batch), model=model, **batch.tensors)
-        grads = {name: out[name] for name in params}
-        if len(batch) and params:
-            _write(grads, per_sample_gradients(loss, model, params, batch.leaves, **options))
+    if out is None:
+        grads = problem.collect(chunk_size)
     else:
-        compute_grads = grad(samples.functional(loss, model, params))
-        in_dims = (None, None, *batch.in_dims)
-        compute_sample_grads = vmap(compute_grads, in_dims=in_dims, randomness=randomness)
-        options["otherwise"] = functools.partial(loop, batch.leaves)
-        grads = samples.batched(compute_sample_grads, model, params, batch.leaves, **options)
-    if len(batch) and not any(rows[0].any() or rows.any() for rows in grads.values()):
-        loop(batch[:1].leaves, warn=True)
-    if check and (disagreement := _difference(grads, loop, batch)):
-        fallback.warn(f"torch.vmap and the loop differ, so the loop was used: {disagreement}")
-        expected = loop(batch.leaves)
-        grads = expected if out is None else {n: out[n].copy_(rows) for n, rows in expected.items()}
+        _check_out(out, problem.params, len(problem), model=model, **problem.batch.tensors)
+        grads = {name: out[name] for name in problem.params}
+        _write(grads, problem, chunk_size)
+    problem.warn_if_constant()
+    if check:
+        loop = Gradients(
+            problem.function, model, problem.params, problem.batch, parts=problem.parts
+        )
+        disagreement = _difference(grads, loop)
+        if disagreement:
+            fallback.warn(f"torch.vmap and the loop differ, so the loop was used: {disagreement}")
+            with loop.prepared():
+                expected = loop.looped(loop.batch.leaves)
+            if out is None:
+                return expected
+            for name, tensor in expected.items():
+                grads[name].copy_(tensor)
     return grads
 
 
@@ -161,65 +162,63 @@ def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **rea
             f"out must have the names {', '.join(like) or '(none)'}, "
             f"got {', '.join(map(str, out)) or '(none)'}"
         )
-    owners: dict[int, str] = {}
+    owners: dict[int, str] = {}  # by address: whose memory it is
     for name, value in read.items():
         tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
-        strided = (tensor for tensor in tensors if tensor.layout is torch.strided)
-        owners.update((tensor.untyped_storage().data_ptr(), name) for tensor in strided)
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                owners[tensor.untyped_storage().data_ptr()] = name
     for key, parameter in like.items():
-        name, buffer = f"out[{key!r}]", out[key]
-        if not isinstance(buffer, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
-        for quality, expected, got in (
-            ("the shape", (size, *parameter.shape), tuple(buffer.shape)),
-            ("dtype", parameter.dtype, buffer.dtype),
-            ("device", parameter.device, buffer.device),
-        ):
-            if got != expected:
-                raise ValueError(f"{name} must have {quality} {expected}, got {got}")
-        if buffer.requires_grad or buffer.is_inference():
-            raise ValueError(
-                f"{name} must not require a gradient or be made in inference mode: "
-                "use torch.empty outside that mode"
-            )
-        if any(n > 1 and step == 0 for n, step in zip(buffer.shape, buffer.stride(), strict=True)):
-            raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
+        buffer = out[key]
+        name = f"out[{key!r}]"
+        _check_tensor(name, buffer, (size, *parameter.shape), parameter)
         address = buffer.untyped_storage().data_ptr()
         if buffer.numel() and address in owners:
             raise ValueError(f"{name} must have its own memory, got that of {owners[address]}")
         owners[address] = name
 
 
-@fallback.warning_once
-def _write(grads: dict[str, Tensor], chunks: Iterable[tuple[slice, PerSampleGradients]]) -> None:
-    """Write gradients, which are computed chunk by chunk here, into tensors `(B, *shape)`."""
-    for rows, computed in chunks:
-        computed.write({name: tensor[rows] for name, tensor in grads.items()})
-        del computed  # free it before the next chunk
+def _check_tensor(name: str, buffer: Any, shape: tuple[int, ...], parameter: Tensor) -> None:
+    """Check that gradients of a parameter can be written into a tensor."""
+    if not isinstance(buffer, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(buffer).__name__}")
+    if tuple(buffer.shape) != shape:
+        raise ValueError(f"{name} must have the shape {shape}, got {tuple(buffer.shape)}")
+    if buffer.dtype != parameter.dtype:
+        raise ValueError(f"{name} must have dtype {parameter.dtype}, got {buffer.dtype}")
+    if buffer.device != parameter.device:
+        raise ValueError(f"{name} must have device {parameter.device}, got {buffer.device}")
+    if buffer.requires_grad or buffer.is_inference():
+        raise ValueError(
+            f"{name} must not require a gradient or be made in inference mode: "
+            "use torch.empty outside that mode"
+        )
+    for length, step in zip(buffer.shape, buffer.stride(), strict=True):
+        if length > 1 and step == 0:
+            raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
 
 
-def _difference(
-    grads: dict[str, Tensor], loop: Callable[..., dict[str, Tensor]], batch: Batch
-) -> str:
+def _write(grads: dict[str, Tensor], problem: RecordedGradients, chunk_size: int | None) -> None:
+    """Write gradients into tensors `(B, *shape)`, chunk by chunk."""
+    places = problem.slices(chunk_size)
+    if problem.is_empty:
+        return
+    with problem.prepared():
+        for rows in places:
+            chunk = {name: tensor[rows] for name, tensor in grads.items()}
+            problem.compute(rows).write(chunk)
+
+
+def _difference(grads: dict[str, Tensor], loop: Gradients) -> str:
     """Compare the first and the last sample with the loop; `""` if they agree."""
-    ends = torch.tensor([0, len(batch) - 1]) if len(batch) > 1 else slice(None)
-    expected = loop(batch[ends].leaves)
-    off = differences({name: grads[name][ends] for name in expected}, expected)
-    return ", ".join(f"{name} by {error:.1e} of the largest entry" for name, error in off.items())
-
-
-def prepare(
-    model: nn.Module, data: Tree, targets: Tree, wrt: Iterable[str] | None
-) -> tuple[dict[str, Tensor], Batch]:
-    """Check the arguments, select the parameters, and flatten the batch."""
-    checks.check_model(model)
-    batch = batches.take(model, data=data, targets=targets)
-    return checks.select_parameters(model, wrt), batch
-
-
-def sample_loss(loss_fn: LossFn, batch: Batch, model: nn.Module, *sample: Tensor) -> Tensor:
-    """Compute the loss of one sample, given its leaves."""
-    if isinstance(loss_fn, type) and issubclass(loss_fn, nn.Module):
-        raise TypeError(f"loss_fn is the class {loss_fn.__name__}: pass {loss_fn.__name__}()")
-    data, targets = batch.of_one(sample)
-    return checks.check_scalar(loss_fn(batches.call(model, data), targets))
+    if loop.is_empty:
+        return ""
+    # One index, of the only sample, would have no dimension B.
+    ends = torch.tensor([0, len(loop) - 1]) if len(loop) > 1 else slice(None)
+    with loop.prepared():
+        expected = loop.looped(loop.batch[ends].leaves)
+    found = {name: grads[name][ends] for name in expected}
+    texts = []
+    for name, error in differences(found, expected).items():
+        texts.append(f"{name} by {error:.1e} of the largest entry")
+    return ", ".join(texts)

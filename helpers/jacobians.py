@@ -4,17 +4,18 @@ The P columns are the parameters with `requires_grad`, in the order of `model.na
 each flattened. Refusals, and how the model is left, are as in `helpers.gradients`.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from helpers.transforms import batches, checks, loop, samples
+from helpers.transforms import batches, checks
 from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.functional import functional
 from helpers.transforms.known_wrong import JACREV
+from helpers.transforms.loop import by_backward
+from helpers.transforms.problem import Problem
 from helpers.transforms.restore import preserved
 
 
@@ -34,9 +35,11 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
         ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
             forward pass draws random numbers.
     """
-    checks.check_model(model)
-    batch = batches.take(model, data=data)
-    return _by_loop(model, checks.select_parameters(model), batch)
+    problem = _problem(model, data)
+    if problem.is_empty:
+        return problem.nothing()
+    with problem.prepared():
+        return problem.looped(problem.batch.leaves)
 
 
 @torch.inference_mode(False)
@@ -63,54 +66,69 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
         >>> tuple(jacobians.shape)  # 8 parameters: 2 x 3 weights, 2 biases
         (4, 2, 8)
     """
-    checks.check_model(model)
+    problem = _problem(model, data)
+    return problem.collect(chunk_size)
+
+
+class _Jacobians(Problem):
+    """Jacobians `(B, Y, P)` of a function that returns the outputs `(Y,)` of a sample."""
+
+    def vmapped(self, leaves: tuple[Tensor, ...]) -> Tensor:
+        """Differentiate all outputs of all samples at once."""
+        in_dims = (None, None, *[0] * len(leaves))
+        compute_jacobians = vmap(jacrev(functional(self, JACREV)), in_dims=in_dims)
+        with self.under_vmap():
+            blocks = compute_jacobians(self.params, self.buffers, *leaves)
+        rows = []
+        for name, block in blocks.items():  # (b, Y, *shape)
+            rows.append(block.reshape(*block.shape[:2], self.params[name].numel()))
+        return torch.cat(rows, dim=2)
+
+    def looped(self, leaves: tuple[Tensor, ...]) -> Tensor:
+        """Differentiate one output of one sample after the other."""
+        size = len(leaves[0])
+        jacobians = None
+        for index in range(size):
+            jacobian = self.alone(leaves, index, self._backward)  # (Y, P)
+            if jacobians is None:
+                jacobians = jacobian.new_empty((size, *jacobian.shape))
+            jacobians[index] = jacobian
+        return jacobians
+
+    def nothing(self) -> Tensor:
+        """Return Jacobians of no sample, or of no parameter."""
+        return no_jacobians(self.model, self.batch, size=len(self))
+
+    def _backward(self, outputs: Tensor) -> Tensor:
+        """Differentiate the outputs of one sample: `(Y, P)`."""
+        leaves = [self.parts.parameters[name] for name in self.params]
+        like = torch.cat([leaf.new_empty(0) for leaf in leaves])  # in the dtype of all together
+        jacobian = like.new_zeros((len(outputs), _count(self.params)), requires_grad=False)
+        for row, output in zip(jacobian, outputs, strict=True):
+            grads = by_backward(output, leaves, retain_graph=True)
+            blocks = row.split([leaf.numel() for leaf in leaves])
+            for block, gradient in zip(blocks, grads, strict=True):
+                if gradient is not None:
+                    block.copy_(gradient.flatten())
+        return jacobian
+
+
+def _problem(model: nn.Module, data: Tree) -> _Jacobians:
+    """Check the arguments, and make the problem of the outputs' Jacobians."""
+    parts = checks.check_model(model)
     batch = batches.take(model, data=data)
-    checks.check_options(chunk_size)
-    params = checks.select_parameters(model)
-    blocks = jacrev(samples.functional(_outputs(batch), model, params, JACREV))
+    params = checks.select_parameters(model, parts=parts)
 
-    def compute_jacobian(*args: Any) -> Tensor:
-        return torch.cat([output[..., None].flatten(1) for output in blocks(*args).values()], 1)
-
-    compute_jacobians = vmap(compute_jacobian, in_dims=(None, None, *batch.in_dims))
-    by_loop = functools.partial(_by_loop, model, params, batch)
-    options = {"otherwise": by_loop, "chunk_size": chunk_size}
-    return samples.batched(compute_jacobians, model, params, batch.leaves, **options)
+    return _Jacobians(partial(_outputs, batch), model, params, batch, parts=parts)
 
 
-def _by_loop(model: nn.Module, params: dict[str, Tensor], batch: Batch) -> Tensor:
-    """Compute Jacobians `(B, Y, P)`, a row at a time."""
-    if not len(batch) or not params:
-        return no_jacobians(model, batch, size=len(batch))
-    parameters, result = dict(model.named_parameters()), None
-    leaves = [parameters[name] for name in params]
-
-    def backward(outputs: Tensor) -> list[list[Tensor]]:
-        return [loop.by_backward(output, leaves, retain_graph=True) for output in outputs]
-
-    def store(index: int, rows: list[list[Tensor]]) -> None:
-        nonlocal result
-        if result is None:
-            like = torch.cat([parameter.new_empty(0) for parameter in params.values()])
-            result = like.new_empty((len(batch), len(rows), _count(params)))
-        for row, blocks in zip(result[index], rows, strict=True):
-            row.copy_(torch.cat([block.flatten() for block in blocks]))
-
-    loop.for_each(_outputs(batch), model, params, batch.leaves, store, backward=backward)
-    return result
-
-
-def _outputs(batch: Batch) -> Callable[..., Tensor]:
-    """Make a function that runs the model on one sample: outputs `(Y,)`."""
-
-    def run(model: nn.Module, *sample: Tensor) -> Tensor:
-        outputs = batches.call(model, batch.of_one(sample)[0])
-        if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 1:
-            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ValueError(f"the model must return outputs (B, Y), got {got} for a batch of one")
-        return outputs.squeeze(0)
-
-    return run
+def _outputs(batch: Batch, model: nn.Module, *sample: Tensor) -> Tensor:
+    """Run the model on one sample: outputs `(Y,)`."""
+    outputs = batches.call(model, batch.of_one(sample)[0])
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 1:
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(f"the model must return outputs (B, Y), got {got} for a batch of one")
+    return outputs.squeeze(0)
 
 
 def _count(params: dict[str, Tensor]) -> int:
@@ -121,5 +139,5 @@ def no_jacobians(model: nn.Module, batch: Batch, *, size: int = 0) -> Tensor:
     """Return zeros `(size, Y, P)`; the model runs on a sample, or zeros, to find Y."""
     params = checks.select_parameters(model)
     with preserved(model, params), torch.enable_grad():  # a forward pass may differentiate
-        outputs = _outputs(batch)(model, *batch.first())
+        outputs = _outputs(batch, model, *batch.first())
     return outputs.detach().new_zeros((size, len(outputs), _count(params)))

@@ -8,7 +8,6 @@ used in another way. Refusals, and how the model is left, are as in `helpers.gra
 Opacus 1.6.0 does this for linear layers and embeddings, but misses other uses of their weights.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers import gradients
-from helpers.layers.layer_call import SMALL, LayerCall, dense, squared_norms
+from helpers.layers.layer_call import SMALL, squared_norms
 from helpers.layers.per_sample import PerSampleGradients
-from helpers.layers.recorder import per_sample_gradients
+from helpers.layers.recorder import RecordedGradients
 from helpers.numbers import is_real, wide
-from helpers.transforms import checks, fallback, loop
-from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.batches import Tree
 
-LossFn, Tensors = Callable[[Any, Any], Tensor], dict[str, Tensor]
+LossFn = Callable[[Any, Any], Tensor]
+Tensors = dict[str, Tensor]
 
 # How many numbers a chunk should hold, including its gradients: 512 MB in float32.
 _CHUNK = 2**27
@@ -35,7 +33,6 @@ _ROUNDINGS = 64
 
 
 @torch.inference_mode(False)
-@fallback.warning_once
 def gradient_norms(
     model: nn.Module,
     loss_fn: LossFn,
@@ -73,24 +70,26 @@ def gradient_norms(
         >>> gradient_norms(model, nn.functional.mse_loss, data, targets)  # slope at 0: 2 (0 - 1)
         tensor([2., 2.])
     """
-    params, batch = gradients.prepare(model, data, targets, wrt)
-    loss = functools.partial(gradients.sample_loss, loss_fn, batch)
-    result = torch.zeros(len(batch), dtype=_dtype(params), device=batch.leaves[0].device)
-    for rows, grads in _chunks(loss, model, params, batch, chunk_size, randomness):
-        norms, _ = _norms_and_calls(params, grads, result[rows])
-        odd = ~((norms >= SMALL**2) & (norms < math.inf))
-        if odd.any():
-            largest, unit = _scaled(params, grads.rows(odd), norms[odd])
-            norms[odd] = largest * unit
-        result[rows] = norms
-        del grads  # or it would lie beside that of the next chunk
-    if len(batch) and not result.any():
-        loop.gradients(loss, model, params, batch[:1].leaves, randomness=randomness, warn=True)
-    return result
+    problem = RecordedGradients.of_loss(model, loss_fn, data, targets, wrt, randomness)
+    places = _places(problem, chunk_size)
+    norms = _zeros(problem)
+    if problem.is_empty:
+        return norms
+    with problem.prepared():
+        for rows in places:
+            grads = problem.compute(rows)
+            measured, _ = grads.norms(problem.params, norms[rows])
+            odd = ~((measured >= SMALL**2) & (measured < math.inf))
+            if odd.any():
+                largest, unit = _scaled(problem.params, grads.rows(odd), measured[odd])
+                measured[odd] = largest * unit
+            norms[rows] = measured
+            del grads  # or it would lie beside that of the next chunk
+    problem.warn_if_constant()
+    return norms
 
 
 @torch.inference_mode(False)
-@fallback.warning_once
 def clipped_sum(
     model: nn.Module,
     loss_fn: LossFn,
@@ -142,51 +141,42 @@ def clipped_sum(
     """
     if not is_real(limit) or not 0 < limit < math.inf:
         raise ValueError(f"limit must be a finite Python number above 0, got {limit!r}")
-    params, batch = gradients.prepare(model, data, targets, wrt)
+    problem = RecordedGradients.of_loss(model, loss_fn, data, targets, wrt, randomness)
     if mask is not None:
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (len(batch),):
+        size = len(problem)
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (size,):
             raise ValueError("mask must be a boolean tensor (B,), True for each sample that counts")
-        batch = batch[mask]
-    loss = functools.partial(gradients.sample_loss, loss_fn, batch)
-    result = {n: torch.zeros_like(t, dtype=wide(t.dtype)) for n, t in params.items()}
-    eps = max((torch.finfo(total.dtype).eps for total in result.values()), default=0.0)
+        problem.batch = problem.batch[mask]
+    places = _places(problem, chunk_size)
+    params = problem.params
+    totals = {}
+    for name, parameter in params.items():
+        totals[name] = torch.zeros_like(parameter, dtype=wide(parameter.dtype))
+    if problem.is_empty:
+        return totals
+    eps = max(torch.finfo(total.dtype).eps for total in totals.values())
     limit = float(limit) * (1 - _ROUNDINGS * eps)
-    for rows, grads in _chunks(loss, model, params, batch, chunk_size, randomness):
-        zeros = batch.leaves[0].new_zeros(len(batch), dtype=_dtype(params))[rows]
-        norms, calls = _norms_and_calls(params, grads, zeros, keep=True)
-        odd = ~(norms < math.inf) | (limit < SMALL)
-        if odd.any():
-            for name, total in _scaled_totals(params, grads.rows(odd), zeros[odd], limit):
-                result[name] += total
-            grads, calls = grads.rows(~odd), {}
-            if not odd.all():
-                norms, calls = _norms_and_calls(params, grads, zeros[~odd], keep=True)
-        factors = (limit / norms).clamp(max=1)
-        for name in calls:
-            result[name] += calls[name].total(factors.to(calls[name].output_grads.dtype))
-        del grads, calls  # free them before the next chunk
-    if len(batch) and not any(total.any() for total in result.values()):
-        loop.gradients(loss, model, params, batch[:1].leaves, randomness=randomness, warn=True)
-    return result
-
-
-def _norms_and_calls(
-    params: Tensors, grads: PerSampleGradients, like: Tensor, *, keep: bool = False
-) -> tuple[Tensor, dict[str, LayerCall]]:
-    """Compute the norms of a chunk; if `keep`, also return calls from which sums follow."""
-    if any(tensor.dtype != wide(tensor.dtype) for tensor in params.values()):
-        grads = grads.rows(slice(None))
-    squares, calls = torch.zeros_like(like), {}
-    for name in params:
-        call = grads.only_call(name)
-        squared = call and call.squares(then_total=keep)
-        if squared is None and (gradients := grads.gradients(name)) is not None:
-            call, squared = dense(gradients), squared_norms(gradients)
-        if squared is not None:
-            squares += squared
-            if keep:
-                calls[name] = call
-    return squares.sqrt(), calls
+    zeros = _zeros(problem)
+    with problem.prepared():
+        for rows in places:
+            grads = problem.compute(rows)
+            norms, calls = grads.norms(params, zeros[rows], keep=True)
+            # A square may have overflowed, or the limit is so small that a norm may have vanished.
+            odd = ~(norms < math.inf) | (limit < SMALL)
+            if odd.any():
+                _add_scaled(totals, params, grads.rows(odd), norms[odd], limit)
+                ordinary = ~odd
+                if ordinary.any():
+                    grads = grads.rows(ordinary)
+                    norms, calls = grads.norms(params, zeros[rows][ordinary], keep=True)
+                else:
+                    calls = {}
+            factors = (limit / norms).clamp(max=1)
+            for name, call in calls.items():
+                totals[name] += call.total(factors.to(call.output_grads.dtype))
+            del grads, calls  # free them before the next chunk
+    problem.warn_if_constant()
+    return totals
 
 
 def _scaled(params: Tensors, grads: PerSampleGradients, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,16 +191,18 @@ def _scaled(params: Tensors, grads: PerSampleGradients, like: Tensor) -> tuple[T
     return largest, squares.sqrt()
 
 
-def _scaled_totals(
-    params: Tensors, grads: PerSampleGradients, like: Tensor, limit: float
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and sums of clipped gradients, of any size; non-finite ones are left out."""
+def _add_scaled(
+    totals: Tensors, params: Tensors, grads: PerSampleGradients, like: Tensor, limit: float
+) -> None:
+    """Add clipped gradients, of any size, to sums; non-finite ones are left out."""
     largest, unit = _scaled(params, grads, like)
     counts = largest.isfinite() & (largest > 0)
+    if not counts.any():
+        return
     grads, largest, unit = grads.rows(counts), largest[counts], unit[counts]
     for name, gradient in _flattened(params, grads):
         factors = (limit / unit).minimum(largest).to(gradient.dtype)
-        yield name, (factors @ (gradient / largest[:, None])).view(params[name].shape)
+        totals[name] += (factors @ (gradient / largest[:, None])).view(params[name].shape)
 
 
 def _flattened(params: Tensors, grads: PerSampleGradients) -> Iterator[tuple[str, Tensor]]:
@@ -221,35 +213,35 @@ def _flattened(params: Tensors, grads: PerSampleGradients) -> Iterator[tuple[str
             yield name, gradient.reshape(-1, tensor.numel())
 
 
-def _estimated(batch: Batch, params: Tensors) -> int:
+def _places(problem: RecordedGradients, chunk_size: int | str | None) -> list[slice]:
+    """Return the chunks' places in the batch, of a size that should fit if it is "auto"."""
+    if chunk_size == "auto":
+        chunk_size = None if problem.is_empty else _estimated(problem)
+    return problem.slices(chunk_size)
+
+
+def _estimated(problem: RecordedGradients) -> int:
     """Estimate how many samples a chunk may hold, before the network has run."""
     # An image network keeps a few dozen times the sample's size; of a token, each layer keeps its
     # inputs and its outputs. The gradients of the largest parameter may come to that.
-    pairs = zip(batch.paths, batch.leaves, strict=True)
-    first = [leaf[0] for path, leaf in pairs if not path.startswith("targets")]
-    numbers = 64 * sum(sample.numel() for sample in first if sample.is_floating_point())
-    tokens = max((sample.numel() for sample in first if not sample.is_floating_point()), default=0)
-    numbers += tokens * sum(sum(tensor.shape[:2]) for tensor in params.values())
-    return max(1, _CHUNK // (numbers + max(tensor.numel() for tensor in params.values()) + 1))
+    numbers, tokens = 0, 0
+    for path, leaf in zip(problem.batch.paths, problem.batch.leaves, strict=True):
+        if path.startswith("targets"):
+            continue
+        if leaf[0].is_floating_point():
+            numbers += 64 * leaf[0].numel()
+        else:
+            tokens = max(tokens, leaf[0].numel())
+    for parameter in problem.params.values():
+        numbers += tokens * sum(parameter.shape[:2])
+    largest = max(parameter.numel() for parameter in problem.params.values())
+    return max(1, _CHUNK // (numbers + largest + 1))
 
 
-def _chunks(
-    function: Callable[..., Tensor],
-    model: nn.Module,
-    params: Tensors,
-    batch: Batch,
-    chunk_size: int | str | None,
-    randomness: str,
-) -> Iterator[tuple[slice, PerSampleGradients]]:
-    """Check the options, and differentiate chunk by chunk."""
-    checks.check_options(None if chunk_size == "auto" else chunk_size, randomness)
-    if not len(batch) or not params:
-        return iter(())
-    step = _estimated(batch, params) if chunk_size == "auto" else chunk_size
-    return per_sample_gradients(function, model, params, batch.leaves, step, randomness=randomness)
-
-
-def _dtype(params: Tensors) -> torch.dtype:
-    """Return the dtype of norms: that of the parameters, real, float32 at least."""
-    dtypes = (tensor.dtype for tensor in params.values())
-    return functools.reduce(torch.promote_types, dtypes, torch.float32).to_real()
+def _zeros(problem: RecordedGradients) -> Tensor:
+    """Return zeros `(B,)` in the dtype of norms: that of the parameters, real, at least float32."""
+    dtype = torch.float32
+    for parameter in problem.params.values():
+        dtype = torch.promote_types(dtype, parameter.dtype)
+    device = problem.batch.leaves[0].device
+    return torch.zeros(len(problem), dtype=dtype.to_real(), device=device)

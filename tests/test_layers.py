@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from helpers import benchmark, gradients, jacobians, norms
 from helpers.layers.layer_call import Dense, LayerCall, MatchedCall
-from helpers.layers.recorder import LAYER_RULES, per_sample_gradients
+from helpers.layers.recorder import LAYER_RULES, RecordedGradients
 from helpers.models import GPT, MLP, SimpleCNN
 from helpers.transforms.fallback import FallbackWarning
 from helpers.transforms.known_wrong import Refusal
@@ -148,9 +148,8 @@ def test_any_use_of_a_weight(name):
 
 def calls_of(case: Case) -> list[LayerCall]:
     """Return what layers meet in a batch."""
-    params, batch = gradients.prepare(case.model, case.data, case.targets, None)
-    loss = functools.partial(gradients.sample_loss, case.loss_fn, batch)
-    ((_, found),) = per_sample_gradients(loss, case.model, params, batch.leaves)
+    problem = RecordedGradients.of_loss(case.model, case.loss_fn, case.data, case.targets)
+    ((_, found),) = problem.chunks()
     calls = []
     for of_one_parameter in found.calls.values():
         calls += of_one_parameter

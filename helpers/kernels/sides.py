@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from helpers.jacobians import func_jacobians
 from helpers.layers.linear import Linear
 from helpers.layers.per_sample import PerSampleGradients
-from helpers.layers.recorder import per_sample_gradients
+from helpers.layers.recorder import RecordedGradients
 from helpers.numbers import wide
 from helpers.transforms import batches, checks
 from helpers.transforms.batches import Batch
@@ -64,8 +64,9 @@ def of_outputs(model: nn.Module, data: Batch, outputs: int) -> PerSampleGradient
         return (batches.call(model, inputs)[0] * chosen).sum()
 
     params = checks.select_parameters(model)
-    ((_, grads),) = per_sample_gradients(loss, model, params, (*repeated.leaves, one_hot))
-    return grads
+    problem = RecordedGradients(loss, model, params, repeated.beside("one_hot", one_hot))
+    with problem.prepared():
+        return problem.compute(slice(None))
 
 
 def linear_factors(grads: PerSampleGradients, name: str) -> tuple[Tensor, Tensor] | None:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from helpers.layers.layer_call import LayerCall
+from helpers.layers.layer_call import LayerCall, dense, squared_norms
 from helpers.numbers import wide
 
 
@@ -16,17 +17,10 @@ class PerSampleGradients:
 
     def rows(self, index: slice | Tensor) -> "PerSampleGradients":
         """Return some samples' gradients, in float32 or wider, ready to be summed."""
-
-        def chosen(call: LayerCall) -> LayerCall:
-            grads, inputs = call.output_grads[index], call.activations
-            if inputs is not None:
-                inputs = inputs[index]
-                if inputs.is_floating_point():  # not an embedding's indices
-                    inputs = inputs.to(wide(inputs.dtype))
-            grads = grads.to(wide(grads.dtype))
-            return replace(call, activations=inputs, output_grads=grads)
-
-        return PerSampleGradients({n: [*map(chosen, calls)] for n, calls in self.calls.items()})
+        chosen: dict[str, list[LayerCall]] = {}
+        for name, calls in self.calls.items():
+            chosen[name] = [_rows_of(call, index) for call in calls]
+        return PerSampleGradients(chosen)
 
     def only_call(self, name: str) -> LayerCall | None:
         """Return the only call that a parameter's gradient comes from, if there is just one."""
@@ -35,12 +29,41 @@ class PerSampleGradients:
 
     def gradients(self, name: str) -> Tensor | None:
         """Return the gradients of the samples, `(B, *shape)`; `None` where they are zero."""
-        first, *others = self.calls.get(name) or [None]
-        if not others:
-            return first and first.gradients()
-        gradients = first.output_grads.new_empty((len(first.output_grads), *first.shape))
+        calls = self.calls.get(name, [])
+        if not calls:
+            return None
+        if len(calls) == 1:
+            return calls[0].gradients()
+        output_grads = calls[0].output_grads
+        gradients = output_grads.new_empty((len(output_grads), *calls[0].shape))
         self.write({name: gradients})
         return gradients
+
+    def norms(
+        self, params: dict[str, Tensor], like: Tensor, *, keep: bool = False
+    ) -> tuple[Tensor, dict[str, LayerCall]]:
+        """Compute the norms of the samples' gradients over all parameters, `(B,)` as `like`.
+
+        If `keep`, also return a call for each parameter from which a weighted sum follows.
+        """
+        grads = self
+        if any(torch.finfo(parameter.dtype).bits < 32 for parameter in params.values()):
+            grads = self.rows(slice(None))
+        squares = torch.zeros_like(like)
+        calls = {}
+        for name in params:
+            call = grads.only_call(name)
+            squared = None if call is None else call.squares(then_total=keep)
+            if squared is None:  # no rule gives the norm, or several calls add up
+                gradient = grads.gradients(name)
+                if gradient is None:  # it is zero
+                    continue
+                call = dense(gradient)
+                squared = squared_norms(gradient)
+            squares += squared
+            if keep:
+                calls[name] = call
+        return squares.sqrt(), calls
 
     def write(self, out: dict[str, Tensor]) -> None:
         """Write the gradients of the samples into tensors `(B, *shape)`, by name."""
@@ -49,3 +72,14 @@ class PerSampleGradients:
                 call.write(tensor, add=index > 0)
             if name not in self.calls:
                 tensor.zero_()
+
+
+def _rows_of(call: LayerCall, index: slice | Tensor) -> LayerCall:
+    """Return a call of some samples, in float32 or wider."""
+    grads = call.output_grads[index]
+    inputs = call.activations
+    if inputs is not None:
+        inputs = inputs[index]
+        if inputs.is_floating_point():  # not an embedding's indices
+            inputs = inputs.to(wide(inputs.dtype))
+    return replace(call, activations=inputs, output_grads=grads.to(wide(grads.dtype)))

@@ -13,141 +13,121 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import debug_unwrap, grad, vmap
+from torch import Tensor
+from torch.func import debug_unwrap, vmap
 
 from helpers.layers import convolution, embedding, linear
 from helpers.layers.layer_call import Bias, LayerCall, Matcher, dense
 from helpers.layers.per_sample import PerSampleGradients
-from helpers.transforms import fallback, known_wrong, loop, samples
+from helpers.transforms import known_wrong
 from helpers.transforms import randomness as streams
+from helpers.transforms.functional import standing_in
 from helpers.transforms.known_wrong import Refusal, Watched
-from helpers.transforms.restore import Snapshot
+from helpers.transforms.loop import by_backward
+from helpers.transforms.problem import LOOPED, RECORDED, VMAPPED, Gradients
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
 """The layer rules, by the torch function that a layer calls."""
 
-Function = Callable[..., Tensor]
-Tensors, Batch = dict[str, Tensor], tuple[Tensor, ...]
+# Spectral norm multiplies its weight by vectors that it keeps in buffers, and writes the products
+# there. All samples share them, and `vmap` does not write what has its dimension into a buffer.
+_POWER_ITERATION = (torch.mv, Tensor.mv)
+
+Tensors = dict[str, Tensor]
 Named = list[tuple[str, LayerCall]]  # with the name of the parameter
 
 
-def per_sample_gradients(
-    function: Function,
-    model: nn.Module,
-    params: Tensors,
-    batch: Batch,
-    chunk_size: int | None = None,
-    *,
-    randomness: str = "error",
-) -> Iterator[tuple[slice, PerSampleGradients]]:
-    """Differentiate a scalar function of each sample, chunk by chunk.
+class RecordedGradients(Gradients):
+    """Gradients of a scalar function as recorded calls of layers, or dense where that fails."""
 
-    Yields the chunk's slice of the batch, and its gradients as recorded calls. If a model cannot be
-    recorded, they come dense from `vmap` over `grad`, with a warning. Needs at least one parameter
-    and one sample.
-    """
-    step, failed, slow = chunk_size or len(batch[0]), None, False
-    if randomness == "same":
-        state = Snapshot([model], model.parameters())
-        first = streams.random_state(batch[0].device, state.generators)
-    for start in range(0, len(batch[0]), step):
-        if start and randomness == "same":
-            streams.restore_random_state(first)
-        rows = slice(start, start + step)
-        chunk = tuple(tensor[rows] for tensor in batch)
-        if failed is None:
-            try:
-                grads = _recorded(function, model, params, chunk, randomness)
-            except Exception as error:
-                if not fallback.leads_to_loop(error):
-                    raise
-                failed = error
-            if failed is not None:
-                module, reason = fallback.describe(failed, model)
-        if failed is not None:
-            grads, slow = _dense(function, model, params, chunk, randomness, slow)
-            if not slow:  # the loop has its own warning, and one is enough
-                fallback.warn(
-                    f"{module} cannot be recorded layer by layer, so its gradients were formed, "
-                    f"which takes more memory ({reason})",
-                    failed,
-                )
-        yield rows, grads
-        del grads  # or it would lie beside that of the next chunk
+    ways = (RECORDED, VMAPPED, LOOPED)
+
+    def recorded(self, leaves: tuple[Tensor, ...]) -> PerSampleGradients:
+        """Run the function forward and backward; raise a refusal if that cannot be recorded."""
+        with self.under_vmap():
+            record = _Record(self, len(leaves[0]))
+            losses = vmap(record.forward, randomness=self.randomness)(record.leaves, *leaves)
+            self.note(losses)
+            calls = record.backward(losses)
+        unmet = [name for name in self.params if name not in calls]
+        if unmet:
+            generators = self.snapshot.generators
+            undo = streams.streams_kept(leaves[0].device, generators)
+            # In "error", only other threads draw, and what they drew must stay.
+            with nullcontext() if self.randomness == "error" else undo:
+                _check_unmet(self, unmet, leaves)
+        return PerSampleGradients(calls)
+
+    def vmapped(self, leaves: tuple[Tensor, ...]) -> PerSampleGradients:
+        """Differentiate all samples at once, as in lesson 3."""
+        return _dense(super().vmapped(leaves))
+
+    def looped(self, leaves: tuple[Tensor, ...]) -> PerSampleGradients:
+        """Differentiate one sample after the other, in plain autograd."""
+        return _dense(super().looped(leaves))
+
+    def chunks(self, chunk_size: int | None = None) -> Iterator[tuple[slice, PerSampleGradients]]:
+        """Yield each chunk's place in the batch, and its gradients.
+
+        The model is as it was whenever somebody else's code runs.
+        """
+        if self.is_empty:
+            return
+        for rows in self.slices(chunk_size):
+            with self.prepared():
+                grads = self.compute(rows)
+            yield rows, grads
+            del grads  # or it would lie beside that of the next chunk
 
 
-def _dense(
-    function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str, slow: bool
-) -> tuple[PerSampleGradients, bool]:
-    """Form gradients by `vmap` over `grad`, or in the loop; return also whether the loop ran."""
-
-    def by_loop() -> Tensors:
-        nonlocal slow
-        slow = True
-        return loop.gradients(function, model, params, batch, randomness=randomness)
-
-    compute_grads, in_dims = grad(samples.functional(function, model, params)), (0,) * len(batch)
-    compute = vmap(compute_grads, in_dims=(None, None, *in_dims), randomness=randomness)
-    options = {"otherwise": by_loop, "randomness": randomness}
-    grads = by_loop() if slow else samples.batched(compute, model, params, batch, **options)
-    return PerSampleGradients({n: [dense(tensor)] for n, tensor in grads.items()}), slow
-
-
-def _recorded(
-    function: Function, model: nn.Module, params: Tensors, batch: Batch, randomness: str
-) -> PerSampleGradients:
-    """Run the function forward and backward; raise a refusal if that cannot be recorded."""
-    draws = {"device": batch[0].device, "randomness": randomness}
-    with samples.running(model, params, function, **draws) as (snapshot, params, _):
-        record = _Record(function, model, params, len(batch[0]))
-        losses = vmap(record.forward, randomness=randomness)(record.leaves, *batch)
-        calls = record.backward(losses)
-    if unmet := {name: tensor for name, tensor in params.items() if name not in calls}:
-        undo = streams.streams_kept(batch[0].device, snapshot.generators)
-        undo = nullcontext() if randomness == "error" else undo  # then only other threads draw
-        with undo:
-            _check_unmet(function, model, unmet, batch)
+def _dense(grads: Tensors) -> PerSampleGradients:
+    calls = {}
+    for name, tensor in grads.items():
+        calls[name] = [dense(tensor)]
     return PerSampleGradients(calls)
 
 
-def _check_unmet(function: Function, model: nn.Module, unmet: Tensors, batch: Batch) -> None:
+def _check_unmet(problem: Gradients, unmet: list[str], leaves: tuple[Tensor, ...]) -> None:
     """Run the first sample; raise a refusal if an unrecorded parameter has a gradient."""
     # A function that reads `requires_grad` may hide them from the record.
-    first = [tensor[:1] for tensor in batch]
-    grads = loop.gradients(function, model, unmet, first, randomness="different")
-    if any(tensor.any() for tensor in grads.values()):
-        raise Refusal("the recorder missed a use of a parameter")
+    own = [problem.parts.parameters[name] for name in unmet]
+    for gradient in problem.alone(leaves, 0, lambda value: by_backward(value, own)):
+        if gradient is not None and gradient.any():
+            raise Refusal("the recorder missed a use of a parameter")
 
 
 class _Record(Watched):
     """One forward pass of all samples, which records calls of layers, and the backward pass."""
 
-    def __init__(self, function: Function, model: nn.Module, params: Tensors, size: int) -> None:
-        parameters = dict(model.named_parameters())
+    def __init__(self, problem: Gradients, size: int) -> None:
+        parameters = problem.parts.parameters
         super().__init__(known_wrong.VMAP, known_wrong.OUTSIDE, parameters=parameters.values())
-        self.leaves = {
-            name: tensor.expand(size, *tensor.shape).requires_grad_()
-            for name, tensor in params.items()
-        }
-        self._function, self._model, self._params = function, model, params
-        self._versions = [tensor._version for tensor in params.values()]
-        self._buffers = {name: buffer.detach() for name, buffer in model.named_buffers()}
-        self._own = parameters | dict(model.named_buffers())
-        # A complex gradient is the conjugate of what the rules compute: its leaf gets it.
-        real = (name for name, tensor in params.items() if not tensor.is_complex())
-        self._names = {id(parameters[name]): name for name in real}
+        self._problem = problem
+        self._params = problem.params
+        self._own = parameters | problem.parts.buffers
+        # A leaf for each parameter: all samples share its memory.
+        self.leaves: Tensors = {}
+        self._versions = []
+        self._names: dict[int, str] = {}  # of the parameters that rules describe
+        for name, tensor in problem.params.items():
+            self.leaves[name] = tensor.expand(size, *tensor.shape).requires_grad_()
+            self._versions.append(tensor._version)
+            # A complex gradient is the conjugate of what the rules compute: its leaf gets it.
+            if not tensor.is_complex():
+                self._names[id(parameters[name])] = name
         # A number that requires a gradient, so that each layer has a backward pass.
-        self._probe = next(iter(params.values())).new_zeros(()).requires_grad_()
+        self._probe = next(iter(problem.params.values())).new_zeros(()).requires_grad_()
         self._calls: Named = []
         self._in_backward = False
 
     def forward(self, leaves: Tensors, *sample: Tensor) -> Tensor:
         """Run the function on one sample, under `vmap`."""
-        others = leaves | {name: buffer.clone() for name, buffer in self._buffers.items()}
-        sample = [*map(torch.clone, sample)]
-        with self, samples.standing_in(self._own, others):
-            return self._function(self._model, *sample).clone()
+        substitutes = dict(leaves)
+        for name, buffer in self._problem.buffers.items():
+            substitutes[name] = buffer.clone()
+        own_sample = [leaf.clone() for leaf in sample]
+        with self, standing_in(self._own, substitutes):
+            return self._problem.function(self._problem.model, *own_sample).clone()
 
     def backward(self, losses: Tensor) -> dict[str, list[LayerCall]]:
         """Return the calls of each parameter; the last holds the gradient of its leaf."""
@@ -178,19 +158,28 @@ class _Record(Watched):
         kwargs = kwargs or {}
         if func in known_wrong.OF_AUTOGRAD:  # only the unwrapped tensor knows these
             return func(debug_unwrap(args[0]))
+        if func in _POWER_ITERATION and not torch.is_grad_enabled():
+            args = [_once(value) for value in args]
         rule = LAYER_RULES.get(func)
-        match = rule(self._is_weight, *args, **kwargs) if rule else None
+        match = None if rule is None else rule(self._is_weight, *args, **kwargs)
+        if match is None or self._is_weight(match.activations):
+            return super().__torch_function__(func, types, args, kwargs)
+
         calls: Named = []
-        if match and not self._is_weight(match.activations):
-            of_bias = match.bias, Bias, {"formula": match.bias_formula}
-            for weight, kind, options in ((match.weight, match.rule, match.options), of_bias):
-                if self._is_weight(weight):
-                    calls.append((self._names[id(weight)], kind(weight.shape, options)))
+        if self._is_weight(match.weight):
+            call = match.rule(match.weight.shape, match.options)
+            calls.append((self._names[id(match.weight)], call))
+        if self._is_weight(match.bias):
+            call = Bias(match.bias.shape, {"formula": match.bias_formula})
+            calls.append((self._names[id(match.bias)], call))
         if not calls:
             return super().__torch_function__(func, types, args, kwargs)
         self._calls += calls
-        kwargs = {name: self._constant(value) for name, value in kwargs.items()}
-        outputs = super().__torch_function__(func, types, [*map(self._constant, args)], kwargs)
+
+        # The layer runs with the parameters themselves, which have no graph.
+        constants = [self._constant(value) for value in args]
+        named = {name: self._constant(value) for name, value in kwargs.items()}
+        outputs = super().__torch_function__(func, types, constants, named)
         arrive = functools.partial(self._arrive, calls)
         return _passed_on(outputs, match.activations, self._probe, arrive)
 
@@ -213,6 +202,19 @@ class _Record(Watched):
                 call.activations = activations.to(dtype) if floating else activations
 
 
+def _once(value: Any) -> Any:
+    """Return a tensor without the dimension of `vmap`, if all samples share it."""
+    try:
+        from torch._C._functorch import _unwrap_batched
+    except ImportError as error:  # private, so it may go away
+        raise Refusal("this torch lacks vmap internals") from error
+    if not isinstance(value, Tensor):
+        return value
+    inner, dim = _unwrap_batched(value, 1)
+    is_expanded = dim is not None and inner.stride(dim) == 0
+    return inner.select(dim, 0) if is_expanded else value
+
+
 def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Callable) -> Tensor:
     """Call `_Recorded` outside of `vmap`, with the tensors of all samples, `(B, ...)`."""
     # The public way, a function with a rule for `vmap`, is slower than many layers.
@@ -225,13 +227,14 @@ def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Call
     if around.level() > 1 or around.key() != TransformType.Vmap:
         raise Refusal("the model calls a layer within a transform of its own")
     with around.lower():
-        tensors = (
-            tensor.expand(around.batch_size(), *tensor.shape)
-            if dim is None
-            else tensor.movedim(dim, 0)
-            for tensor, dim in (_unwrap_batched(tensor, 1) for tensor in (outputs, activations))
-        )
-        return _add_batch_dim(_Recorded.apply(*tensors, probe, arrive), 0, 1)
+        whole = []
+        for tensor in (outputs, activations):
+            inner, dim = _unwrap_batched(tensor, 1)
+            if dim is None:  # all samples share it
+                whole.append(inner.expand(around.batch_size(), *inner.shape))
+            else:
+                whole.append(inner.movedim(dim, 0))
+        return _add_batch_dim(_Recorded.apply(*whole, probe, arrive), 0, 1)
 
 
 class _Recorded(torch.autograd.Function):

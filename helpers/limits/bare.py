@@ -16,6 +16,7 @@ from helpers.numbers import differences, largest_difference
 from helpers.transforms import batches, fallback
 from helpers.transforms import randomness as streams
 from helpers.transforms.batches import Batch, tensors_in
+from helpers.transforms.reach import modules_of
 from helpers.transforms.restore import Snapshot, preserved, walk
 from helpers.transforms.sequences import Sequences
 
@@ -39,9 +40,10 @@ class Case:
             if parameter.requires_grad:
                 trainable.append(name)
         device = self.batch.leaves[0].device
+        others = modules_of(self.loss_fn, self.model)
         try:
             with (
-                preserved(self.model, trainable, self.loss_fn) as snapshot,
+                preserved(self.model, trainable, others) as snapshot,
                 streams.streams_kept(device, snapshot.generators),
             ):
                 for module in self.in_eval.values():
@@ -219,7 +221,7 @@ def left_behind(model: nn.Module) -> Iterator[Finding]:
 
 def _error_of_use(value: Any) -> RuntimeError | None:
     """Return what a tensor in a value raises when it is used, if one does."""
-    for part in walk([value]):
+    for part in walk([value], []):
         try:
             if isinstance(part, Tensor):
                 part.clone()

@@ -205,6 +205,13 @@ class Batch:
         chosen.leaves = tuple(leaves)
         return chosen
 
+    def beside(self, path: str, leaf: Tensor) -> "Batch":
+        """Return the same batch with one more leaf, which is in none of the pytrees."""
+        extended = copy.copy(self)
+        extended.paths = (*self.paths, path)
+        extended.leaves = (*self.leaves, leaf)
+        return extended
+
     def first(self) -> list[Tensor]:
         """Copy the leaves of the first sample, or make zeros like them."""
         sample = []

@@ -1,5 +1,6 @@
 """What per-sample gradients and Jacobians refuse, each with one sentence."""
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -14,13 +15,30 @@ _SPREAD = ("torch.distributed.", "torch.nn.parallel.distributed")
 BATCH_NORM = nn.BatchNorm1d.__base__  # of all layers that normalize over the batch
 
 
-def check_model(model: nn.Module) -> None:
-    """Check that a model is a module in one process, without BatchNorm in training mode."""
+class Parts:
+    """The modules, parameters and buffers of a model, by name.
+
+    Each walk over a large model takes about a millisecond, and a call needs the names in many
+    places. So they are read once, before anything runs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self.buffers: dict[str, Tensor] = dict(model.named_buffers())
+
+
+def check_model(model: nn.Module) -> Parts:
+    """Check that a model is a module in one process, without BatchNorm in training mode.
+
+    Returns its parts, read on the way.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    check_one_process(model)
+    parts = Parts(model)
+    _check_spread(parts)
     cached = getattr(parametrize, "_cache_enabled", 0)
-    for name, module in model.named_modules():
+    for name, module in parts.modules.items():
         if cached and parametrize.is_parametrized(module):
             raise ValueError(
                 f"{name or 'the model'} is parametrized, and parametrize.cached() around this call "
@@ -32,19 +50,33 @@ def check_model(model: nn.Module) -> None:
                 "batch, so the gradient of one sample alone is not defined; call model.eval() on "
                 "a model with running statistics, or use GroupNorm"
             )
+    return parts
 
 
 def check_one_process(model: nn.Module) -> None:
     """Check that a model lies in one process, and that its backward pass reduces over no others."""
-    members = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
-    for name, member in members:
-        for kind in type(member).__mro__:
-            if kind.__module__.startswith(_SPREAD):
+    _check_spread(Parts(model))
+
+
+def _check_spread(parts: Parts) -> None:
+    for members in (parts.modules, parts.parameters, parts.buffers):
+        for name, member in members.items():
+            kind = _spread_class(type(member))
+            if kind is not None:
                 raise ValueError(
-                    f"{name or 'the model'} is a {kind.__name__}, spread over processes: take the "
+                    f"{name or 'the model'} is a {kind}, spread over processes: take the "
                     ".module of DistributedDataParallel, or copy the full_tensor() of sharded "
                     "weights into a plain module"
                 )
+
+
+@functools.lru_cache
+def _spread_class(kind: type) -> str | None:
+    """Return the name of the class of distributed modules or tensors that a class extends."""
+    for base in kind.__mro__:
+        if base.__module__.startswith(_SPREAD):
+            return base.__name__
+    return None
 
 
 def check_callable(model: nn.Module) -> None:
@@ -100,13 +132,17 @@ def check_options(chunk_size: int | None = None, randomness: str = "error") -> N
 
 
 def select_parameters(
-    model: nn.Module, wrt: Iterable[str] | None = None, *, argument: str = "wrt"
+    model: nn.Module,
+    wrt: Iterable[str] | None = None,
+    *,
+    argument: str = "wrt",
+    parts: Parts | None = None,
 ) -> dict[str, Tensor]:
     """Return the parameters to differentiate, detached: those in `wrt`, or all trainable ones.
 
-    `argument` is the caller's name for `wrt`.
+    `argument` is the caller's name for `wrt`; `parts` are those of the model, if they are known.
     """
-    parameters = dict(model.named_parameters())
+    parameters = (parts or Parts(model)).parameters
     for name, parameter in parameters.items():
         if nn.parameter.is_lazy(parameter):
             raise ValueError(

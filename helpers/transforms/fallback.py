@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from helpers.transforms.known_wrong import Refusal
+from helpers.transforms.reach import is_own
 
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
@@ -60,14 +61,19 @@ def leads_to_loop(error: Exception) -> bool:
     return isinstance(error, Refusal | RuntimeError) or not _is_ours(error)
 
 
-def to_loop(compute: Callable[[], Any], error: Exception, model: nn.Module, cause: str = "") -> Any:
-    """Compute in a loop after an error under a transform, and warn of the cause."""
+def explain(was_recorded: bool, error: Exception, model: nn.Module) -> str:
+    """Say which module a way failed at, why, and what was done instead; see `describe`."""
     module, why = describe(error, model)
-    result = compute()  # what this raises has nothing to do with the transform
+    if was_recorded:
+        return (
+            f"{module} cannot be recorded layer by layer, so its gradients were formed, which "
+            f"takes more memory ({why})"
+        )
     by = "the helpers" if isinstance(error, Refusal) else "torch.vmap"
-    cause = cause or f"{module} cannot be batched by {by}"
-    warn(f"{cause}, so the samples were taken one after the other, which is slower ({why})", error)
-    return result
+    return (
+        f"{module} cannot be batched by {by}, so the samples were taken one after the other, "
+        f"which is slower ({why})"
+    )
 
 
 def describe(error: Exception, model: nn.Module) -> tuple[str, str]:
@@ -113,11 +119,14 @@ def warn(
     warning = category(text)
     warning.__cause__ = cause
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
-        ("helpers.", "torch.", "contextlib")
-    ):
+    while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     warnings.warn(warning, stacklevel=level)
+
+
+def _is_between(module_name: str) -> bool:
+    """Tell whether a module lies between the caller of the helpers and a warning."""
+    return is_own(module_name) or module_name.startswith(("torch.", "contextlib"))
 
 
 def _is_ours(error: Exception) -> bool:
@@ -125,4 +134,4 @@ def _is_ours(error: Exception) -> bool:
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     name = frame.f_globals.get("__name__", "")
     calls_torch = name == Refusal.__module__ and frame.f_code.co_name == "__torch_function__"
-    return name.startswith("helpers.") and not calls_torch
+    return is_own(name) and not calls_torch

@@ -1,13 +1,13 @@
 """Functions of torch with wrong gradients: a few are corrected, the others lead to the loop."""
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
 
@@ -28,75 +28,48 @@ class Watched(TorchFunctionMode):
     def __init__(self, *contexts: str, parameters: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self._contexts = (AUTOGRAD, *contexts)
-        self._parameters = set(map(id, parameters))
+        self._refuses_compiled = VMAP in contexts
+        self._refuses_operators = OUTSIDE in contexts
+        self._parameters = {id(parameter) for parameter in parameters}
 
+    # This runs for each operation, so what it asks first is what takes no time.
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch, unless it is refused."""
-        self._check(func, args, kwargs or {})
-        return CORRECTED.get(func, func)(*args, **(kwargs or {}))
-
-    def _check(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-        if VMAP in self._contexts and torch.compiler.is_dynamo_compiling():
+        kwargs = kwargs or {}
+        if self._refuses_compiled and torch.compiler.is_dynamo_compiling():
             raise Refusal("compiled code would be traced instead of run as written")
         if func in KNOWN_WRONG:
             context, is_wrong = KNOWN_WRONG[func]
             if context in self._contexts and is_wrong(*args, **kwargs):
                 raise Refusal(f"torch.{func.__name__} has wrong gradients {context}")
-        library = str(getattr(func, "__module__", "")) if OUTSIDE in self._contexts else ""
-        if library.startswith("torch._ops.") and not library.endswith((".aten", ".prims")):
+        if self._refuses_operators and _is_custom(func):
             raise Refusal(f"the operator {func} may have a rule for vmap of its own")
-        if self._parameters and not self._parameters.isdisjoint(
-            map(id, (*args[:1], kwargs.get("out")))
-        ):
-            name = getattr(func, "__name__", "")
-            in_place = name.endswith("_") and not name.endswith("__")
-            reads_data = func == Tensor.data.__get__  # a write into it would leave no trace
-            out = kwargs.get("out") is not None
-            if in_place or reads_data or out or name in ("__setitem__", "__set__"):
-                raise Refusal(f"{name} of a parameter, which may write into it")
+        if self._parameters:
+            first = args[0] if args else None
+            out = kwargs.get("out")
+            if id(first) in self._parameters or id(out) in self._parameters:
+                self._check_write(func, out)
+        return CORRECTED.get(func, func)(*args, **kwargs)
+
+    def _check_write(self, func: Callable[..., Any], out: Any) -> None:
+        """Refuse a function that may write into a parameter: its first argument, or `out`."""
+        name = getattr(func, "__name__", "")
+        in_place = name.endswith("_") and not name.endswith("__")
+        # A write into the data of a parameter would leave no trace.
+        reads_data = func == Tensor.data.__get__
+        if in_place or reads_data or out is not None or name in ("__setitem__", "__set__"):
+            raise Refusal(f"{name} of a parameter, which may write into it")
 
 
-def reached(roots: Iterable[Any], *ends: Any) -> Iterator[Any]:
-    """Yield all that modules or functions reach: attributes, closures, globals, containers."""
-    visited = set(map(id, ends))
-    waiting = [*roots]
-    while waiting:
-        value = waiting.pop()
-        if id(value) not in visited and (callable(value) or type(value) in (list, tuple, dict)):
-            visited.add(id(value))
-            yield value
-            waiting += _named_by(value)
-
-
-def _named_by(value: Any) -> Iterable[Any]:
-    """Return the objects that an object may call."""
-    if isinstance(value, MethodType):
-        return (value.__func__, value.__self__)
-    if isinstance(value, nn.Module):
-        return (type(value).forward, *vars(value).values(), *value.children())
-    if isinstance(value, (list, tuple, dict)):
-        return filter(callable, value.values() if isinstance(value, dict) else value)
-    if isinstance(value, partial):
-        return (value.func, *value.args, *value.keywords.values())
-    if not isinstance(value, FunctionType):
-        return ()
-    values = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-    values += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    if not (value.__module__ or "").startswith(("torch.", "helpers.")):  # they script nothing
-        names = _names(value.__code__)
-        for member in map(value.__globals__.get, names):
-            values.append(member)
-            if isinstance(member, ModuleType) and not member.__name__.startswith("torch"):
-                values += map(vars(member).get, names)  # only what a lazy module has loaded
-    return values
-
-
-def _names(code: CodeType) -> set[str]:
-    """Return the names that code and the functions in it read."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return {*code.co_names}.union(*map(_names, inner))
+@functools.lru_cache(1024)
+def _is_custom(func: Callable[..., Any]) -> bool:
+    """Tell whether a function is an operator of a library other than torch's own."""
+    library = str(getattr(func, "__module__", ""))
+    # `profiler` names parts of a forward pass, as DataParallel does.
+    own = (".aten", ".prims", ".profiler")
+    return library.startswith("torch._ops.") and not library.endswith(own)
 
 
 def _is_unknown(tensor: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Random generators of the process and of a model: reading and restoring their state."""
 
+import ctypes
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -54,17 +55,72 @@ def restore_random_state(state: State) -> None:
         put_back(value)
 
 
+class OutsideTorch:
+    """The generators that transforms do not know, NumPy's and Python's, to see whether they move.
+
+    NumPy copies its state number by number in Python, which takes as long as a small layer. So it
+    is read once in this way, and compared by its bytes in memory.
+    """
+
+    def __init__(self, generators: Iterable[Any] = ()) -> None:
+        self._generators = []
+        for generator in generators:
+            if not isinstance(generator, torch.Generator):
+                self._generators.append(generator)
+        self._state = self._read()
+        self._of_numpy = np.random.get_state()  # noqa: NPY002
+        self._bytes = _numpy_bytes()
+        if self._bytes is not None:
+            # NumPy draws normal numbers in pairs, and keeps the second one outside of these bytes.
+            _, _, _, keeps_second, _ = self._of_numpy
+            if keeps_second:
+                self._bytes = None
+
+    def have_moved(self) -> bool:
+        """Tell whether any of them is in another state than in the beginning."""
+        if self._bytes is None:
+            now = np.random.get_state()  # noqa: NPY002
+            has_numpy_moved = not _is_alike(self._of_numpy, now)
+        else:
+            has_numpy_moved = self._bytes != _numpy_bytes()
+        return has_numpy_moved or self._state != self._read()
+
+    def _read(self) -> list[Any]:
+        """Read Python's generator, and those that the model holds."""
+        state: list[Any] = [random.getstate()]
+        for generator in self._generators:
+            read, _ = GENERATORS[type(generator)]
+            # As bytes, since a state may hold arrays.
+            state.append(pickle.dumps(read(generator)))
+        return state
+
+
+def _numpy_bytes() -> bytes | None:
+    """Return the numbers that NumPy's global generator holds; `None` if it is of another kind."""
+    generator = np.random.get_bit_generator()
+    if not isinstance(generator, np.random.MT19937):
+        return None
+    # 624 numbers of 4 bytes, and the place of the next one.
+    return ctypes.string_at(generator.ctypes.state_address, 625 * 4)
+
+
 def alike(first: State, second: State, *, outside_torch: bool = False) -> bool:
     """Return whether two states agree: of all generators, or of those unknown to transforms."""
     for (_, before), (_, after) in zip(first, second, strict=True):
-        if isinstance(before, Tensor):
-            same = outside_torch or torch.equal(before, after)
-        else:
-            of_numpy = isinstance(before[1], np.ndarray)
-            same = all(map(np.array_equal, before, after)) if of_numpy else before == after
-        if not same:
+        if isinstance(before, Tensor) and outside_torch:
+            continue
+        if not _is_alike(before, after):
             return False
     return True
+
+
+def _is_alike(before: Any, after: Any) -> bool:
+    """Compare the states of one generator."""
+    if isinstance(before, Tensor):
+        return torch.equal(before, after)
+    if isinstance(before, tuple) and isinstance(before[1], np.ndarray):
+        return all(map(np.array_equal, before, after))
+    return before == after
 
 
 @contextmanager

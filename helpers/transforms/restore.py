@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.transforms import fallback
-from helpers.transforms.known_wrong import reached
+from helpers.transforms.checks import Parts
 from helpers.transforms.randomness import GENERATORS
 
 # What cannot change, or leads out of the model, ends a walk.
@@ -37,16 +37,26 @@ _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging
 
 @contextmanager
 def preserved(
-    model: nn.Module, names: Collection[str] = (), *functions: Any
+    model: nn.Module,
+    names: Collection[str] = (),
+    others: Iterable[nn.Module] = (),
+    *,
+    parts: Parts | None = None,
 ) -> "Iterator[Snapshot]":
     """Restore a model at the end of a block, except its parameters' values.
 
     Inside, exactly the named parameters require a gradient, and none has a `.grad`. Yields the
     state, to be restored within the block as well. Warns of parameters that were written into.
-    So are modules that `functions` are or name, such as a loss with state.
+    `others`, such as a loss with state, are restored too. `parts` are those of the model, if they
+    are known.
     """
-    parameters, before = {}, []
-    for name, parameter in model.named_parameters():
+    parts = parts or Parts(model)
+    every = list(parts.parameters.values())
+    for module in others:
+        every.extend(module.parameters())
+
+    parameters = {}
+    for name, parameter in parts.parameters.items():
         if parameter.is_inference():
             raise ValueError(
                 f"{name} was made in inference mode, so it cannot require a gradient: make the "
@@ -54,23 +64,24 @@ def preserved(
             )
         if parameter.is_leaf:  # other tensors have neither a flag nor a `.grad`
             parameters[name] = parameter
-    losses = (value for value in reached(functions, model) if isinstance(value, nn.Module))
-    roots = [model, *losses]
-    own = itertools.chain(*(module.parameters() for module in roots))
-    snapshot = Snapshot([*roots, *model.buffers()], own)
-    for p in parameters.values():
-        before.append((p.requires_grad, p.grad, p._version, p.data))
+    snapshot = Snapshot([model, *others, *parts.buffers.values()], every)
+    before = []
+    for parameter in parameters.values():
+        data = parameter.data
+        before.append((parameter.requires_grad, parameter.grad, parameter._version, data))
     try:
         for name, parameter in parameters.items():
             parameter.requires_grad = name in names  # vmap forbids `requires_grad_()`
             parameter.grad = None
         yield snapshot
     finally:
-        snapshot.restore()
-        for parameter, (flag, gradient, *_) in zip(parameters.values(), before, strict=True):
+        if not snapshot.is_current:
+            snapshot.restore()
+        for parameter, (flag, gradient, _, _) in zip(parameters.values(), before, strict=True):
             parameter.requires_grad = flag
             parameter.grad = gradient
-    for (name, parameter), (*_, version, data) in zip(parameters.items(), before, strict=True):
+
+    for (name, parameter), (_, _, version, data) in zip(parameters.items(), before, strict=True):
         moved = parameter.layout is torch.strided and not parameter.is_set_to(data)
         if moved or parameter._version != version:
             fallback.warn(
@@ -81,40 +92,59 @@ def preserved(
 
 
 class Snapshot:
-    """The state of modules and buffers, except the values of `parameters` and `generators`."""
+    """The state of modules and buffers, except the values of `parameters` and `generators`.
+
+    Attributes:
+        generators: The random generators that the modules hold.
+        is_current: Whether nothing ran since the state was restored, as far as whoever runs the
+            model says so.
+    """
 
     def __init__(self, roots: Iterable[Any], parameters: Iterable[Tensor] = ()) -> None:
         self.generators: list[Any] = []
+        self.is_current = False
         self._empty: list[dict[Any, Any]] = []  # each module has a dozen, for hooks
-        self._collections: list[tuple[Any, Any]] = []
+        self._collections: list[tuple[Any, Any]] = []  # a collection, and what it held
         self._iterators: list[tuple[dict[Any, Any], Any, Any]] = []  # restore copies
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._slots: list[tuple[Any, Any, Any]] = []  # object, slot, value
-        self._others: list[tuple[Any, ...]] = []  # functions and their arguments
-        self._tensors: list[tuple[Tensor, Tensor, int]] = []
-        excluded = set(map(id, parameters))
-        for value in walk(roots):
-            if type(value) in _PLAIN and not value:
-                self._empty.append(value)
-            elif isinstance(value, dict | list | set | deque):
-                contents = _contents(value)
-                self._collections.append((value, contents))
-                for key, item in contents.items() if isinstance(value, dict) else ():
-                    if isinstance(item, Iterator) and type(item).__module__ in _OF_ITERATORS:
-                        self._iterators.append((value, key, itertools.tee(item, 1)[0]))
+        self._tensors: list[tuple[Tensor, Tensor, int]] = []  # tensor, its numbers, its version
+
+        excluded = set()
+        for parameter in parameters:
+            excluded.add(id(parameter))
+        for value in walk(roots, self._empty):
+            if isinstance(value, dict):
+                self._note_dictionary(value)
+            elif isinstance(value, list | set | deque):
+                self._collections.append((value, _contents(value)))
             elif isinstance(value, Tensor):
-                # A tensor with a graph is what an earlier forward left, or a view of a parameter.
-                is_state = id(value) not in excluded and value.grad_fn is None
-                if is_state and not value.is_inference() and not value.is_meta:
-                    self._tensors.append((value, value.detach().clone(), value._version))
-            elif isinstance(value, np.ndarray) and value.flags.writeable:
-                self._others.append((np.copyto, value, value.copy()))
+                if id(value) not in excluded:
+                    self._note_tensor(value)
+            elif isinstance(value, np.ndarray):
+                if value.flags.writeable:
+                    self._arrays.append((value, value.copy()))
             elif type(value) in GENERATORS:
                 self.generators.append(value)
             else:
                 for slot in _slots(type(value)):
                     self._slots.append((value, slot, _held(value, slot)))
+        # An iterator cannot be read without being used up, so the model gets a copy from the start.
         if self._iterators:
             self.restore()
+
+    def _note_dictionary(self, dictionary: dict[Any, Any]) -> None:
+        contents = _contents(dictionary)
+        self._collections.append((dictionary, contents))
+        for key, item in contents.items():
+            kind = type(item)
+            if kind not in _ENDS and kind not in _PLAIN and _is_iterator(kind):
+                self._iterators.append((dictionary, key, itertools.tee(item, 1)[0]))
+
+    def _note_tensor(self, tensor: Tensor) -> None:
+        # A tensor with a graph is what an earlier forward left, or a view of a parameter.
+        if tensor.grad_fn is None and not tensor.is_inference() and not tensor.is_meta:
+            self._tensors.append((tensor, tensor.detach().clone(), tensor._version))
 
     def restore(self) -> None:
         """Restore the state."""
@@ -122,26 +152,19 @@ class Snapshot:
             dictionary.clear()
         for collection, values in self._collections:
             if not _alike(collection, values):
-                kind = _base(type(collection))
-                kind.clear(collection)
-                if isinstance(values, dict):
-                    for key, value in values.items():
-                        kind.__setitem__(collection, key, value)
-                else:
-                    (set.update if kind is set else kind.extend)(collection, values)
+                _refill(collection, values)
         for dictionary, key, iterator in self._iterators:
             dictionary[key] = copy.copy(iterator)
         for owner, slot, value in self._slots:
-            if _held(owner, slot) is not value:
-                slot.__delete__(owner) if value is _EMPTY else slot.__set__(owner, value)
-        for put_back, *values in self._others:
-            put_back(*values)
-        for tensor, values, version in self._tensors:
-            # A write into `tensor.data` leaves no trace but the numbers.
-            strided = tensor.layout is torch.strided
-            same = torch.equal(tensor, values) if strided else tensor._version == version
-            if same and tensor.grad_fn is None:
+            if _held(owner, slot) is value:
                 continue
+            if value is _EMPTY:
+                slot.__delete__(owner)
+            else:
+                slot.__set__(owner, value)
+        for array, numbers in self._arrays:
+            np.copyto(array, numbers)
+        for tensor, values in self._changed_tensors():
             with torch.no_grad():
                 if tensor.grad_fn is not None:  # detach it from a forward pass's graph
                     tensor.detach_()
@@ -150,9 +173,41 @@ class Snapshot:
                 else:
                     tensor.data = values.clone()
 
+    def _changed_tensors(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors that changed, with their former numbers."""
+        changed, on_devices, flags = [], [], []
+        for tensor, values, version in self._tensors:
+            # A write into `tensor.data` leaves no trace but the numbers.
+            if tensor.grad_fn is not None or tensor.shape != values.shape:
+                changed.append((tensor, values))
+            elif tensor.layout is not torch.strided:
+                if tensor._version != version:
+                    changed.append((tensor, values))
+            elif tensor.device.type == "cpu":
+                if not torch.equal(tensor, values):
+                    changed.append((tensor, values))
+            else:
+                on_devices.append((tensor, values))
+                flags.append((tensor != values).any())
+        # To ask once for each tensor would wait for the device each time.
+        if flags:
+            for pair, is_changed in zip(on_devices, _to_list(flags), strict=True):
+                if is_changed:
+                    changed.append(pair)
+        return changed
 
-def walk(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield each object reachable by attributes, containers and bound methods once."""
+
+def _to_list(flags: list[Tensor]) -> list[bool]:
+    """Read flags, which may lie on several devices."""
+    device = flags[0].device
+    return torch.stack([flag.to(device) for flag in flags]).tolist()
+
+
+def walk(roots: Iterable[Any], empty: list[dict[Any, Any]]) -> Iterator[Any]:
+    """Yield each object reachable by attributes, containers and bound methods once.
+
+    Empty dictionaries are added to `empty` instead: most dictionaries of a module are.
+    """
     visited: set[int] = set()
     waiting = [*roots]
     while waiting:
@@ -161,17 +216,27 @@ def walk(roots: Iterable[Any]) -> Iterator[Any]:
         if kind in _ENDS or id(value) in visited:
             continue
         visited.add(id(value))
-        yield value
         if kind in _PLAIN:
-            waiting.extend(value.values())
-        elif isinstance(value, dict):
+            if not value:
+                empty.append(value)
+                continue
+            yield value
+            for item in value.values():
+                kind = type(item)
+                if kind in _PLAIN and not item:
+                    empty.append(item)
+                elif kind not in _ENDS:
+                    waiting.append(item)
+            continue
+        yield value
+        if isinstance(value, dict):
             waiting.extend(_contents(value).values())
         elif isinstance(value, _SEQUENCES):
             waiting.extend(_contents(value))
         elif isinstance(value, types.MethodType):
             waiting.append(value.__self__)
         elif kind is partial:
-            waiting += [value.func, value.args, value.keywords]
+            waiting.extend((value.func, value.args, value.keywords))
         elif isinstance(value, _WITHOUT_ATTRIBUTES):
             continue
         elif isinstance(value, nn.Module) or not kind.__module__.startswith(_FOREIGN):
@@ -186,12 +251,21 @@ def _slots(kind: type) -> tuple[types.MemberDescriptorType, ...]:
     """Return the descriptors of the `__slots__` of a class."""
     if kind.__module__.startswith(_FOREIGN):
         return ()
-    return tuple(
-        member
-        for namespace in map(vars, kind.__mro__)
-        for member in namespace.values()
-        if "__slots__" in namespace and isinstance(member, types.MemberDescriptorType)
-    )
+    slots = []
+    for base in kind.__mro__:
+        namespace = vars(base)
+        if "__slots__" not in namespace:
+            continue
+        for member in namespace.values():
+            if isinstance(member, types.MemberDescriptorType):
+                slots.append(member)
+    return tuple(slots)
+
+
+@functools.lru_cache
+def _is_iterator(kind: type) -> bool:
+    """Tell whether objects of a class are iterators that can be copied."""
+    return issubclass(kind, Iterator) and kind.__module__ in _OF_ITERATORS
 
 
 def _held(value: Any, slot: types.MemberDescriptorType) -> Any:
@@ -204,13 +278,31 @@ def _held(value: Any, slot: types.MemberDescriptorType) -> Any:
 def _contents(collection: Collection[Any]) -> dict[Any, Any] | list[Any]:
     """Copy a collection's contents, ignoring any methods that its class overrides."""
     kind = _base(type(collection))
-    return dict(kind.items(collection)) if issubclass(kind, dict) else [*kind.__iter__(collection)]
+    if issubclass(kind, dict):
+        return dict(kind.items(collection))
+    return list(kind.__iter__(collection))
+
+
+def _refill(collection: Any, values: dict[Any, Any] | list[Any]) -> None:
+    """Give a collection its former contents, ignoring any methods that its class overrides."""
+    kind = _base(type(collection))
+    kind.clear(collection)
+    if isinstance(values, dict):
+        for key, value in values.items():
+            kind.__setitem__(collection, key, value)
+    elif kind is set:
+        set.update(collection, values)
+    else:
+        kind.extend(collection, values)
 
 
 @functools.lru_cache
 def _base(kind: type) -> type:
     """Return the built-in class that a collection class extends."""
-    return next(base for base in (*_PLAIN[::-1], *_SEQUENCES) if issubclass(kind, base))
+    for base in (OrderedDict, dict, *_SEQUENCES):
+        if issubclass(kind, base):
+            return base
+    raise TypeError(f"{kind.__name__} is no collection")
 
 
 def _alike(now: Collection[Any], then: Collection[Any]) -> bool:

@@ -1,0 +1,118 @@
+"""What code reaches: the functions and modules that a model or a loss may call."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import nn
+
+_CONTAINERS = (list, tuple, dict)
+
+# This package may be called otherwise than `helpers`, or be merged into a folder of that name that
+# holds somebody else's modules, too. So it is known by its modules, not by its name.
+_PACKAGE = __package__.rpartition(".")[0]
+_MODULES = (
+    "transforms",
+    "layers",
+    "gradients",
+    "jacobians",
+    "norms",
+    "noise",
+    "privacy",
+    "kernels",
+    "projection",
+    "gradient_computers",
+    "curvature",
+    "metagradients",
+    "features",
+    "ensembles",
+    "limits",
+)
+_OWN_EXACTLY = frozenset(f"{_PACKAGE}.{name}" for name in _MODULES)
+_OWN = tuple(f"{name}." for name in _OWN_EXACTLY)
+
+
+def reached(roots: Iterable[Any], *ends: Any) -> Iterator[Any]:
+    """Yield all that modules or functions reach: attributes, closures, globals, containers.
+
+    The walk does not enter `ends`.
+    """
+    visited = set()
+    for end in ends:
+        visited.add(id(end))
+    waiting = [*roots]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in visited:
+            continue
+        if callable(value) or type(value) in _CONTAINERS:
+            visited.add(id(value))
+            yield value
+            waiting.extend(_named_by(value))
+
+
+def modules_of(function: Any, model: nn.Module) -> list[nn.Module]:
+    """Return the modules that a function is or reaches, other than by the model."""
+    modules = []
+    for value in reached([function], model):
+        if isinstance(value, nn.Module):
+            modules.append(value)
+    return modules
+
+
+def _named_by(value: Any) -> Iterable[Any]:
+    """Return the objects that an object may call."""
+    if isinstance(value, nn.Module):
+        return [type(value).forward, *vars(value).values(), *value.children()]
+    if isinstance(value, dict):
+        return filter(callable, value.values())
+    if isinstance(value, (list, tuple)):
+        return filter(callable, value)
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, FunctionType):
+        return _named_by_function(value)
+    return []
+
+
+def _named_by_function(function: FunctionType) -> list[Any]:
+    """Return what a function closes over, its defaults, and the globals that it names."""
+    values = []
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # the cell is empty: its variable is assigned later, or never
+            continue
+    values.extend(function.__defaults__ or ())
+    values.extend((function.__kwdefaults__ or {}).values())
+    module_name = function.__module__ or ""
+    if module_name.startswith("torch.") or is_own(module_name):
+        return values  # neither scripts anything
+
+    names = _names(function.__code__)
+    for name in names:
+        member = function.__globals__.get(name)
+        values.append(member)
+        # Of a module (`import x; x.f()`), the attributes that the code names. Reading them from
+        # `vars` loads nothing in a module that loads its parts lazily.
+        if isinstance(member, ModuleType) and not member.__name__.startswith("torch"):
+            for attribute in names:
+                values.append(vars(member).get(attribute))
+    return values
+
+
+def is_own(module_name: str) -> bool:
+    """Tell whether a module, by its full name, is one of this package's that run the engine."""
+    return module_name.startswith(_OWN) or module_name in _OWN_EXACTLY
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that code and the functions in it read."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
