@@ -325,3 +325,26 @@ def test_what_failed_under_transforms_is_not_tried_for_each_chunk():
 
     one_linear(forward).pass_to(norms.gradient_norms, chunk_size=1)
     assert sum(tried) == 2
+
+
+def test_code_that_lies_beside_the_helpers_is_not_taken_for_theirs():
+    """Somebody may merge the folder into a package `helpers` of their own."""
+    code = "def forward(self, x):\n return scripted(self.fc(x))\n"
+    code += "def failing(p, t):\n check(p)\n return (p - t).square().sum()\n"
+    scripted = torch.jit.CompilationUnit("def f(x):\n    return x.tanh()\n").f
+
+    def check(predictions: Tensor) -> None:
+        if debug_unwrap(predictions) is not predictions:
+            exec("raise KeyError", {"__name__": "helpers.mine"})
+
+    theirs = {"__name__": "helpers.mine", "scripted": scripted, "check": check}
+    exec(code, theirs)
+    case = one_linear(theirs["forward"])
+    with pytest.warns(FallbackWarning, match="scripted") as heard:
+        gradients.func_gradients(*case.args)
+    assert heard[0].filename == __file__
+    case = one_linear()
+    expected = gradients.func_gradients(case.model, squared, *case.batch)
+    with pytest.warns(FallbackWarning, match="KeyError"):
+        got = gradients.func_gradients(case.model, theirs["failing"], *case.batch)
+    assert got.keys() == expected.keys()

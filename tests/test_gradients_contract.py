@@ -57,6 +57,19 @@ def test_wrt_of_a_part_that_a_backward_within_the_backward_meets(name, method):
     assert_equal(case.pass_to(method, wrt=[name]), {name: expected}, TOLERANCE)
 
 
+def test_the_loop_does_not_run_all_samples_again_for_a_gradient_that_is_zero():
+    case, runs = make("mlp", 8), []
+    case.model.register_forward_pre_hook(lambda *_: runs.append(1))
+    name, _ = [*case.model.named_parameters()][-1]
+    case.loss_fn = lambda p, t: 0 * squared(p, t)
+    assert not gradients.loop_gradients(*case.args, wrt=[name])[name].any()
+    assert len(runs) == 8
+    runs.clear()
+    case.model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    assert not gradients.loop_gradients(*case.args, wrt=["unused"])["unused"].any()
+    assert len(runs) <= 9  # the first one again, with all parameters
+
+
 @pytest.mark.parametrize("trained", [False, True])
 def test_what_is_scripted_is_right_whatever_has_run_before(trained):
     """What the compiler optimizes for one kind of run is wrong in another."""

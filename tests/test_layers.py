@@ -1,6 +1,8 @@
 """What is known of layers: whatever function uses a weight, gradients, norms and sums are right."""
 
 import functools
+import math
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -411,3 +413,54 @@ def test_what_is_compiled_is_recorded_as_it_is_written(run):
     found = case.pass_to(norms.gradient_norms)
     close(found, expected["w"].flatten(1).norm(dim=1))
     assert_equal(case.pass_to(gradients.loop_gradients), expected, TOLERANCE)
+
+
+def in_a_profile(self: Apply, inputs: Tensor) -> Tensor:
+    with torch.profiler.record_function("a part"):
+        return self.fc(inputs)
+
+
+RECORDED = {
+    "a named part": Apply(in_a_profile, fc=nn.Linear(4, 2)),
+    "data parallel": nn.DataParallel(nn.Linear(4, 2)),
+    "spectral norm": nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2)),
+    "spectral norm hook": nn.utils.spectral_norm(nn.Linear(4, 2)),
+    "spectral norm of a convolution": nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)),
+        nn.utils.parametrizations.spectral_norm(nn.Conv2d(1, 2, 2)),
+        nn.Flatten(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_does_not_touch_the_samples_is_recorded(name):
+    model = RECORDED[name].double()
+    data, targets = torch.randn(3, 4).double(), torch.randn(3, 2).double()
+    expected = gradients.loop_gradients(model, squared, data, targets)
+    squares = [rows.flatten(1).square().sum(1) for rows in expected.values()]
+    with warnings.catch_warnings(action="error"):
+        found = norms.gradient_norms(model, squared, data, targets)
+    close(found, sum(squares).sqrt())
+
+
+ODD_LAYERS = {
+    "embedding": (nn.Embedding(3, 2), torch.tensor([0, 1])),
+    "convolution": (nn.Conv1d(1, 2, 2), torch.ones(2, 1, 3)),
+    "linear": (nn.Linear(3, 2, bias=False), torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ODD_LAYERS)
+def test_a_chunk_whose_only_odd_samples_are_not_finite(name):
+    model, data = ODD_LAYERS[name]
+    factors = torch.tensor([1.0, math.nan])
+    loss_fn = lambda outputs, factor: (outputs * factor).sum()  # noqa: E731
+    expected = norms.clipped_sum(model, loss_fn, data[:1], factors[:1], 1.0)
+    for size in (None, 1):
+        found = norms.clipped_sum(model, loss_fn, data, factors, 1.0, chunk_size=size)
+        close(found, expected)
+    if name == "embedding":
+        row = torch.full((2,), 0.5**0.5)
+        close(found["weight"][0], row, rtol=1e-4, atol=0)
+        assert not found["weight"][1:].any()

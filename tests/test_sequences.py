@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from helpers import gradients, jacobians, kernels, limits, norms
+from helpers import gradients, jacobians, kernels, limits, noise, norms, privacy
 from helpers.transforms.fallback import FallbackWarning
 from tests.support.oracle import TOLERANCE, assert_equal, refused
 
@@ -84,6 +84,21 @@ def test_sequences_of_unequal_length_in_the_order_in_which_they_were_packed():
     with pytest.warns(FallbackWarning, match="unequal length"):
         got = gradients.func_gradients(model, loss_fn, packed, targets, chunk_size=2, out=out)
     assert_equal(got, expected, TOLERANCE)
+    flat = torch.cat([rows.flatten(1) for rows in expected.values()], dim=1)
+    limit = 2 * flat.norm(dim=1).max().item()  # which clips none
+    totals = {name: rows.sum(0) for name, rows in expected.items()}
+    with pytest.warns(FallbackWarning, match="unequal length"):
+        got = norms.clipped_sum(model, loss_fn, packed, targets, limit, chunk_size=2)
+    assert_equal(got, totals, TOLERANCE)
+    with pytest.warns(FallbackWarning, match="unequal length"):
+        scale = noise.noise_scale(model, loss_fn, packed, targets)
+    spread = (flat - flat.mean(0)).square().sum().item() / 2
+    assert scale.noise == pytest.approx(spread)
+    with pytest.warns(FallbackWarning, match="unequal length"):
+        private = privacy.private_sum(
+            model, loss_fn, packed, targets, limit=limit, noise_multiplier=0.0
+        )
+    assert_equal({name: total.double() for name, total in private.items()}, totals, 1e-6)
     with refused("3 and 2"):
         gradients.func_gradients(model, loss_fn, packed, targets[:2])
 
