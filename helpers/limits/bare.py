@@ -72,7 +72,7 @@ def run_composition(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None
                 more, grads = _run_twice(case, before)
             return findings + more, grads
         except Exception as error:
-            if not fallback.leads_to_loop(error):
+            if not fallback.leads_to_next_way(error):
                 raise
             finding = finding_of(error, case.model)
         if finding in findings:  # evaluation mode did not help

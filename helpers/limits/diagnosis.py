@@ -130,7 +130,7 @@ def _compare_with_loop(case: Case, tolerance: float) -> tuple[str, dict[str, Ten
         except ValueError as error:  # a refusal
             return f"{method.__name__} refuses: {' '.join(str(error).split())}", {}
         except Exception as error:
-            if not fallback.leads_to_loop(error):
+            if not fallback.leads_to_next_way(error):
                 raise
             return f"{method.__name__} raises {described(error)}", {}
     got, expected = results

@@ -37,6 +37,7 @@ def check_model(model: nn.Module) -> Parts:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     parts = Parts(model)
     _check_spread(parts)
+    # Under `vmap`, what is cached in the first forward pass would be that of all samples.
     cached = getattr(parametrize, "_cache_enabled", 0)
     for name, module in parts.modules.items():
         if cached and parametrize.is_parametrized(module):
@@ -44,6 +45,7 @@ def check_model(model: nn.Module) -> Parts:
                 f"{name or 'the model'} is parametrized, and parametrize.cached() around this call "
                 "would give all samples the weights of one: enter it in forward"
             )
+        # Without running statistics it takes those of the batch, even in evaluation mode.
         if isinstance(module, BATCH_NORM) and (module.training or module.running_mean is None):
             raise ValueError(
                 f"{name or 'the model'} is BatchNorm in training mode: it mixes the samples of a "
@@ -70,7 +72,7 @@ def _check_spread(parts: Parts) -> None:
                 )
 
 
-@functools.lru_cache
+@functools.lru_cache  # a call asks this of each module and tensor, and they have few classes
 def _spread_class(kind: type) -> str | None:
     """Return the name of the class of distributed modules or tensors that a class extends."""
     for base in kind.__mro__:
@@ -153,8 +155,9 @@ def select_parameters(
         raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
     if not isinstance(wrt, Iterable | None):
         raise TypeError(f"{argument} must be names of parameters, got {type(wrt).__name__}")
-    names = [*(parameters if wrt is None else wrt)]
-    if unknown := set(names).difference(parameters):
+    names = list(parameters if wrt is None else wrt)  # `wrt` may be an iterator
+    unknown = set(names).difference(parameters)
+    if unknown:
         raise ValueError(
             f"{argument} names {', '.join(sorted(map(repr, unknown)))}, not found in this model, "
             f"which has {', '.join(parameters)}"
@@ -170,7 +173,8 @@ def select_parameters(
             )
         if not parameter.is_leaf:
             raise ValueError(f"{name} was computed from other tensors: differentiate those instead")
-        if hooks := parameter._post_accumulate_grad_hooks:
+        hooks = parameter._post_accumulate_grad_hooks
+        if hooks:
             raise ValueError(
                 f"{name} has {len(hooks)} hooks on its .grad, which no per-sample gradient passes "
                 "through: remove them (register_hook acts on the gradient itself)"

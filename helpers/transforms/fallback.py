@@ -1,13 +1,11 @@
-"""The fallback from `vmap` to the loop: which errors lead there, and the warning."""
+"""The fallback from one way to the next: which errors lead there, and the warning."""
 
-import functools
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +20,6 @@ class FallbackWarning(UserWarning):
     """A slower or larger method was used; `__cause__` is the error that led to it, if any."""
 
 
-_warned: ContextVar[set[str]] = ContextVar("warned")
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
@@ -36,26 +33,13 @@ def silent() -> Iterator[None]:
         _silent.reset(token)
 
 
-def warning_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let each call of a function give a warning once, however many chunks cause it."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        token = _warned.set(_warned.get(set()))  # that of an enclosing call, if any
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _warned.reset(token)
-
-    return run
-
-
-def leads_to_loop(error: Exception) -> bool:
-    """Return whether an error leads to the loop: not if memory ran out or the bug is ours."""
+def leads_to_next_way(error: Exception) -> bool:
+    """Tell whether the next way is tried: not if memory ran out, or the bug is ours."""
     # A model may raise any of torch's errors itself. If it does, the loop raises the same.
-    if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError) or any(
-        words in str(error) for words in _NO_MEMORY
-    ):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
+        return False
+    text = str(error)
+    if any(words in text for words in _NO_MEMORY):
         return False
     # A RuntimeError in a frame of ours comes from torch, which we called.
     return isinstance(error, Refusal | RuntimeError) or not _is_ours(error)
@@ -77,20 +61,30 @@ def explain(was_recorded: bool, error: Exception, model: nn.Module) -> str:
 
 
 def describe(error: Exception, model: nn.Module) -> tuple[str, str]:
-    """Return where an error was raised and its first line; clear the tracebacks of the attempt."""
-    # They hold its tensors. Inside `except`, the loop would stop at once: `handled` is `error`.
-    location, current, handled = find_place(error, model), error, sys.exception()
+    """Return where an error was raised and its first line; clear the tracebacks of the attempt.
+
+    Not to be called in `except`, or nothing would be cleared.
+    """
+    place = find_place(error, model)
+    # The frames of tracebacks hold the tensors of the attempt. An error that the caller handles,
+    # which is the context of ours, keeps its traceback.
+    handled = sys.exception()
+    current = error
     while current is not None and current is not handled:
-        current.__traceback__, current = None, current.__context__
-    return location, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        current.__traceback__ = None
+        current = current.__context__
+    first_line, _, _ = str(error).strip().partition("\n")
+    return place, f"{type(error).__name__}: {first_line}"
 
 
 def add_place(error: Exception, model: nn.Module) -> None:
     """Add a note to an error of the model or the loss: no transform is involved."""
-    causes = [error]
-    while causes[-1] is not None:  # Dynamo wraps refusals
-        causes.append(causes[-1].__cause__ or causes[-1].__context__)
-    if leads_to_loop(error) and not any("Refusal" in type(cause).__name__ for cause in causes):
+    cause = error
+    while cause is not None:
+        if "Refusal" in type(cause).__name__:  # which Dynamo wraps
+            return
+        cause = cause.__cause__ or cause.__context__
+    if leads_to_next_way(error):
         error.add_note(
             f"{find_place(error, model)} raised this for a batch of one, without any transform: "
             "fix the model or the loss"
@@ -100,27 +94,27 @@ def add_place(error: Exception, model: nn.Module) -> None:
 def find_place(error: Exception, model: nn.Module) -> str:
     """Name the innermost module in whose code an error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
-    location = "the model" if isinstance(error, Refusal) else "the loss or the backward pass"
+    place = "the model" if isinstance(error, Refusal) else "the loss or the backward pass"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and id(module) in names:
-            location = names[id(module)] or "the model"
-    return location
+            place = names[id(module)] or "the model"
+    return place
 
 
 def warn(
     text: str, cause: Exception | None = None, category: type[Warning] = FallbackWarning
 ) -> None:
     """Warn at the line that called the helpers."""
-    warned = _warned.get(set())
-    if text in warned or _silent.get():
+    if _silent.get():
         return
-    warned.add(text)
     warning = category(text)
     warning.__cause__ = cause
-    level, frame = 2, sys._getframe(1)
+    level = 2  # 1 is this function
+    frame = sys._getframe(1)
     while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
+        frame = frame.f_back
+        level += 1
     warnings.warn(warning, stacklevel=level)
 
 
@@ -131,7 +125,8 @@ def _is_between(module_name: str) -> bool:
 
 def _is_ours(error: Exception) -> bool:
     """Tell whether the innermost frame lies in helpers, other than where `Watched` calls torch."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    name = frame.f_globals.get("__name__", "")
-    calls_torch = name == Refusal.__module__ and frame.f_code.co_name == "__torch_function__"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        innermost = frame
+    name = innermost.f_globals.get("__name__", "")
+    calls_torch = name == Refusal.__module__ and innermost.f_code.co_name == "__torch_function__"
     return is_own(name) and not calls_torch

@@ -111,23 +111,23 @@ _BY_NAME = {
     "as_strided_copy": OUTSIDE,
     "embedding": OUTSIDE,  # of a computed table; layer rules handle the others first
 }
-OF_AUTOGRAD = {field.__get__ for field in (Tensor.requires_grad, Tensor.grad_fn, Tensor.is_leaf)}
+OF_AUTOGRAD = {Tensor.requires_grad.__get__, Tensor.grad_fn.__get__, Tensor.is_leaf.__get__}
 KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
-    **{getter: (OUTSIDE, _is_unknown) for getter in OF_AUTOGRAD},
     F.embedding: (OUTSIDE, _has_options),
     torch.linalg.solve: (VMAP, _is_ambiguous),
     torch.roll: (VMAP, _is_scalar),  # which rolls the samples
     Tensor.roll: (VMAP, _is_scalar),
     torch.ops.higher_order.while_loop: (AUTOGRAD, _always),
     torch.ops.higher_order.custom_function_call: (OUTSIDE, _has_own_rule),
-    **{
-        getattr(owner, name): (context, _always)
-        for name, context in _BY_NAME.items()
-        for owner in (torch, Tensor, torch.linalg, torch.ops.aten)
-        if hasattr(owner, name)
-    },
 }
 """Functions of torch, where they are wrong, and for which arguments; see lesson 6."""
+for getter in OF_AUTOGRAD:
+    KNOWN_WRONG[getter] = (OUTSIDE, _is_unknown)
+for name, context in _BY_NAME.items():
+    # Each is a function, a method, an operator, or several of these.
+    for owner in (torch, Tensor, torch.linalg, torch.ops.aten):
+        if hasattr(owner, name):
+            KNOWN_WRONG[getattr(owner, name)] = (context, _always)
 
 
 def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -136,8 +136,7 @@ def _norm(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any)
     return outputs.flatten().view(outputs.shape)
 
 
-CORRECTED: dict[Callable[..., Any], Callable[..., Any]] = {
-    norm: partial(_norm, norm)
-    for norm in (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
-}
+CORRECTED: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Corrections of what is wrong even without a transform, for the loop, too."""
+for norm in (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm):
+    CORRECTED[norm] = partial(_norm, norm)

@@ -141,7 +141,7 @@ class Problem:
                     result = self.looped(leaves)
                 break
             except Exception as error:
-                if way == LOOPED or not fallback.leads_to_loop(error):
+                if way == LOOPED or not fallback.leads_to_next_way(error):
                     raise
                 failed = error
             finally:

@@ -5,6 +5,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 _CONTAINERS = (list, tuple, dict)
@@ -23,10 +24,8 @@ _MODULES = (
     "kernels",
     "projection",
     "gradient_computers",
-    "curvature",
     "metagradients",
     "features",
-    "ensembles",
     "limits",
 )
 _OWN_EXACTLY = frozenset(f"{_PACKAGE}.{name}" for name in _MODULES)
@@ -63,6 +62,8 @@ def modules_of(function: Any, model: nn.Module) -> list[nn.Module]:
 
 def _named_by(value: Any) -> Iterable[Any]:
     """Return the objects that an object may call."""
+    if isinstance(value, torch.jit.ScriptModule):
+        return []  # none of Python's
     if isinstance(value, nn.Module):
         return [type(value).forward, *vars(value).values(), *value.children()]
     if isinstance(value, dict):

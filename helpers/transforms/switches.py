@@ -15,7 +15,9 @@ class Shared:
     """A context shared by threads: the first to enter opens it, the last to leave closes it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
-        self._make, self._lock, self._users = make, threading.Lock(), 0
+        self._make = make
+        self._lock = threading.Lock()
+        self._users = 0
 
     def __enter__(self) -> None:
         with self._lock:
@@ -33,13 +35,14 @@ class Shared:
 
 @contextmanager
 def _native_kernels() -> Iterator[None]:
-    backends = torch.backends.mkldnn, torch.backends.cudnn
-    before = [backend.enabled for backend in backends]
-    for backend in backends:
-        backend.enabled = False
+    onednn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
+    was_onednn, was_cudnn = onednn.enabled, cudnn.enabled
+    onednn.enabled = False
+    cudnn.enabled = False
     yield
-    for backend, enabled in zip(backends, before, strict=True):
-        backend.enabled = enabled
+    # An error within the block does not get here: `Shared` closes this as if there was none.
+    onednn.enabled = was_onednn
+    cudnn.enabled = was_cudnn
 
 
 native_kernels = Shared(_native_kernels)
