@@ -55,6 +55,17 @@ def pair(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
     return lambda: Apply(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
 
 
+def attention(key: Tensor | None = None, **options: object) -> Callable[..., Tensor]:
+    def run(model: Apply, inputs: Tensor) -> Tensor:
+        query, value = (
+            layer(inputs).unflatten(-1, (2, 2)).transpose(1, 2) for layer in (model.a, model.b)
+        )  # (B, heads, T, channels)
+        own_key = query if key is None else key
+        return F.scaled_dot_product_attention(query, own_key, value, **options)
+
+    return run
+
+
 # Take (B, 3, 4). First what a kind of layer describes.
 USES: dict[str, Callable[[], nn.Module]] = {
     "linear": product((2, 4), lambda m, x: F.linear(x, m.weight, m.bias)),
@@ -118,6 +129,9 @@ USES: dict[str, Callable[[], nn.Module]] = {
     ),
     "weight as input": pair(lambda m, x: x @ F.linear(m.a.weight, m.b.weight)),
     "vmap inside": pair(lambda m, x: torch.vmap(m.a)(x)),
+    "attention": pair(attention(is_causal=True)),
+    "attention of a frozen table": pair(attention(key=torch.ones(1, 2, 3, 2).double())),
+    "masked attention": pair(attention(attn_mask=torch.eye(3).bool())),
     "several rows": pair(lambda m, x: m.b(m.a(x.expand(4, 3, 4)).tanh()).sum(0)[None]),
     "half in no_grad": pair(lambda m, x: m.a(x) + torch.no_grad()(m.a)(2 * x)),
     "data": pair(lambda m, x: F.linear(x, m.a.weight.data) + m.b(x)),

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import debug_unwrap, vmap
 
@@ -160,6 +161,10 @@ class _Record(Watched):
             return func(debug_unwrap(args[0]))
         if func in _POWER_ITERATION and not torch.is_grad_enabled():
             args = [_once(value) for value in args]
+        if func is F.scaled_dot_product_attention:
+            outputs = _attention_of_all(*args, **kwargs)
+            if outputs is not None:
+                return outputs
         rule = LAYER_RULES.get(func)
         match = None if rule is None else rule(self._is_weight, *args, **kwargs)
         if match is None or self._is_weight(match.activations):
@@ -204,37 +209,80 @@ class _Record(Watched):
 
 def _once(value: Any) -> Any:
     """Return a tensor without the dimension of `vmap`, if all samples share it."""
-    try:
-        from torch._C._functorch import _unwrap_batched
-    except ImportError as error:  # private, so it may go away
-        raise Refusal("this torch lacks vmap internals") from error
     if not isinstance(value, Tensor):
         return value
-    inner, dim = _unwrap_batched(value, 1)
-    is_expanded = dim is not None and inner.stride(dim) == 0
-    return inner.select(dim, 0) if is_expanded else value
+    inner, dim = _internals()._unwrap_batched(value, 1)
+    is_shared = dim is not None and inner.stride(dim) == 0
+    return inner.select(dim, 0) if is_shared else value
+
+
+def _attention_of_all(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor | None:
+    """Compute attention for all samples in one call, outside of `vmap`; `None` if that may differ.
+
+    `vmap` has no rule for fused attention on a CPU: it takes one sample after the other, and its
+    backward pass fills a tensor of all samples with zeros for each of them.
+    """
+    sides = (query, key, value)
+    if attn_mask is not None or dropout_p or any(side.dim() != 4 for side in sides):
+        return None
+    around = _vmap_around()
+    if around is None:
+        return None
+    size = around.batch_size()
+    with around.lower():
+        # (B, 1, heads, T, channels) to (B, heads, T, channels), since a sample is a batch of one
+        whole = [_of_all(side, size).flatten(0, 1) for side in sides]
+        outputs = F.scaled_dot_product_attention(*whole, is_causal=is_causal, **options)
+        return _internals()._add_batch_dim(outputs.unflatten(0, (size, len(query))), 0, 1)
 
 
 def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Callable) -> Tensor:
     """Call `_Recorded` outside of `vmap`, with the tensors of all samples, `(B, ...)`."""
     # The public way, a function with a rule for `vmap`, is slower than many layers.
+    around = _vmap_around()
+    if around is None:
+        raise Refusal("the model calls a layer within a transform of its own")
+    size = around.batch_size()
+    with around.lower():
+        whole = [_of_all(tensor, size) for tensor in (outputs, activations)]
+        passed = _Recorded.apply(*whole, probe, arrive)
+        return _internals()._add_batch_dim(passed, 0, 1)
+
+
+def _of_all(tensor: Tensor, size: int) -> Tensor:
+    """Return a tensor of all samples, `(B, ...)`."""
+    inner, dim = _internals()._unwrap_batched(tensor, 1)
+    if dim is None:  # all samples share it
+        return inner.expand(size, *inner.shape)
+    return inner.movedim(dim, 0)
+
+
+def _vmap_around() -> Any:
+    """Return the `vmap` around a call, or `None` if it is within a transform of the model."""
     try:
-        from torch._C._functorch import TransformType, _add_batch_dim, _unwrap_batched
+        from torch._C._functorch import TransformType
         from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
     except ImportError as error:  # private, so they may go away
         raise Refusal("this torch lacks vmap internals") from error
     around = retrieve_current_functorch_interpreter()
-    if around.level() > 1 or around.key() != TransformType.Vmap:
-        raise Refusal("the model calls a layer within a transform of its own")
-    with around.lower():
-        whole = []
-        for tensor in (outputs, activations):
-            inner, dim = _unwrap_batched(tensor, 1)
-            if dim is None:  # all samples share it
-                whole.append(inner.expand(around.batch_size(), *inner.shape))
-            else:
-                whole.append(inner.movedim(dim, 0))
-        return _add_batch_dim(_Recorded.apply(*whole, probe, arrive), 0, 1)
+    is_ours = around.level() == 1 and around.key() == TransformType.Vmap
+    return around if is_ours else None
+
+
+def _internals() -> Any:
+    try:
+        from torch._C import _functorch
+    except ImportError as error:
+        raise Refusal("this torch lacks vmap internals") from error
+    return _functorch
 
 
 class _Recorded(torch.autograd.Function):
