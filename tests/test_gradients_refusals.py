@@ -19,7 +19,8 @@ from tests.support.zoo import Apply, Case, make, squared
 
 SUMS = norms.gradient_norms, functools.partial(norms.clipped_sum, limit=1.0)
 JACOBIANS = jacobians.loop_jacobians, jacobians.func_jacobians
-every_function = pytest.mark.parametrize("function", [*METHODS.values(), *SUMS])
+FUNCTIONS = [*METHODS.values(), *SUMS]
+every_function = pytest.mark.parametrize("function", FUNCTIONS)
 x, t = torch.zeros(3, 3), torch.zeros(3, 2)
 
 
@@ -44,13 +45,17 @@ MODELS: dict[nn.Module, str] = {
 }
 
 
-@pytest.mark.parametrize("function", [*METHODS.values(), *SUMS, *JACOBIANS])
+@pytest.mark.parametrize("function", [*FUNCTIONS, *JACOBIANS])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_is_refused(model, function):
-    for size in (3,) if MODELS[model] == "random" else (3, 0):
+    # That a model draws is seen when it runs, and with no samples it does not.
+    sizes = [3] if MODELS[model] == "random" else [3, 0]
+    for size in sizes:
         with refused(MODELS[model]):
-            losses = () if function in JACOBIANS else (squared,)
-            function(model, *losses, x[:size], *(t[:size] for _ in losses))
+            if function in JACOBIANS:
+                function(model, x[:size])
+            else:
+                function(model, squared, x[:size], t[:size])
 
 
 COUNT = nn.Parameter(torch.tensor(1), requires_grad=False)
@@ -93,20 +98,24 @@ def test_data_of_a_transform_are_refused(function):
         torch.func.vmap(lambda data: function(model, squared, data, t))(x[None])
 
 
-OPTIONS = [("chunk_size", value) for value in (0, "2", 2.0, True)]
-OPTIONS += [("randomness", value) for value in ("SAME", None)]
+@pytest.mark.parametrize("size", [0, 3])
+@pytest.mark.parametrize("chunk_size", [0, "2", 2.0, True])
+def test_a_bad_chunk_size_is_refused(chunk_size, size):
+    case = make("linear", size)
+    for function in (gradients.func_gradients, *SUMS):
+        with refused("chunk_size", repr(chunk_size)):
+            case.pass_to(function, chunk_size=chunk_size)
+    with refused("chunk_size", repr(chunk_size)):
+        jacobians.func_jacobians(case.model, case.data, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("size", [0, 3])
-@pytest.mark.parametrize(("option", "value"), OPTIONS)
-def test_an_option_is_refused(option, value, size):
+@pytest.mark.parametrize("randomness", ["SAME", None])
+def test_a_bad_randomness_is_refused(randomness, size):
     case = make("linear", size)
     for function in (gradients.func_gradients, *SUMS):
-        with refused(option, repr(value)):
-            case.pass_to(function, **{option: value})
-    if option == "chunk_size":
-        with refused(option, repr(value)):
-            jacobians.func_jacobians(case.model, case.data, chunk_size=value)
+        with refused("randomness", repr(randomness)):
+            case.pass_to(function, randomness=randomness)
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, float("nan"), float("inf"), "1", True])
@@ -134,23 +143,36 @@ def test_outputs_of_another_shape_are_refused(got, batch_size, function):
         function(nn.Linear(3, 2), x[0, 0])
 
 
-def with_bias(change: Callable[[Tensor], object]) -> Callable[[dict[str, Tensor], Case], object]:
+Out = dict[str, Tensor]
+
+
+def with_bias(change: Callable[[Tensor], object]) -> Callable[[Out, Case], object]:
     return lambda out, _: out | {"fc2.bias": change(out["fc2.bias"])}
 
 
+def parameters_themselves(out: Out, case: Case) -> Out:
+    """Give each sample the memory of the parameter."""
+    for name, parameter in case.model.named_parameters():
+        out[name] = parameter.data.expand(out[name].shape)
+    return out
+
+
+def one_in_another(out: Out, case: Case) -> Out:
+    within = out["fc1.weight"].flatten()[:30].view(3, 10)
+    return out | {"fc2.bias": within}
+
+
 # By what the message names, what is done to a right `out`.
-OUTS: dict[str, Callable[[dict[str, Tensor], Case], object]] = {
-    "names": lambda out, c: {"other": out["fc2.bias"]},
+OUTS: dict[str, Callable[[Out, Case], object]] = {
+    "names": lambda out, _: {"other": out["fc2.bias"]},
     "shape": with_bias(lambda b: b[:2]),
     "float32": with_bias(Tensor.float),
     "meta": with_bias(lambda b: b.to("meta")),
     "require a gradient": with_bias(lambda b: b.clone().requires_grad_()),
     "inference": with_bias(torch.inference_mode()(Tensor.clone)),
-    "memory": lambda out, c: {n: c.model.get_parameter(n).data.expand(out[n].shape) for n in out},
-    "of out['fc1.weight']": (
-        lambda out, c: out | {"fc2.bias": out["fc1.weight"].flatten()[:30].view(3, 10)}
-    ),
-    "got list": lambda out, c: [*out.values()],
+    "memory": parameters_themselves,
+    "of out['fc1.weight']": one_in_another,
+    "got list": lambda out, _: list(out.values()),
     "got int": with_bias(lambda b: 3),
 }
 
@@ -159,8 +181,9 @@ OUTS: dict[str, Callable[[dict[str, Tensor], Case], object]] = {
 def test_a_bad_out_is_refused_before_anything_is_written(word):
     case = make("mlp")
     out = empty_out(case)
-    with refused(word, error=TypeError if word.startswith("got") else ValueError):
-        case.pass_to(gradients.func_gradients, out=OUTS[word](out, case))
+    error = TypeError if word.startswith("got") else ValueError
+    with refused(word, error=error):
+        case.pass_to(gradients.func_gradients, out=OUTS[word](dict(out), case))
     assert all(tensor.isnan().all() for tensor in out.values())
 
 
@@ -204,7 +227,7 @@ def test_a_model_that_fails_for_a_later_sample_says_so(method):
             raise LookupError("too large")
         return self.fc(inputs)
 
-    data = torch.tensor([[0.0] * 3, [0.0] * 3, [7.0] * 3])
+    data = torch.tensor([[0.0], [0.0], [7.0]]).expand(3, 3)
     with pytest.raises(LookupError, match="too large") as raised:
         method(Apply(run, fc=nn.Linear(3, 2)), squared, data, t)
     (note,) = raised.value.__notes__

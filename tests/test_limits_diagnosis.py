@@ -21,7 +21,7 @@ from tests.support.oracle import assert_equal
 from tests.support.snapshot import Snapshot
 from tests.test_matrix import CASES, prepare, truth_of
 
-BATCH = top()["images"], top()["labels"]
+IMAGES, LABELS = top()["images"], top()["labels"]
 Classifier, per_sample_grads = top()["Classifier"], top()["per_sample_grads"]
 
 # By entry, what is wrong in its cells: a model; and its loss, data and targets if not as usual.
@@ -77,14 +77,16 @@ MEASURED = [
 # Where the bare composition is right about these samples all the same: it is slow, its loop is
 # wrong about a batch, or what was found is about a later call or parameters that nobody asked for.
 RIGHT_ALL_THE_SAME = {
-    *("bilinear", "embedding bag", "encoder train", "encoder eval", "wild: sparse buffer"),
-    *(
-        "no_grad inside",
-        "frozen",
-        "buffer rebound",
-        "wild: penalty of a slope",
-        "wild: loss of what a method kept",
-    ),
+    "bilinear",
+    "embedding bag",
+    "encoder train",
+    "encoder eval",
+    "wild: sparse buffer",
+    "no_grad inside",
+    "frozen",
+    "buffer rebound",
+    "wild: penalty of a slope",
+    "wild: loss of what a method kept",
 }
 EQUAL = "func_gradients is equal for all"
 HARMLESS = "weight norm hook"  # what is left in its layer is computed anew by each forward
@@ -97,13 +99,14 @@ def found(diagnosis: Diagnosis) -> list[str]:
     return [finding.entry for finding in diagnosis.findings]
 
 
-def diagnosed(*case: object) -> Diagnosis:
+def diagnosed(model: nn.Module, loss_fn: object, data: Tensor, targets: Tensor) -> Diagnosis:
     """Diagnose a case, and require that it left no trace and no warning."""
-    before, streams = Snapshot(*case), random_streams()
+    before = Snapshot(model, loss_fn, data, targets)
+    streams = random_streams()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", FallbackWarning)
-        diagnosis = diagnose(*case)
+        diagnosis = diagnose(model, loss_fn, data, targets)
     assert before.changes() == []
     assert random_streams() == streams
     return diagnosis
@@ -116,11 +119,13 @@ def random_streams() -> tuple[object, ...]:
 
 @pytest.mark.parametrize("case", MEASURED, ids=" ".join)
 def test_it_names_the_entry(case):
-    name, *told = case
+    name, model, *others = case
+    loss_fn, data, targets = [*others, *USUAL[len(others) :]]
     names, _ = run(name)
-    model, *others = (eval(each, names) for each in (*told, *USUAL[len(told) - 1 :]))
-    like = others[1] if others[1].is_floating_point() else names["images"]
-    diagnosis = diagnosed(model.to(like), *others)
+    data = eval(data, names)
+    like = data if data.is_floating_point() else names["images"]  # its dtype
+    model = eval(model, names).to(like)
+    diagnosis = diagnosed(model, eval(loss_fn, names), data, eval(targets, names))
     assert found(diagnosis)[0] == name
     assert set(found(diagnosis)) <= {name, "samples-that-meet"}
     assert entries()[name].fix in str(diagnosis)
@@ -152,8 +157,11 @@ def test_what_goes_wrong_is_found_and_what_does_not_is_clean(name):
 
 def experts(m, x):
     """A shared expert, and others of which each sample is sent to one."""
-    chosen = m.route(x).argmax(1)[:, None] == torch.arange(3)
-    return m.fc(x) + sum(chosen[:, i, None] * each(x) for i, each in enumerate(m.routed))
+    chosen = m.route(x).argmax(1)[:, None]
+    outputs = m.fc(x)
+    for number, expert in enumerate(m.routed):
+        outputs = outputs + (chosen == number) * expert(x)
+    return outputs
 
 
 class Kept:
@@ -171,6 +179,17 @@ def positions(size: int) -> torch.Tensor:
 def counted(m, x):
     m.kept.calls += 1
     return m.fc(x)
+
+
+def asking(m, x):
+    if x.requires_grad or m.fc.weight.requires_grad:
+        return m.fc(x)
+    return m.fc(x).tanh() * 1
+
+
+def slopes(m, x):
+    slope = torch.func.grad(lambda row: m.fc(row).tanh().sum())
+    return torch.func.vmap(slope)(x)[:, :2]
 
 
 def under_autocast(m, x):
@@ -206,19 +225,15 @@ CLEAN = {
     ),
     "a float32 layer": lambda: mixed(lambda m, x: m.head(m.fc(x.float()).double())),
     "autocast": lambda: zoo.Apply(under_autocast, fc=nn.Linear(3, 2), head=nn.Linear(2, 2)),
-    "requires_grad asked": lambda: model_of(
-        lambda m, x: m.fc(x) if x.requires_grad or m.fc.weight.requires_grad else m.fc(x).tanh() * 1
-    ),
+    "requires_grad asked": lambda: model_of(asking),
     "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).double()),
     "state in slots": lambda: model_of(counted, kept=Kept()),
     "lru_cache": lambda: model_of(lambda m, x: m.fc(x) + positions(2)),
     "complex": of_complex,
-    "a derivative": lambda: model_of(
-        lambda m, x: torch.func.vmap(torch.func.grad(lambda row: m.fc(row).tanh().sum()))(x)[:, :2]
-    ),
+    "a derivative": lambda: model_of(slopes),
     "a scripted part": lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 2).double())),
 }
-SAMPLES = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+DATA, TARGETS = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
@@ -227,7 +242,7 @@ SAMPLES = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.
 def test_no_false_alarm(name, mode):
     model = CLEAN[name]()
     with mode():
-        diagnosis = diagnosed(model, zoo.squared, *SAMPLES)
+        diagnosis = diagnosed(model, zoo.squared, DATA, TARGETS)
     assert found(diagnosis) == []
     assert diagnosis.conclusion.startswith(EQUAL)
 
@@ -240,24 +255,38 @@ def test_warnings_of_the_process_are_left_alone():
     """As another thread sees them while a model runs."""
     before = warnings.filters, warnings.showwarning
     model = model_of(noticing, warns=before)
-    assert diagnose(model, zoo.squared, *SAMPLES).findings == ()
+    assert diagnose(model, zoo.squared, DATA, TARGETS).findings == ()
 
 
 def test_losses_are_told_apart_by_their_numbers():
     """Samples that meet in the loss are no means of unequal units, and nothing else either."""
-    (finding,) = diagnosed(nn.Linear(3, 2).double(), contrastive, *SAMPLES).findings
+    (finding,) = diagnosed(nn.Linear(3, 2).double(), contrastive, DATA, TARGETS).findings
     assert finding.entry == "samples-that-meet-in-the-loss"
     assert "have 0 each" in finding.measured
+
+
+def test_the_weights_of_classes_are_found_where_all_losses_are_equal():
+    """As they are for a head that is made anew, whatever the weights."""
     labels, weight = torch.tensor([0, 1, 1, 0]), torch.tensor([1.0, 2]).double()
     weighted = functools.partial(F.cross_entropy, weight=weight)
-    head = nn.Linear(3, 2).double()  # as often made anew: all losses equal, whatever their weights
-    head.load_state_dict({name: torch.zeros_like(p) for name, p in head.named_parameters()})
-    (finding,) = diagnosed(head, weighted, SAMPLES[0], labels).findings
+    head = nn.Linear(3, 2).double()
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    (finding,) = diagnosed(head, weighted, DATA, labels).findings
     assert finding.entry == "class-weights"
     assert "0.167, 0.333, 0.333, 0.167" in finding.measured
-    run = lambda m, x: (m.fc(x), m.fc(x).softmax(1).mean(0).square().sum())  # noqa: E731
-    loss_fn = lambda p, _: p[0].square().mean() + 10 + 1e-5 * p[1]  # noqa: E731
-    (finding,) = diagnosed(model_of(run), loss_fn, *SAMPLES).findings
+
+
+def test_samples_that_meet_are_found_in_a_small_part_of_the_loss():
+    def run(m, x):
+        balance = m.fc(x).softmax(1).mean(0).square().sum()
+        return m.fc(x), balance
+
+    def loss_fn(predictions, _):
+        logits, balance = predictions
+        return logits.square().mean() + 10 + 1e-5 * balance
+
+    (finding,) = diagnosed(model_of(run), loss_fn, DATA, TARGETS).findings
     assert finding.entry == "samples-that-meet-in-the-loss"
     assert re.search(r"in the mean, a difference of \S+e-0\d", finding.measured)
 
@@ -265,18 +294,33 @@ def test_losses_are_told_apart_by_their_numbers():
 @pytest.mark.parametrize("shape", [(-1,), ()], ids=["Flatten", "squeeze"])
 def test_predictions_of_one_number_each(shape):
     """Of a batch of one, `squeeze` leaves no dimension."""
-    one = zoo.Apply(lambda m, x: m.fc(x).view(-1 if len(x) > 1 else shape), fc=nn.Linear(3, 1))
-    scaled = lambda p, t: (t.exp() * (p - t) ** 2).sum() / t.exp().sum()  # noqa: E731
-    losses = F.mse_loss, functools.partial(F.mse_loss, reduction="sum"), scaled
-    data = SAMPLES[0], SAMPLES[1][:, 0]
-    entry = [found(diagnosed(one.double(), loss_fn, *data)) for loss_fn in losses]
-    assert entry == [[], [], ["class-weights"]]
+
+    def run(m, x):
+        return m.fc(x).view(shape if len(x) == 1 else -1)
+
+    def scaled(predictions, targets):
+        weights = targets.exp()
+        return (weights * (predictions - targets) ** 2).sum() / weights.sum()
+
+    model = zoo.Apply(run, fc=nn.Linear(3, 1)).double()
+    for loss_fn, expected in (
+        (F.mse_loss, []),
+        (functools.partial(F.mse_loss, reduction="sum"), []),
+        (scaled, ["class-weights"]),
+    ):
+        assert found(diagnosed(model, loss_fn, DATA, TARGETS[:, 0])) == expected
 
 
 def test_what_raises_in_training_mode_does_not_hide_the_rest():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(), nn.Flatten())
-    model = model.append(nn.Linear(2 * 26 * 26, 10)).insert(2, nn.BatchNorm2d(2)).double()
-    diagnosis = diagnosed(model, F.cross_entropy, *BATCH)
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.BatchNorm2d(2),
+        nn.Dropout(),
+        nn.Flatten(),
+        nn.Linear(2 * 26 * 26, 10),
+    )
+    diagnosis = diagnosed(model.double(), F.cross_entropy, IMAGES, LABELS)
     assert [(each.where, each.entry) for each in diagnosis.findings] == [
         ("1", "batchnorm-in-training"),
         ("2", "batchnorm-in-training"),
@@ -295,7 +339,7 @@ def test_an_error_that_no_entry_covers_is_shown():
         return self.inner(images)
 
     model = zoo.Apply(refusing, inner=Classifier()).double()
-    (finding,) = diagnosed(model, F.cross_entropy, *BATCH).findings
+    (finding,) = diagnosed(model, F.cross_entropy, IMAGES, LABELS).findings
     assert (finding.entry, finding.where) == ("unknown", "the model")
     assert finding.measured == "raises RuntimeError: not under transforms"
 
@@ -304,9 +348,9 @@ def test_an_error_that_no_entry_covers_is_shown():
     ("name", "kind"), [("shared-layer", "Twice"), ("escaped-tensor", "Stashing")]
 )
 def test_a_model_that_a_transform_has_harmed_is_recognised(name, kind):
-    broken = run(name)[0][kind]().to(BATCH[0])
-    per_sample_grads(broken, F.cross_entropy, *BATCH)
-    diagnosis = diagnose(broken, F.cross_entropy, *BATCH)
+    broken = run(name)[0][kind]().to(IMAGES)
+    per_sample_grads(broken, F.cross_entropy, IMAGES, LABELS)
+    diagnosis = diagnose(broken, F.cross_entropy, IMAGES, LABELS)
     assert found(diagnosis) == [name]
     assert "not possible" in diagnosis.conclusion
 
@@ -315,8 +359,11 @@ def laplacian(self: zoo.Apply, inputs: Tensor) -> Tensor:
     with torch.enable_grad():
         inputs = inputs.clone().requires_grad_()
         (slope,) = torch.autograd.grad(self.net(inputs).sum(), inputs, create_graph=True)
-        rows = (torch.autograd.grad(s.sum(), inputs, create_graph=True)[0] for s in slope.T)
-        return sum(row[:, i] for i, row in enumerate(rows))[:, None]
+        trace = 0
+        for i, component in enumerate(slope.T):
+            (row,) = torch.autograd.grad(component.sum(), inputs, create_graph=True)
+            trace = trace + row[:, i]
+        return trace[:, None]
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.RMSNorm(8)])
@@ -329,16 +376,20 @@ def test_finite_differences_find_what_the_loop_gets_wrong(forward, norm):
     assert ("layernorm-third-order" in found(diagnosis)) == wrong
 
 
-RIGHT = {"model": Classifier().double(), "loss_fn": F.cross_entropy}
-RIGHT |= dict(zip(("data", "targets"), BATCH, strict=True))
+RIGHT = {
+    "model": Classifier().double(),
+    "loss_fn": F.cross_entropy,
+    "data": IMAGES,
+    "targets": LABELS,
+}
 REFUSED = {
     "model must be": {"model": "cnn"},
     "loss_fn must be": {"loss_fn": None},
     "not a class": {"loss_fn": nn.NLLLoss},
     "floating point": {"loss_fn": lambda z, y: (z.argmax(1) == y).sum()},
-    "finite": {"data": BATCH[0] * torch.nan},
-    "empty": {"data": BATCH[0][:0], "targets": BATCH[1][:0]},
-    "without transforms, the model raised": {"data": BATCH[0][..., :20]},
+    "finite": {"data": IMAGES * torch.nan},
+    "empty": {"data": IMAGES[:0], "targets": LABELS[:0]},
+    "without transforms, the model raised": {"data": IMAGES[..., :20]},
 }
 
 

@@ -12,7 +12,6 @@ import runpy
 import pytest
 import torch
 from opacus.accountants import RDPAccountant
-from torch.func import functional_call
 from torch.nn import functional as F
 
 
@@ -33,17 +32,19 @@ def case(script):
     return model, images, labels, torch.Generator().manual_seed(2)
 
 
-def step(script, case, limit=0.5, noise=0.0, lot=9, rows=slice(None)):
+def step(script, case, limit=0.5, noise=0.0, lot=9, count=9):
+    """Compute the private gradient of the first samples."""
     model, images, labels, generator = case
     private = script["private_gradient"]
-    return private(model, images[rows], labels[rows], limit, noise, lot, generator)
+    return private(model, images[:count], labels[:count], limit, noise, lot, generator)
 
 
-def noise_of(script, case, limit=2.0, noise=3.0, lot=9, rows=slice(None)):
+def noise_of(script, case, limit=2.0, noise=3.0, count=9):
     """Return the noise of one step, {name: shape}: what is more than without noise."""
-    case[0].eval()
-    with_noise = step(script, case, limit, noise, lot, rows)
-    without = step(script, case, limit, 0.0, lot, rows)
+    model, *_ = case
+    model.eval()
+    with_noise = step(script, case, limit, noise, count=count)
+    without = step(script, case, limit, 0.0, count=count)
     return {name: with_noise[name] - without[name] for name in without}
 
 
@@ -51,80 +52,103 @@ def flat(tensors):
     return torch.cat([each.flatten() for each in tensors.values()])
 
 
+def deviation(tensors):
+    return flat(tensors).std()
+
+
 def test_samples_do_not_meet(script, case):
-    model, images, *_ = case
+    model, images, _, _ = case
     step(script, case)  # may change the mode
-    torch.testing.assert_close(model(images)[:1], model(torch.cat([images[:1], images[5:7]]))[:1])
+    among_nine = model(images)[:1]
+    among_three = model(torch.cat([images[:1], images[5:7]]))[:1]
+    torch.testing.assert_close(among_nine, among_three)
 
 
 def test_gradient_is_clipped_over_all_parameters(script, case):
     model, images, labels, _ = case
     model.eval()
-    params = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
-    grads = []
+    grads, norms = [], []
     for image, label in zip(images, labels, strict=True):
-        loss = F.cross_entropy(functional_call(model, params, (image[None],)), label[None])
-        found = torch.autograd.grad(loss, list(params.values()))
-        grads.append(dict(zip(params, found, strict=True)))
-    norms = torch.stack([flat(each).norm() for each in grads])
-    for limit in (norms.median().item(), norms.min().item() / 3):
+        model.zero_grad()
+        F.cross_entropy(model(image[None]), label[None]).backward()
+        of_sample = {name: p.grad.clone() for name, p in model.named_parameters()}
+        grads.append(of_sample)
+        norms.append(flat(of_sample).norm().item())
+    model.zero_grad()
+    # A limit that clips some of the samples, and one that clips all.
+    for limit in (sorted(norms)[4], min(norms) / 3):
+        expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        for of_sample, norm in zip(grads, norms, strict=True):
+            factor = min(1.0, limit / norm)
+            for name, grad in of_sample.items():
+                expected[name] += factor * grad / 9
         got = step(script, case, limit)
-        factors = (limit / norms).clamp(max=1)
-        for name in params:
-            wanted = sum(f * each[name] for f, each in zip(factors, grads, strict=True)) / 9
-            torch.testing.assert_close(got[name], wanted, rtol=1e-3, atol=1e-5)
+        for name, grad in expected.items():
+            torch.testing.assert_close(got[name], grad, rtol=1e-3, atol=1e-5)
 
 
 def test_sum_is_divided_by_the_expected_size(script, case):
-    case[0].eval()
+    model, *_ = case
+    model.eval()
     small, large = step(script, case, lot=20), step(script, case, lot=40)
     for name, each in small.items():
         torch.testing.assert_close(each, 2 * large[name])
-    assert all(not each.any() for each in step(script, case, rows=slice(0)).values())
-    few, none = (flat(noise_of(script, case, rows=slice(n))).std() for n in (3, 0))
-    assert 0.9 < few / flat(noise_of(script, case)).std() < 1.1  # whatever was drawn
-    assert 0.9 < none / few < 1.1
+    assert not flat(step(script, case, count=0)).any()
+    # The noise is that of a lot, whatever was drawn.
+    all_nine = deviation(noise_of(script, case))
+    for count in (3, 0):
+        assert 0.9 < deviation(noise_of(script, case, count=count)) / all_nine < 1.1
 
 
 def test_noise_is_that_of_the_limit(script, case):
     for limit, noise in ((2.0, 3.0), (8.0, 3.0), (2.0, 0.7)):
         got = noise_of(script, case, limit, noise)
-        deviation = limit * noise / 9
-        assert 0.9 < flat(got).std() / deviation < 1.1
-        assert all(0.4 < each.std() / deviation < 1.8 for each in got.values())
+        expected = limit * noise / 9
+        assert 0.9 < deviation(got) / expected < 1.1
+        for each in got.values():  # of few numbers, some
+            assert 0.4 < each.std() / expected < 1.8
 
 
 def test_each_step_has_noise_of_its_own(script, case):
-    first, second = (noise_of(script, case) for _ in range(2))
-    assert abs(torch.corrcoef(torch.stack([flat(first), flat(second)]))[0, 1]) < 0.2
+    first = noise_of(script, case)
+    second = noise_of(script, case)
+    correlation = torch.corrcoef(torch.stack([flat(first), flat(second)]))[0, 1]
+    assert abs(correlation) < 0.2
+    # Nor do two parameters share it.
     begins = [each.flatten()[:10] for each in first.values()]
-    for number, one in enumerate(begins):
-        assert not any(torch.allclose(one, other, atol=1e-3) for other in begins[:number])
+    for one, other in itertools.combinations(begins, 2):
+        assert not torch.allclose(one, other, atol=1e-3)
 
 
 def indices(batch):
+    """Take a batch by its indices or by a mask."""
     batch = torch.as_tensor(batch)
     return batch.nonzero()[:, 0] if batch.dtype == torch.bool else batch.flatten()
 
 
 def test_batches_are_poisson_samples(script):
     generator = torch.Generator().manual_seed(3)
-    batches = [*map(indices, script["draw_batches"](200, 0.1, 400, generator))]
-    sizes = torch.tensor([len(each) for each in batches], dtype=torch.float64)
-    assert len(batches) == 400
+    table = torch.zeros(400, 200, dtype=torch.float64)  # how often a step draws a sample
+    number = 0
+    for batch in script["draw_batches"](200, 0.1, 400, generator):
+        for index in indices(batch).tolist():
+            table[number, index] += 1
+        number += 1
+    assert number == 400
+    assert table.max() == 1
+    sizes = table.sum(dim=1)
     assert 19 < sizes.mean() < 21
     assert 14 < sizes.var() < 23  # 18; 0 if the size is fixed
-    assert all(len(each.unique()) == len(each) for each in batches)
-    drawn = torch.cat(batches).bincount(minlength=200)
+    drawn = table.sum(dim=0)
     assert 10 < drawn.min() <= drawn.max() < 70  # 40 each
-    pairs = itertools.pairwise(batches)
-    shared = sum(torch.isin(one, other).sum().item() for one, other in pairs)
-    assert 1.7 < shared / 399 < 2.3  # 2
+    shared = (table[:-1] * table[1:]).sum(dim=1)  # by two successive steps
+    assert 1.7 < shared.mean() < 2.3  # 2
 
 
 def test_training_is_made_of_these_parts(script, monkeypatch):
-    inside, drawn, calls = script["train"].__globals__, [], []
+    inside = script["train"].__globals__
     draw, private = inside["draw_batches"], inside["private_gradient"]
+    drawn, calls = [], []
 
     def drawing(*args, **options):
         for batch in draw(*args, **options):
@@ -132,14 +156,17 @@ def test_training_is_made_of_these_parts(script, monkeypatch):
             yield batch
 
     def stepping(*args, **options):
-        calls.append([*inspect.signature(private).bind(*args, **options).arguments.values()])
+        given = inspect.signature(private).bind(*args, **options)
+        calls.append(list(given.arguments.values()))
         return private(*args, **options)
 
     monkeypatch.setitem(inside, "draw_batches", drawing)
     monkeypatch.setitem(inside, "private_gradient", stepping)
     script["train"](epochs=2, lot=140, limit=1.5, noise_multiplier=1.25)
-    assert [len(images) for _, images, *_ in calls] == drawn
-    assert [each[3:6] for each in calls] == [[1.5, 1.25, 140]] * 20
+    assert len(calls) == 20
+    for size, (_, images, _, limit, noise, lot, *_) in zip(drawn, calls, strict=True):
+        assert len(images) == size
+        assert (limit, noise, lot) == (1.5, 1.25, 140)
 
 
 @pytest.mark.parametrize(("epochs", "lot", "noise"), [(2, 140, 1.5), (1, 70, 1.0)])
