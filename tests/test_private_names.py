@@ -14,11 +14,10 @@ from tests.support import zoo
 from tests.support.ways import empty_out
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-TREES = {
-    path.relative_to(HELPERS).as_posix(): ast.parse(path.read_text())
-    for path in HELPERS.rglob("*.py")
-}
-NODES = {file: [*ast.walk(tree)] for file, tree in TREES.items()}
+TREES = {}
+for _path in HELPERS.rglob("*.py"):
+    TREES[_path.relative_to(HELPERS).as_posix()] = ast.parse(_path.read_text())
+NODES = {file: list(ast.walk(tree)) for file, tree in TREES.items()}
 LATER = {
     "_swap_tensor_impl": "test_without_it_the_loop_is_taken",
     "_backward_hooks": "test_without_it_the_loop_is_taken",
@@ -39,30 +38,54 @@ OF_PYTHON = {"_fields", "_asdict", "_getframe", "__code__"}
 
 def names(node: ast.AST) -> list[str]:
     """Return the parts of an import or attribute, and what `getattr` and `hasattr` look for."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        dotted = [getattr(node, "module", None) or "", *(each.name for each in node.names)]
-        return ".".join(dotted).split(".")
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
         return [each.value for each in node.args[1:2] if isinstance(each, ast.Constant)]
-    return [node.attr] if isinstance(node, ast.Attribute) else []
+    parts = []
+    if isinstance(node, ast.ImportFrom):
+        parts += (node.module or "").split(".")
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        for each in node.names:
+            parts += each.name.split(".")
+    return parts
+
+
+def is_private(name: str) -> bool:
+    return name == "__code__" or (name.startswith("_") and not name.endswith("_"))
+
+
+def own_names() -> set[str]:
+    """Return what helpers define and set themselves."""
+    own = set()
+    for nodes in NODES.values():
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(getattr(node, "ctx", None), ast.Store):
+                own.add(getattr(node, "attr", None) or getattr(node, "id", None))
+    return own
 
 
 def test_no_private_names_at_import_and_few_later():
-    own, found = set(), {True: set(), False: set()}
-    for node in (node for nodes in NODES.values() for node in nodes):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            own.add(node.name)
-        elif isinstance(getattr(node, "ctx", None), ast.Store):
-            own.add(getattr(node, "attr", None) or getattr(node, "id", None))
+    at_import, later = set(), set()
     for nodes in NODES.values():
-        bodies = (node.body for node in nodes if isinstance(node, ast.FunctionDef | ast.Lambda))
-        parts = (part for body in bodies for part in (body if isinstance(body, list) else [body]))
-        later = {node for part in parts for node in ast.walk(part)}
+        # What stands in the body of a function runs later; its decorators and defaults do not.
+        inside = set()
         for node in nodes:
-            private = {n for n in names(node) if n.startswith("_") and not n.endswith("_")}
-            found[node in later] |= private | {"__code__"}.intersection(names(node))
-    assert found[False] - own == set()
-    assert found[True] - own - OF_PYTHON == LATER.keys()
+            if isinstance(node, ast.FunctionDef):
+                for statement in node.body:
+                    inside.update(ast.walk(statement))
+            elif isinstance(node, ast.Lambda):
+                inside.update(ast.walk(node.body))
+        for node in nodes:
+            private = set(filter(is_private, names(node)))
+            if node in inside:
+                later |= private
+            else:
+                at_import |= private
+    assert at_import - own_names() == set()
+    assert later - own_names() - OF_PYTHON == LATER.keys()
 
 
 @pytest.mark.parametrize("name", ["cnn", "embedding", "tied weight"])
@@ -115,38 +138,63 @@ TORCH = re.compile(r"torch(\.|$)")
 SETTERS = "setattr", "delattr", "__setattr__", "__delattr__", "patch", "object"
 
 
-def assigned(nodes: list[ast.AST]) -> set[str]:
-    """Return what code sets or deletes on torch, its modules, its classes and what leads there."""
-    known, found = set(), set()
+class Assignments(ast.NodeVisitor):
+    """Finds what code sets or deletes on torch, its modules, its classes and what leads there."""
 
-    def is_torch(node: ast.AST | None) -> bool:
+    def __init__(self) -> None:
+        self.of_torch: set[str] = set()  # names that lead to torch
+        self.found: set[str] = set()
+
+    def leads_to_torch(self, node: ast.AST | None) -> bool:
         if isinstance(node, ast.Call):  # of others, the result is the caller's own
             reads = ast.unparse(node.func) in ("vars", "type", "getattr")
-            return reads and is_torch(node.args[0])
+            return reads and self.leads_to_torch(node.args[0])
         if isinstance(node, ast.Name):
-            return node.id in known
-        return node is not None and any(map(is_torch, ast.iter_child_nodes(node)))
+            return node.id in self.of_torch
+        return node is not None and any(map(self.leads_to_torch, ast.iter_child_nodes(node)))
 
-    for node in nodes * 2:  # the second time with the names of names
+    def visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             for each in node.names:
                 if TORCH.match(getattr(node, "module", None) or each.name):
-                    known.add(each.asname or each.name.split(".")[0])
-        given = getattr(node, "value", getattr(node, "iter", None))
-        if isinstance(node, ast.Assign | ast.For | ast.comprehension) and is_torch(given):
-            for target in getattr(node, "targets", None) or [node.target]:
-                known |= {n.id for n in getattr(target, "elts", [target]) if hasattr(n, "id")}
-        if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
-            in_a_list = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
-            if not in_a_list and is_torch(getattr(node, "value", None)):
-                found.add(getattr(node, "attr", "[]"))
-        if isinstance(node, ast.Call) and node.args:
-            named = TORCH.match(str(getattr(node.args[0], "value", "")))
-            if ast.unparse(node.func).rpartition(".")[2] in SETTERS:
-                found |= {"setattr"} if named or is_torch(node.args[0]) else set()
-    return found
+                    self.of_torch.add(each.asname or each.name.split(".")[0])
+        elif isinstance(node, ast.Assign):
+            self.bind(node.targets, node.value)
+        elif isinstance(node, ast.For | ast.comprehension):
+            self.bind([node.target], node.iter)
+        elif isinstance(node, ast.Call) and node.args:
+            self.look_at_call(node)
+        elif isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
+            self.look_at_target(node)
+        self.generic_visit(node)
+
+    def bind(self, targets: list[ast.AST], value: ast.AST) -> None:
+        """Note names of what leads to torch."""
+        if self.leads_to_torch(value):
+            for target in targets:
+                for each in getattr(target, "elts", [target]):
+                    if isinstance(each, ast.Name):
+                        self.of_torch.add(each.id)
+
+    def look_at_target(self, node: ast.AST) -> None:
+        in_a_list = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
+        if not in_a_list and self.leads_to_torch(getattr(node, "value", None)):
+            self.found.add(getattr(node, "attr", "[]"))
+
+    def look_at_call(self, node: ast.Call) -> None:
+        """Look for `setattr`, and for patches by a dotted name."""
+        if ast.unparse(node.func).rpartition(".")[2] in SETTERS:
+            first = node.args[0]
+            if TORCH.match(str(getattr(first, "value", ""))) or self.leads_to_torch(first):
+                self.found.add("setattr")
 
 
 def test_nothing_is_assigned_to_torch():
-    found = {file: assigned(nodes) for file, nodes in NODES.items()}
-    assert {file: names for file, names in found.items() if names} == SWITCHES
+    found = {}
+    for file, tree in TREES.items():
+        assignments = Assignments()
+        assignments.visit(tree)
+        assignments.visit(tree)  # again, since a function may use a name that is bound below it
+        if assignments.found:
+            found[file] = assignments.found
+    assert found == SWITCHES

@@ -56,15 +56,16 @@ def execute(notebook, folder, python, monkeypatch):
 
 def results(each):
     """List what a cell printed or showed as text, in which versions of pandas agree."""
-    outputs = each.get("outputs", [])
-    found = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in outputs]
-    return [" ".join(text.split()) for text in found]
+    found = []
+    for output in each.get("outputs", []):
+        text = output.get("text") or output.get("data", {}).get("text/plain", "")
+        found.append(" ".join(text.split()))
+    return found
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("path", "gone"),
-    [*((each, "") for each in LESSONS), (LESSONS[7], "opacus")],
+    ("path", "gone"), [(path, "") for path in LESSONS] + [(LESSONS[7], "opacus")]
 )
 def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python, monkeypatch):
     """Also where Opacus is not installed, in the cells that do not need it."""
@@ -79,14 +80,19 @@ def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python
     # Records of measurements are in the collection alone, and the copy says so.
     excused = {each.id for each in copy.cells if re.search(r"\brecord", each.source)}
     if gone == "opacus":
-        cut = {each.id for each in copy.cells if "needs Opacus (" in "".join(results(each))}
-        assert cut == {each.id for each in copy.cells if each.source.startswith("%%needs_opacus")}
-        excused |= cut
+        for each in copy.cells:
+            said = "".join(results(each))
+            needs_it = each.source.startswith("%%needs_opacus")
+            assert ("needs Opacus (" in said) == needs_it, each.id
+            if needs_it:
+                excused.add(each.id)
     pinned = f"torch=={TORCH}" in (ROOT / "requirements.txt").read_text().split()
     for saved in files.code_cells(files.read(path)):
         fresh = cell(copy, saved.id)
-        compared = files.is_compared(saved) if pinned else "nbval-check-output" in files.tags(saved)
-        if compared and fresh.cell_type == "code" and saved.id not in excused:
+        if fresh.cell_type != "code" or saved.id in excused:
+            continue
+        # Another torch than the lesson's prints other numbers where nobody checks them.
+        if files.is_compared(saved) if pinned else "nbval-check-output" in files.tags(saved):
             assert results(fresh) == results(saved), saved.id
 
 
@@ -104,18 +110,25 @@ def test_copy_as_a_file(path):
     assert headings[:2] == [1, end]
     for each, name in zip(copy.cells[4:end], imports.reached(files.read(path)), strict=True):
         source = f"%%writefile {name}\n# @title {name}\n{(ROOT / name).read_text()}"
-        assert (each.source, each.metadata.cellView) == (source.rstrip(), "form")
+        assert each.source == source.rstrip()
+        assert each.metadata.cellView == "form"
     rest = [each for each in ids[end:] if not each.startswith("colab-")]
     assert rest == [each.id for each in files.read(path).cells[1:]]
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_links_of_a_copy_lead_to_its_cells_and_nothing_is_installed_unasked(path):
+    copy = colab.standalone(path, None)
+    ids = {each.id for each in copy.cells}
+    (pin,) = re.findall("opacus==.*", REQUIREMENTS.read_text())
+    asked = f"if install_opacus:\n    %pip install -q {pin}\n"
     for each in copy.cells:
-        shown = [output.get("data", {}) for output in each.get("outputs", [])]
-        assert not any("](#" in data.get("text/markdown", "") for data in shown)
+        for output in each.get("outputs", []):
+            assert "](#" not in output.get("data", {}).get("text/markdown", "")
         if each.cell_type == "markdown":
             assert not re.search(r"\]\((?!http|#scrollTo=)", each.source), "a link to no place"
-            assert {*re.findall(r"#scrollTo=([^)]+)\)", each.source)} <= {*ids}
-        else:  # nothing is installed that nobody asked for
-            (pin,) = re.findall("opacus==.*", REQUIREMENTS.read_text())
-            asked = f"if install_opacus:\n    %pip install -q {pin}\n"
+            assert ids.issuperset(re.findall(r"#scrollTo=([^)]+)\)", each.source))
+        else:
             assert not re.search(INSTALLS, each.source.replace(asked, ""), re.M)
 
 
@@ -155,7 +168,7 @@ def test_copies_are_published_on_their_branch(tmp_path):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "colab", tmp_path / ".ci")
     make, remote = tmp_path / "make", tmp_path / "remote.git"
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
     run = functools.partial(subprocess.run, env=environment, check=True, capture_output=True)
     run(["git", "init", "-q", "--bare", remote])
     for name in ("01_a.ipynb", "02_b.ipynb"):
