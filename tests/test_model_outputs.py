@@ -22,16 +22,21 @@ def tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 @pytest.mark.parametrize("classes", [2, 10])
 def test_the_margin_is_the_log_odds_and_the_loss_depends_on_it_by_minus_1_minus_p(classes):
     model = nn.Linear(4, classes).double()
+    weights, buffers = tensors(model)
     inputs, labels = torch.randn(5, 4).double(), torch.arange(5) % classes
     logits = model(inputs).detach()
-    margins = vmap(lambda x, y: IMAGES.get_output(model, *tensors(model), x, y))(inputs, labels)
+
+    def margin(x: Tensor, y: Tensor) -> Tensor:
+        return IMAGES.get_output(model, weights, buffers, x, y)
+
+    margins = vmap(margin)(inputs, labels)
     p = logits.softmax(1)[range(5), labels]
     torch.testing.assert_close(margins.detach(), torch.log(p / (1 - p)))
     margins = margins.detach().requires_grad_()
     losses = F.softplus(-margins)
     torch.testing.assert_close(losses, F.cross_entropy(logits, labels, reduction="none"))
     (slopes,) = torch.autograd.grad(losses.sum(), margins)
-    loss_grads = IMAGES.get_out_to_loss_grad(model, *tensors(model), (inputs, labels))
+    loss_grads = IMAGES.get_out_to_loss_grad(model, weights, buffers, (inputs, labels))
     assert not loss_grads.requires_grad
     torch.testing.assert_close(loss_grads, -slopes[:, None])
 
@@ -53,11 +58,14 @@ def test_text_reaches_the_model_by_keyword(returns):
             return returns(torch.eye(5)[: len(inputs["input_ids"])])
 
     calls: list[dict[str, Tensor]] = []
-    batch = [torch.randint(9, (2, 5)) for _ in "123"] + [torch.tensor([3, 0])]
-    one = TEXT.get_output(Text(), {}, {}, *(tensor[0] for tensor in batch))
-    loss_grads = TEXT.get_out_to_loss_grad(Text(), {}, {}, batch)
+    ids, types, mask = torch.randint(9, (3, 2, 5))
+    labels = torch.tensor([3, 0])
+    one = TEXT.get_output(Text(), {}, {}, ids[0], types[0], mask[0], labels[0])
+    loss_grads = TEXT.get_out_to_loss_grad(Text(), {}, {}, [ids, types, mask, labels])
     assert list(calls[0]) == ["input_ids", "token_type_ids", "attention_mask"]
-    assert all(map(torch.equal, calls[1].values(), batch))
+    assert torch.equal(calls[1]["input_ids"], ids)
+    assert torch.equal(calls[1]["token_type_ids"], types)
+    assert torch.equal(calls[1]["attention_mask"], mask)
     torch.testing.assert_close(loss_grads[0, 0], torch.sigmoid(-one))
 
 
