@@ -54,6 +54,7 @@ def test_an_error_is_a_verdict_and_not_still_to_do_and_an_interrupt_is_none(caps
         raise NotImplementedError("no kernel\nhere")
     assert verdict(capsys) == "your answer raised NotImplementedError: no kernel"
     tensor = RIGHT.clone()
+    # `with` would raise the interrupt.
     check = exercises.check("Exercise 1", print, it=tensor)
     check.__enter__()
     tensor.zero_()

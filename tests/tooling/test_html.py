@@ -16,6 +16,7 @@ from tests.tooling.samples import DOOR, LESSONS, ROOT, browse, good_lesson, save
 
 # Of the theme and of MyST, both pinned, which call what Sphinx 11 will not have.
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
+ALL = [DOOR, *LESSONS]
 OUTSIDE = re.compile(r"""(url\(|@import)\s*["']?(https?:)?//""")
 
 
@@ -32,28 +33,37 @@ def written(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def book(written) -> dict[str, BeautifulSoup]:
-    names = ["index", *(lesson.stem for lesson in (DOOR, *LESSONS))]
-    texts = {name: (written / f"{name}.html").read_text() for name in names}
-    return {name: BeautifulSoup(text, "html.parser") for name, text in texts.items()}
+    """Read the index and the page of each lesson, by name."""
+    found = {}
+    for name in ["index"] + [lesson.stem for lesson in ALL]:
+        text = (written / f"{name}.html").read_text()
+        found[name] = BeautifulSoup(text, "html.parser")
+    return found
 
 
 @pytest.mark.whole
 def test_links_lead_somewhere_and_nothing_is_fetched_from_outside(book, written):
     for name, soup in book.items():
         assert len(soup.article.find_all("h1")) == 1
-        assert all(image.get("alt") for image in soup.select("main img:not(.thumbnail)"))
+        for image in soup.select("main img:not(.thumbnail)"):
+            assert image.get("alt"), image
         for link in soup.select(".bd-article a[href], .bd-sidebar a[href]"):
             page, _, anchor = link["href"].partition("#")
-            if not page.startswith("http"):
-                assert not page or (written / page).exists(), link
-                there = book[page.removesuffix(".html") or name] if anchor else soup
-                assert not anchor or there.find(id=anchor), link
+            if page.startswith("http"):
+                continue
+            if page:
+                assert (written / page).exists(), link
+            if anchor:
+                there = book[page.removesuffix(".html") or name]
+                assert there.find(id=anchor), link
         for each in soup.select("img, script, link, iframe, source"):
             address = each.get("src") or each.get("href") or ""
             assert not re.match(r"(https?:)?//", address), each
-            assert each.name != "img" or (written / address).exists(), each
+            if each.name == "img":
+                assert (written / address).exists(), each
         assert "mathjax" not in str(soup.head).lower()
-    assert [path for path in written.rglob("*.css") if OUTSIDE.search(path.read_text())] == []
+    for path in written.rglob("*.css"):
+        assert not OUTSIDE.search(path.read_text()), path
 
 
 @pytest.mark.whole
@@ -63,37 +73,55 @@ def test_index_has_each_lesson_with_its_doors_and_lessons_their_copies_for_colab
     assert [group.text.split()[0] for group in groups] == ["Start", "Use", "Look"]
     opened = "https://colab.research.google.com/github/ada/gradients/blob/colab/"
     in_order = sorted(entries, key=lambda entry: entry.h3.a["href"])
-    for lesson, each in zip((DOOR, *LESSONS), in_order, strict=True):
-        assert each.h3.a["href"] == f"{lesson.stem}.html"
-        drawn = any(cell.metadata.get("alt") for cell in files.read(lesson).cells)
-        assert bool(each.select_one("img.thumbnail")) == drawn
-        read, colab_copy, file = [link["href"] for link in each.find_all("p")[1].find_all("a")]
-        assert (read, colab_copy) == (f"{lesson.stem}.html", opened + lesson.name)
+    for lesson, entry in zip(ALL, in_order, strict=True):
+        page = f"{lesson.stem}.html"
+        assert entry.h3.a["href"] == page
+        has_figure = any(cell.metadata.get("alt") for cell in files.read(lesson).cells)
+        assert bool(entry.select_one("img.thumbnail")) == has_figure
+        doors = [link["href"] for link in entry.find_all("p")[1].find_all("a")]
+        assert doors[:2] == [page, opened + lesson.name]
+        _, colab_copy, file = doors
         assert files.read(written / file) == colab.standalone(lesson, "ada/gradients")
-        assert {colab_copy, file} <= {link["href"] for link in book[lesson.stem].select("a[href]")}
+        links = [link["href"] for link in book[lesson.stem].select("a[href]")]
+        assert colab_copy in links
+        assert file in links
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
-def test_formulas_folds_and_texts_of_figures_are_those_of_the_source(lesson, book):
+def test_formulas_and_texts_of_figures_are_those_of_the_source(lesson, book):
     notebook, article = files.read(lesson), book[lesson.stem].article
-    cells = files.code_cells(notebook)
-    figures = {image["alt"] for image in article.select(".cell_output img")}
-    assert figures == {cell.metadata.alt for cell in cells if "alt" in cell.metadata}
-    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    hints = "".join(texts).count("<details><summary>Hint ")
-    outputs = [output for cell in cells for output in cell.outputs]
-    texts += [output.get("data", {}).get("text/markdown", "") for output in outputs]
-    bare = [re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL) for text in texts]
-    formulas = sum(len(re.findall(r"\$\$[^$]+\$\$|\$[^$]+\$", text)) for text in bare)
+    alternatives, texts = set(), []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            texts.append(cell.source)
+        elif "alt" in cell.metadata:
+            alternatives.add(cell.metadata.alt)
+        for output in cell.get("outputs", []):
+            texts.append(output.get("data", {}).get("text/markdown", ""))
+    assert {image["alt"] for image in article.select(".cell_output img")} == alternatives
+    formulas = 0
+    for text in texts:
+        without_code = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+        formulas += len(re.findall(r"\$\$[^$]+\$\$|\$[^$]+\$", without_code))
     assert len(article.find_all("math")) == formulas
-    hidden = {"Solution": [], "Set-up": [], "Code": []}
-    for cell in cells:
-        tags = files.tags(cell)
-        if cell.source.startswith(form.SETUP):
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_folds_are_those_of_the_source(lesson, book):
+    notebook, article = files.read(lesson), book[lesson.stem].article
+    hints = 0
+    hidden = {"Solution": [], "Set-up": [], "Code": []}  # by the first word of a fold
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            hints += cell.source.count("<details><summary>Hint ")
+        elif cell.source.startswith(form.SETUP):
             hidden["Set-up"].append(cell.source)
-        elif {"solution", "hide-input"} & {*tags}:
-            hidden["Solution" if "solution" in tags else "Code"].append(cell.source)
+        elif "solution" in files.tags(cell):
+            hidden["Solution"].append(cell.source)
+        elif "hide-input" in files.tags(cell):
+            hidden["Code"].append(cell.source)
     folds = {}
     for fold in article.find_all("details"):
         assert not fold.has_attr("open")
@@ -103,7 +131,7 @@ def test_formulas_folds_and_texts_of_figures_are_those_of_the_source(lesson, boo
     assert len(folds["Hint"]) == hints > 0
     for hint in folds["Hint"]:
         prose = [each for each in hint.strings if not each.find_parent("code")]
-        assert not re.search(r"[`$]|\*\*", "".join(prose))
+        assert not re.search(r"[`$]|\*\*", "".join(prose)), "Markdown that was not converted"
     predictions.fold(notebook)
     answers = [cell for cell in notebook.cells if "answer" in cell.metadata]
     for fold, cell in zip(folds["Show"], answers, strict=True):
@@ -115,15 +143,19 @@ def test_formulas_folds_and_texts_of_figures_are_those_of_the_source(lesson, boo
 
 def folded(*cells) -> list[tuple[str | None, str]]:
     """Return what cells become: answer and source; `>` begins a text, `!` tagged code."""
-    shown, made = new_output("stream", text="7"), []
+    notebook = new_notebook()
     for each in cells:
         if each.startswith(">"):
-            made.append(new_markdown_cell(each[1:]))
-        else:
-            tags = {"tags": ["hide-output"]} if each.startswith("!") else {}
-            made.append(new_code_cell(each, outputs=[shown] * (each != "silent"), metadata=tags))
-    predictions.fold(book := new_notebook(cells=made))
-    return [(cell.metadata.get("answer"), cell.source) for cell in book.cells]
+            notebook.cells.append(new_markdown_cell(each[1:]))
+            continue
+        cell = new_code_cell(each)
+        if each.startswith("!"):
+            cell.metadata["tags"] = ["hide-output"]
+        if each != "silent":
+            cell.outputs.append(new_output("stream", text="7"))
+        notebook.cells.append(cell)
+    predictions.fold(notebook)
+    return [(cell.metadata.get("answer"), cell.source) for cell in notebook.cells]
 
 
 def test_answer_takes_every_output_and_ends_where_something_else_begins():
@@ -135,8 +167,10 @@ def test_answer_takes_every_output_and_ends_where_something_else_begins():
         ("Seven.\n\n", "And then? **Predict** it."),
         ("Seven. And then? ", "**Predict** it."),
     ):
-        shown = folded("!code", f">{answer}{rest}")
-        assert shown == [(answer, "!code"), *([(None, rest)] if rest else [])]
+        expected = [(answer, "!code")]
+        if rest:
+            expected.append((None, rest))
+        assert folded("!code", f">{answer}{rest}") == expected
     question, *shown = folded(">**Predict** it.", "silent", "first", "last", ">Seven.", "more")
     assert question == (None, "**Predict** it.")
     assert shown == [(None, "silent"), ("", "first"), ("Seven.", "last"), (None, "more")]
@@ -249,9 +283,11 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
     assert results.keys() == book.keys()
     for name, found in results.items():
         folds = len(book[name].select(".bd-article details"))
+        # All folds are open and the page is light while it is printed.
         assert found.pop("print") == [[0, "dark"], [folds, "light"], [0, "dark"]], name
-        assert (found.pop("inner"), found.pop("open")) == (width, folds), name
-        assert found.pop("fields") == (name == "06_limits")
+        assert found.pop("inner") == width, name
+        assert found.pop("open") == folds, name
+        assert found.pop("fields") == (1 if name == "06_limits" else 0), name
         exercises = book[name].find_all("strong", string=re.compile(r"^Exercise \d+$"))
         assert found.pop("done") == len(exercises), name
         assert not any(found.values()), (name, found)
