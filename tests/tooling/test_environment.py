@@ -7,9 +7,11 @@ import pytest
 
 from tests.tooling.samples import ROOT
 
-LISTS = {"requirements.txt": "torch==2.13.0  # exactly\n\nnumpy==2.4.6  # arrays\n"}
-LISTS |= {"tests/requirements.txt": "# Tests.\npytest==9.2.0\n"}
-LISTS |= {".ci/constraints.txt": "numpy==2.4.6\nsetuptools==84.2.1\ntorch==2.13.0\n"}
+LISTS = {
+    "requirements.txt": "torch==2.13.0  # exactly\n\nnumpy==2.4.6  # arrays\n",
+    "tests/requirements.txt": "# Tests.\npytest==9.2.0\n",
+    ".ci/constraints.txt": "numpy==2.4.6\nsetuptools==84.2.1\ntorch==2.13.0\n",
+}
 ABSENT = "ERROR: no version that satisfies the requirement torch==9.9.9 (from versions: 2.6.0)"
 
 
@@ -26,11 +28,13 @@ def environment(tmp_path, monkeypatch):
     module.calls, module.complaint = [], ""
 
     def run(command, **options):
-        module.calls.append([*map(str, command[3:])])
-        command[-1].mkdir(parents=True, exist_ok=True) if command[2] == "venv" else None
+        module.calls.append(list(map(str, command[3:])))
+        if command[2] == "venv":
+            command[-1].mkdir(parents=True, exist_ok=True)
         if isinstance(module.complaint, BaseException):
             raise module.complaint
-        return subprocess.CompletedProcess(command, bool(module.complaint), "", module.complaint)
+        status = 1 if module.complaint else 0
+        return subprocess.CompletedProcess(command, status, "", module.complaint)
 
     monkeypatch.setattr(module.subprocess, "run", run)
     return module
