@@ -30,13 +30,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def product(shape: tuple[int, ...], function: Callable[..., Tensor]) -> Callable[[], nn.Module]:
-    """Make what builds a function of a weight and an input, behind a layer."""
+    """Make what builds a function of inputs, a weight and a bias, behind a layer."""
 
     def build() -> nn.Module:
         weight, bias = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(2))
 
         def run(self: Apply, inputs: Tensor) -> Tensor:
-            return function(self, self.before(inputs)).tanh()
+            return function(self.before(inputs), self.weight, self.bias).tanh()
 
         return Apply(run, before=nn.Linear(4, 4), weight=weight, bias=bias)
 
@@ -44,7 +44,7 @@ def product(shape: tuple[int, ...], function: Callable[..., Tensor]) -> Callable
 
 
 def einsum(equation: str, *shape: int) -> Callable[[], nn.Module]:
-    return product(shape, lambda m, x: torch.einsum(equation, x, m.weight))
+    return product(shape, lambda x, w, b: torch.einsum(equation, x, w))
 
 
 def _force(self: Apply, inputs: Tensor) -> Tensor:
@@ -68,23 +68,21 @@ def attention(key: Tensor | None = None, **options: object) -> Callable[..., Ten
 
 # Take (B, 3, 4). First what a kind of layer describes.
 USES: dict[str, Callable[[], nn.Module]] = {
-    "linear": product((2, 4), lambda m, x: F.linear(x, m.weight, m.bias)),
-    "addmm": product((4, 2), lambda m, x: torch.addmm(m.bias, x[0], m.weight)[None]),
-    "addmm method": product((4, 2), lambda m, x: m.bias.addmm(x[0], m.weight)[None]),
-    "matmul": product((4, 2), lambda m, x: x @ m.weight + m.bias),
-    "matmul of a vector": product((4, 2), lambda m, x: (x[0, 0] @ m.weight + m.bias)[None]),
-    "matmul from the left": product((2, 4), lambda m, x: m.weight @ x.mT),
-    "matmul with a vector": product((2, 4), lambda m, x: (m.weight @ x[0, 0] + m.bias)[None]),
-    "mm": product((4, 2), lambda m, x: torch.mm(x[0], m.weight)[None]),
+    "linear": product((2, 4), lambda x, w, b: F.linear(x, w, b)),
+    "addmm": product((4, 2), lambda x, w, b: torch.addmm(b, x[0], w)[None]),
+    "addmm method": product((4, 2), lambda x, w, b: b.addmm(x[0], w)[None]),
+    "matmul": product((4, 2), lambda x, w, b: x @ w + b),
+    "matmul of a vector": product((4, 2), lambda x, w, b: (x[0, 0] @ w + b)[None]),
+    "matmul from the left": product((2, 4), lambda x, w, b: w @ x.mT),
+    "matmul with a vector": product((2, 4), lambda x, w, b: (w @ x[0, 0] + b)[None]),
+    "mm": product((4, 2), lambda x, w, b: torch.mm(x[0], w)[None]),
     "einsum": einsum("btd,de->bte", 4, 2),
     "einsum in another order": einsum("btd,ed->tbe", 2, 4),
     "einsum to heads": einsum("btd,dhk->bhtk", 4, 3, 2),
     "einsum over time": einsum("btd,kt->bkd", 2, 3),
     "einsum over both": einsum("btd,tkd->bk", 3, 2, 4),
-    "einsum from the left": product(
-        (2, 4), lambda m, x: torch.einsum("ed, btd -> bte", m.weight, x)
-    ),
-    "einsum of a list": product((4, 2), lambda m, x: torch.einsum("btd,de->bte", [x, m.weight])),
+    "einsum from the left": product((2, 4), lambda x, w, b: torch.einsum("ed, btd -> bte", w, x)),
+    "einsum of a list": product((4, 2), lambda x, w, b: torch.einsum("btd,de->bte", [x, w])),
     "einsum outer": einsum("btd,e->btde", 2),
     "einsum inner": einsum("btd,td->b", 3, 4),
     "one index": lambda: Apply(
@@ -99,26 +97,24 @@ USES: dict[str, Callable[[], nn.Module]] = {
     ),
     # What no kind describes.
     "addmm with factors": product(
-        (4, 2), lambda m, x: torch.addmm(m.bias, x[0], m.weight, beta=2, alpha=3)[None]
+        (4, 2), lambda x, w, b: torch.addmm(b, x[0], w, beta=2, alpha=3)[None]
     ),
-    "addmm of a matrix": product(
-        (4, 3), lambda m, x: torch.addmm(m.weight, x[0].T, x[0, :, :3])[None]
-    ),
+    "addmm of a matrix": product((4, 3), lambda x, w, b: torch.addmm(w, x[0].T, x[0, :, :3])[None]),
     "einsum of a batch": einsum("btd,tde->bte", 3, 4, 2),
     "einsum that sums": einsum("btd,de->be", 4, 2),
     "einsum of a diagonal": einsum("btd,dd->btd", 4, 4),
     "einsum without an arrow": einsum("btd,de", 4, 2),
     "einsum with dots": einsum("...d,de->...e", 4, 2),
     "einsum of the weight with itself": product(
-        (4, 4), lambda m, x: x @ torch.einsum("ab,cb->ac", m.weight, m.weight)
+        (4, 4), lambda x, w, b: x @ torch.einsum("ab,cb->ac", w, w)
     ),
-    "weight times weight": product((4, 4), lambda m, x: x @ (m.weight @ m.weight)),
-    "matmul of a stack": product((3, 4, 2), lambda m, x: x.transpose(0, 1) @ m.weight),
-    "product": product((4,), lambda m, x: x * m.weight),
-    "into": product((1, 4), lambda m, x: x.add_(m.weight)),
+    "weight times weight": product((4, 4), lambda x, w, b: x @ (w @ w)),
+    "matmul of a stack": product((3, 4, 2), lambda x, w, b: x.transpose(0, 1) @ w),
+    "product": product((4,), lambda x, w, b: x * w),
+    "into": product((1, 4), lambda x, w, b: x.add_(w)),
     "convolution of text padding": lambda: nn.Conv1d(3, 2, 3, padding="same"),
     "functional": pair(lambda m, x: F.linear(m.a(x), m.a.weight.T.tanh()) + m.a.weight.norm()),
-    "custom function": product((2, 4), lambda m, x: Product.apply(x[0], m.weight)[None]),
+    "custom function": product((2, 4), lambda x, w, b: Product.apply(x[0], w)[None]),
     "func.grad inside": pair(_force),
     "one bias for two": pair(
         lambda m, x: m.a(x[:, 0]) + F.linear(x[:, 1], m.b.weight, m.a.bias).tanh()
@@ -216,7 +212,7 @@ def test_a_new_kind_is_a_formula_and_a_matcher(monkeypatch):
         return MatchedCall(Scale, inputs, weight) if is_weight(weight) else None
 
     monkeypatch.setitem(LAYER_RULES, torch.mul, matches)
-    make = seeded(product((4,), lambda m, x: torch.mul(x, m.weight)), 3, 4)
+    make = seeded(product((4,), lambda x, w, b: torch.mul(x, w)), 3, 4)
     assert Scale in map(type, calls_of(make()))
     check(make)
 

@@ -54,16 +54,15 @@ def lesson(*cells: NotebookNode) -> NotebookNode:
 
 
 def good_lesson() -> NotebookNode:
-    exercises = [
-        each
-        for number in "12"
-        for each in (
+    cells = [code("set-up", form.SETUP)]
+    printed = "Exercise 1: correct\n"
+    for number in (1, 2):
+        cells += [
             new_markdown_cell("Double the numbers.", id=f"exercise-{number}"),
             code(f"answer-{number}", ANSWER, "solution"),
-            code(f"check-{number}", CHECK, "nbval-check-output", printed="Exercise 1: correct\n"),
-        )
-    ]
-    return lesson(code("set-up", form.SETUP), *exercises)
+            code(f"check-{number}", CHECK, "nbval-check-output", printed=printed),
+        ]
+    return lesson(*cells)
 
 
 def save(notebook: NotebookNode, stem: str) -> Path:
@@ -73,7 +72,10 @@ def save(notebook: NotebookNode, stem: str) -> Path:
 
 
 def cell(notebook: NotebookNode, identity: str) -> NotebookNode:
-    return next(each for each in notebook.cells if each.id == identity)
+    for each in notebook.cells:
+        if each.id == identity:
+            return each
+    raise LookupError(identity)
 
 
 def quick(notebook: NotebookNode, name: str) -> NotebookNode:
@@ -91,8 +93,14 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.
     """Run pytest with the collection's configuration in a process of its own."""
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / ".pytest.ini")]
     command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "--color=no", *arguments]
-    given = {"cwd": folder, "env": os.environ | environment, "timeout": 900}
-    return subprocess.run(command, **given, capture_output=True, text=True)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        timeout=900,
+        capture_output=True,
+        text=True,
+    )
 
 
 def browse(page: Path, width: int) -> dict:

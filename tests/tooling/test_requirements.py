@@ -29,20 +29,30 @@ PINS = read("requirements.txt")
 BOTH = PINS | read("tests/requirements.txt")
 
 
+def imported(source: str) -> set[str]:
+    """Return the packages that some code imports."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                names.add(each.name.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
 def test_what_is_imported_is_listed():
     packages = metadata.packages_distributions()
     for folder, pins in (("helpers", PINS), ("notebooks", PINS), ("tests", BOTH)):
-        sources = [path.read_text() for path in (ROOT / folder).rglob("*.py")]
-        for path in (ROOT / folder).rglob("*.ipynb"):
-            sources += [cell.source for cell in files.code_cells(files.read(path))]
         names = set()
-        for node in (node for source in sources for node in ast.walk(ast.parse(source))):
-            if isinstance(node, ast.Import):
-                names |= {each.name.partition(".")[0] for each in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names.add(node.module.partition(".")[0])
+        for path in (ROOT / folder).rglob("*.py"):
+            names |= imported(path.read_text())
+        for path in (ROOT / folder).rglob("*.ipynb"):
+            for cell in files.code_cells(files.read(path)):
+                names |= imported(cell.source)
         for name in names - sys.stdlib_module_names - {"helpers", "tests"} - OPTIONAL:
-            assert {*map(canonicalize_name, packages.get(name, []))} & pins.keys(), name
+            providers = map(canonicalize_name, packages.get(name, []))
+            assert pins.keys() & set(providers), name
 
 
 @pytest.mark.skipif(
@@ -51,14 +61,17 @@ def test_what_is_imported_is_listed():
 )
 def test_lock_pins_all_that_is_installed():
     """If not: `make lock`, or install what the lists say: remove .venv, and make will."""
-    found, todo = set(), [(name, "") for name in BOTH]
+    pinned = read(".ci/constraints.txt")
+    seen = set()
+    todo = [(name, "") for name in BOTH]  # a package, and one of its extras
     while todo:
         name, extra = todo.pop()
-        if (name, extra) in found or re.match("nvidia|cuda|triton", name):
+        if (name, extra) in seen or re.match("nvidia|cuda|triton", name):
             continue
-        found.add((name, extra))
+        seen.add((name, extra))
+        build, _, _ = metadata.version(name).partition("+")  # without +cpu
+        assert pinned.get(name) == build, name
         for needed in map(Requirement, metadata.requires(name) or []):
-            if needed.marker is None or needed.marker.evaluate({**LINUX, "extra": extra}):
-                todo += [(canonicalize_name(needed.name), own) for own in ("", *needed.extras)]
-    builds = {name: metadata.version(name).partition("+")[0] for name, _ in found}  # no +cpu
-    assert builds.items() <= read(".ci/constraints.txt").items()
+            if needed.marker is None or needed.marker.evaluate(LINUX | {"extra": extra}):
+                for own in ("", *needed.extras):
+                    todo.append((canonicalize_name(needed.name), own))

@@ -16,14 +16,17 @@ from tests.tooling.samples import LESSONS, SIZES, cell, good_lesson, save
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_editions_differ_from_the_lesson_in_their_solutions(path):
-    given, kept = student.edition(path), student.edition(path, rewrite=copies.marked)
+    given = student.edition(path)
+    kept = student.edition(path, rewrite=copies.marked)  # the teacher's, for nbgrader
     for solution, check in copies.exercises(files.read(path)):
-        stub, marked = cell(given, solution.id).source, cell(kept, solution.id).source
+        stub = cell(given, solution.id).source
+        marked = cell(kept, solution.id).source
         assert "#" not in stub
         assert ast.dump(ast.parse(marked)) == ast.dump(ast.parse(solution.source))
         cut = re.sub(r"(?s)### BEGIN SOLUTION.*?### END SOLUTION", "raise", marked)
         assert cut == re.sub(r"raise Not.*", "raise", stub)
-        assert cell(given, check.id).source == cell(kept, check.id).source == check.source
+        assert cell(given, check.id).source == check.source
+        assert cell(kept, check.id).source == check.source
     for each in given.cells:
         assert not each.get("outputs")
         assert "hidden cell with a solution" not in each.source
@@ -61,21 +64,30 @@ def test_links_lead_to_lessons_that_are_there(tmp_path):
         notebook = good_lesson()
         notebook.cells[0].source += "\n\nThen [lesson 2](02_b.ipynb#x)."
         save(notebook, stem)
+    # Lesson 2 is among those that are given, or it is not.
     for names, link in ([], "[lesson 2](02_b.ipynb#x)"), (["1"], "lesson 2"):
         student.build(files.choose(names), given)
-        assert f"Then {link}." in files.read(given / "01_a.ipynb").cells[0].source
+        title = files.read(given / "01_a.ipynb").cells[0]
+        assert f"Then {link}." in title.source
     assert [path.name for path in given.glob("*.ipynb")] == ["01_a.ipynb"]
     assert "`01_a.ipynb`" in (given / "README.md").read_text()
 
 
+HIDDEN = """\
+### BEGIN HIDDEN TESTS
+# check-{}
+assert answer(1) == 2
+### END HIDDEN TESTS
+"""
+
+
 def test_hidden_tests_of_no_check_are_refused(desk):
     save(good_lesson(), "01_a")
-    hidden = "### BEGIN HIDDEN TESTS\n# check-{}\nassert answer(1) == 2\n### END HIDDEN TESTS\n"
-    (desk / "01_a.py").write_text(hidden.format(2))
+    (desk / "01_a.py").write_text(HIDDEN.format(2))
     assert student.build_course(files.choose([]), desk) == 1
-    kept = student.COURSE / "source" / "01_a" / "01_a.ipynb"
-    assert cell(files.read(kept), "check-2").source.endswith(hidden.format(2).strip())
-    (desk / "01_a.py").write_text(hidden.format(9))
+    kept = files.read(student.COURSE / "source" / "01_a" / "01_a.ipynb")
+    assert cell(kept, "check-2").source.endswith(HIDDEN.format(2).strip())
+    (desk / "01_a.py").write_text(HIDDEN.format(9))
     for folder, word in ((desk, "check-9"), (desk / "none", "no folder")):
         with pytest.raises(ValueError, match=word):
             student.build_course(files.choose([]), folder, desk / "refused")
