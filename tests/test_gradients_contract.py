@@ -74,8 +74,9 @@ def test_the_loop_does_not_run_all_samples_again_for_a_gradient_that_is_zero():
 def test_what_is_scripted_is_right_whatever_has_run_before(trained):
     """What the compiler optimizes for one kind of run is wrong in another."""
     product = torch.jit.CompilationUnit("def f(x, w, b):\n    return x @ w.t() + b\n").f
-    model = Apply(lambda m, x: product(x, m.fc.weight, m.fc.bias).tanh(), fc=make("linear").model)
-    plain = Apply(lambda m, x: m.fc(x).tanh(), fc=model.fc)
+    layer = make("linear").model
+    model = Apply(lambda m, x: product(x, m.fc.weight, m.fc.bias).tanh(), fc=layer)
+    plain = Apply(lambda m, x: m.fc(x).tanh(), fc=layer)
     data, targets = make("linear").batch
     if trained:
         for _ in range(3):
@@ -108,7 +109,9 @@ class Centered(nn.Module):
 @pytest.mark.parametrize("way", [name for name in WAYS if "computer" not in name])
 def test_a_loss_with_state_begins_anew_for_each_sample(way):
     def case(size: int = 3) -> Case:
-        return dataclasses.replace(make("linear", size), loss_fn=lambda p, t: Centered()(p, t))
+        plain = make("linear", size)
+        plain.loss_fn = lambda p, t: Centered()(p, t)  # a new one for each sample
+        return plain
 
     way, truth, loss = WAYS[way], Truth(case), Centered()
 
@@ -265,7 +268,8 @@ def test_a_sparse_gradient_comes_dense(kind, method):
 def test_data_in_any_memory_order_and_with_a_graph(method):
     case = make("grouped")
     expected = case.pass_to(oracle)
-    case.data = case.data.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1).requires_grad_()
+    turned = case.data.permute(1, 3, 2, 0).contiguous()
+    case.data = turned.permute(3, 0, 2, 1).requires_grad_()
     case.targets = case.targets.T.contiguous().T.requires_grad_()
     got = case.pass_to(method)
     assert_equal(got, expected, TOLERANCE)
@@ -297,7 +301,8 @@ def test_results_are_written_into_any_memory(name):
 @every_method
 @pytest.mark.parametrize("build", [make, lambda _: wild.make("checkpoint reentrant")])
 def test_a_loss_with_a_parameter_of_its_own(build, method):
-    case, temperature = build("linear"), nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    temperature = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    case = build("linear")
     case.loss_fn = lambda p, t: squared(p * temperature, t)
     got = case.pass_to(method)
     assert not any(tensor.requires_grad for tensor in got.values())
@@ -373,7 +378,8 @@ def test_the_own_model_runs_and_what_it_keeps_elsewhere_stays(way):
 def test_all_functions_draw_what_func_gradients_draws(randomness, layer):
     last = layer if isinstance(layer, nn.Linear) else Apply(lambda m, x: m.l(x)[0], l=layer)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), last, nn.Linear(4, 2))
-    case = Case(model.double(), torch.randn(5, 3).double(), torch.randn(5, 2).double(), squared)
+    data, targets = torch.randn(5, 3).double(), torch.randn(5, 2).double()
+    case = Case(model.double(), data, targets, squared)
 
     def seeded(function, *more: object, **options: object):
         torch.manual_seed(1)
@@ -391,7 +397,8 @@ def test_all_functions_draw_what_func_gradients_draws(randomness, layer):
 def test_a_frozen_encoder_leaves_out_what_is_padded(mask_check, method):
     """By hand it takes a fast path, which puts zeros where the others have numbers."""
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-    frozen = nn.TransformerEncoder(layer, 1, mask_check=mask_check).eval().requires_grad_(False)
+    frozen = nn.TransformerEncoder(layer, 1, mask_check=mask_check).eval()
+    frozen.requires_grad_(False)
     padded = torch.tensor([[False, False, True]])
 
     def run(self: Apply, x: Tensor) -> Tensor:

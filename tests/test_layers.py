@@ -332,7 +332,8 @@ def test_memory_of_sums_does_not_grow_with_the_batch():
         peaks = []
         for size in (16, 64):
             data, targets = torch.randn(size, 1, 28, 28), torch.randint(10, (size,))
-            call = functools.partial(function, model, F.cross_entropy, data, targets, chunk_size=16)
+            case = Case(model, data, targets, F.cross_entropy)
+            call = functools.partial(case.pass_to, function, chunk_size=16)
             peaks.append(benchmark.memory(call).peak)
         gradients_of_a_chunk = 16 * 4 * sum(p.numel() for p in model.parameters())
         assert peaks[1] < 1.05 * peaks[0] < gradients_of_a_chunk

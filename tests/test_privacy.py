@@ -134,10 +134,19 @@ def cancelling(size: int) -> Tensor:
     return tokens * signs  # (B, 3, 40)
 
 
+# What builds a layer, what draws inputs, and the shape of one output.
 KINDS = {
     "sequence": (lambda: nn.Linear(40, 50, bias=False), cancelling, (3, 50)),
-    "convolution": (lambda: nn.Conv2d(3, 6, 3), lambda n: torch.randn(n, 3, 8, 8), (6, 6, 6)),
-    "embedding": (lambda: nn.Embedding(50, 16), lambda n: torch.randint(50, (n, 5)), (5, 16)),
+    "convolution": (
+        lambda: nn.Conv2d(3, 6, 3),
+        lambda size: torch.randn(size, 3, 8, 8),
+        (6, 6, 6),
+    ),
+    "embedding": (
+        lambda: nn.Embedding(50, 16),
+        lambda size: torch.randint(50, (size, 5)),
+        (5, 16),
+    ),
 }
 
 

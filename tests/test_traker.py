@@ -22,7 +22,11 @@ TRAINING, TARGETS = 400, 15
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 10)
+        nn.Conv2d(1, 6, 3, stride=2),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(216, 10),
     )
 
 
