@@ -245,7 +245,7 @@ class _LossGrads(Problem):
             return value
 
         # Samples share parameters and buffers.
-        compute = vmap(under_vjp, in_dims=(None, None, *[0] * len(leaves)))
+        compute = vmap(under_vjp, in_dims=(None, None) + (0,) * len(leaves))
         with self.under_vmap():
             return compute(self.params, self.buffers, *leaves)
 

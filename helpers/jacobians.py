@@ -75,13 +75,14 @@ class _Jacobians(Problem):
 
     def vmapped(self, leaves: tuple[Tensor, ...]) -> Tensor:
         """Differentiate all outputs of all samples at once."""
-        in_dims = (None, None, *[0] * len(leaves))
+        in_dims = (None, None) + (0,) * len(leaves)  # samples share parameters and buffers
         compute_jacobians = vmap(jacrev(functional(self, JACREV)), in_dims=in_dims)
         with self.under_vmap():
             blocks = compute_jacobians(self.params, self.buffers, *leaves)
         rows = []
         for name, block in blocks.items():  # (b, Y, *shape)
-            rows.append(block.reshape(*block.shape[:2], self.params[name].numel()))
+            size, outputs = block.shape[:2]
+            rows.append(block.reshape(size, outputs, self.params[name].numel()))
         return torch.cat(rows, dim=2)
 
     def looped(self, leaves: tuple[Tensor, ...]) -> Tensor:
@@ -101,15 +102,20 @@ class _Jacobians(Problem):
 
     def _backward(self, outputs: Tensor) -> Tensor:
         """Differentiate the outputs of one sample: `(Y, P)`."""
-        leaves = [self.parts.parameters[name] for name in self.params]
-        like = torch.cat([leaf.new_empty(0) for leaf in leaves])  # in the dtype of all together
-        jacobian = like.new_zeros((len(outputs), _count(self.params)), requires_grad=False)
+        parameters = [self.parts.parameters[name] for name in self.params]
+        dtype = parameters[0].dtype
+        for parameter in parameters:
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        count = _count(self.params)
+        jacobian = torch.zeros(len(outputs), count, dtype=dtype, device=parameters[0].device)
         for row, output in zip(jacobian, outputs, strict=True):
-            grads = by_backward(output, leaves, retain_graph=True)
-            blocks = row.split([leaf.numel() for leaf in leaves])
-            for block, gradient in zip(blocks, grads, strict=True):
+            grads = by_backward(output, parameters, retain_graph=True)
+            start = 0
+            for parameter, gradient in zip(parameters, grads, strict=True):
+                stop = start + parameter.numel()
                 if gradient is not None:
-                    block.copy_(gradient.flatten())
+                    row[start:stop] = gradient.flatten()
+                start = stop
         return jacobian
 
 

@@ -318,7 +318,8 @@ class Gradients(Problem):
     def vmapped(self, leaves: tuple[Tensor, ...]) -> Tensors:
         """Differentiate all samples at once, as in lesson 3."""
         compute_grads = grad(functional(self))
-        in_dims = (None, None, *[0] * len(leaves))
+        # Samples share parameters and buffers.
+        in_dims = (None, None) + (0,) * len(leaves)
         compute_sample_grads = vmap(compute_grads, in_dims=in_dims, randomness=self.randomness)
         with self.under_vmap():
             return compute_sample_grads(self.params, self.buffers, *leaves)
@@ -335,7 +336,7 @@ class Gradients(Problem):
             # A checkpoint may need gradients of parameters that were not selected. Without them
             # some parameter is not reached; from then on, all trainable ones require a gradient.
             if unselected and any(gradient is None for gradient in sample_grads):
-                self.require_gradients({*self._trainable, *self.params})
+                self.require_gradients(unselected | self.params.keys())
                 unselected = set()
                 sample_grads = self.alone(leaves, index, self.backward)
             for per_sample_grad, gradient in zip(grads.values(), sample_grads, strict=True):
