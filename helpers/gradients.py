@@ -126,6 +126,7 @@ def func_gradients(
         >>> {name: tuple(tensor.shape) for name, tensor in gradients.items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
     """
+    # Recorded layers write their gradients straight into `out`; the fastest way makes new tensors.
     of_loss = Gradients.of_loss if out is None else RecordedGradients.of_loss
     problem = of_loss(model, loss_fn, data, targets, wrt, randomness)
     if check and randomness != "error":
@@ -162,7 +163,8 @@ def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **rea
             f"out must have the names {', '.join(like) or '(none)'}, "
             f"got {', '.join(map(str, out)) or '(none)'}"
         )
-    owners: dict[int, str] = {}  # by address: whose memory it is
+    # Whose memory lies at an address: that of the model, of the batch, or of an earlier tensor.
+    owners: dict[int, str] = {}
     for name, value in read.items():
         tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
         for tensor in tensors:

@@ -216,7 +216,10 @@ def _flattened(params: Tensors, grads: PerSampleGradients) -> Iterator[tuple[str
 def _places(problem: RecordedGradients, chunk_size: int | str | None) -> list[slice]:
     """Return the chunks' places in the batch, of a size that should fit if it is "auto"."""
     if chunk_size == "auto":
-        chunk_size = None if problem.is_empty else _estimated(problem)
+        chunk_size = None  # all
+        if not problem.is_empty:
+            fitting = _estimated(problem)
+            chunk_size = fitting if fitting < len(problem) else None
     return problem.slices(chunk_size)
 
 

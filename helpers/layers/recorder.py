@@ -138,18 +138,22 @@ class _Record(Watched):
         if not losses.requires_grad:
             return {}
         self._in_backward = True
-        parameters = [self._own[name] for name in self.leaves]
-        inputs = [*self.leaves.values(), *parameters, self._probe]
+        count = len(self.leaves)
+        inputs = list(self.leaves.values())
+        inputs += [self._own[name] for name in self.leaves]  # which should get no gradient
+        inputs.append(self._probe)
+        # The sum, since each leaf holds the gradients of all samples, and no sample sees another.
         grads = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)
-        if any(tensor is not None for tensor in grads[len(parameters) : -1]):
-            raise Refusal("a parameter is used directly, past the recorder")
+        for gradient in grads[count : 2 * count]:
+            if gradient is not None:
+                raise Refusal("a parameter is used directly, past the recorder")
         calls: dict[str, list[LayerCall]] = {}
         for name, call in self._calls:
             if call.output_grads is not None:
                 calls.setdefault(name, []).append(call)
-        for name, tensor in zip(self.leaves, grads, strict=False):
-            if tensor is not None:
-                calls.setdefault(name, []).append(dense(tensor))
+        for name, gradient in zip(self.leaves, grads[:count], strict=True):
+            if gradient is not None:
+                calls.setdefault(name, []).append(dense(gradient))
         return calls
 
     def __torch_function__(
