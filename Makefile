@@ -1,6 +1,6 @@
 # `make` lists what there is to do. All of it happens in .venv, which is made first if need be.
 #
-#   DEVICE=auto      run, bench: where, auto (the best there is), cpu, cuda, cuda:1 or mps
+#   DEVICE=auto      run, bench, gpu: where, auto (the best there is), cpu, cuda, cuda:1 or mps
 #   LESSON="01 03"   run, outputs, nbval, colab, student: only these
 #   PARAMS="..."     run: parameters, for example PARAMS="batch_size=32 dataset=random"
 #   LAX=1            nbval: compare only cells tagged nbval-check-output (GPU)
@@ -29,7 +29,7 @@ made := $(environment)/made-by-$(subst /,-,$(PYTHON))
 lists := requirements.txt tests/requirements.txt
 pytest := $(python) -m pytest $(if $(LAX)$(filter-out $(pinned),$(TORCH)),--nbval-lax)
 
-.PHONY: help run bench test test-all nbval outputs colab student html lab lint lock clean
+.PHONY: help run bench gpu test test-all nbval outputs colab student html lab lint lock clean
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,8 @@ bench: $(made)  ## measure all candidates of lesson 7 on DEVICE into build/<devi
 	-@test -e .venv-jax || "$(PYTHON)" -m venv .venv-jax
 	-@.venv-jax/bin/python -c "import jax" 2> /dev/null || .venv-jax/bin/python -m pip install -q $(jax)
 	@exec $(python) -m helpers.tooling.bench --device "$(DEVICE)"
+gpu: $(made)  ## in about 12 minutes, all that a GPU should tell, into build/gpu/
+	@exec $(python) .ci/gpu.py --device "$(DEVICE)"
 # Threads that wait by spinning stand in each other's way, and two processes with a thread each take
 # less time than one with two; a lesson's cells stay in one of them.
 test test-all nbval: export OMP_WAIT_POLICY ?= passive
