@@ -25,6 +25,7 @@ parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of 
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 
 from helpers.layers.recorder import RecordedGradients
 from helpers.numbers import differences
-from helpers.transforms import fallback
+from helpers.transforms import fallback, switches
 from helpers.transforms.batches import Tree
 from helpers.transforms.problem import Gradients
 
@@ -107,7 +108,7 @@ def func_gradients(
             straight into them, so that no second copy of the result ever exists.
         check: Compare the first and the last sample with the loop, and use the loop for all if they
             differ by more than the square root of the dtype's `eps`: a guard against unknown bugs
-            in torch that costs two samples of the loop.
+            in torch that costs two samples of the loop. TF32 is switched off during the call.
 
     Returns:
         `{name: (B, *parameter.shape)}`; see the module's contract. With `out`, its tensors.
@@ -131,27 +132,33 @@ def func_gradients(
     problem = of_loss(model, loss_fn, data, targets, wrt, randomness)
     if check and randomness != "error":
         raise ValueError("check cannot compare samples that draw random numbers")
-    if out is None:
-        grads = problem.collect(chunk_size)
-    else:
-        _check_out(out, problem.params, len(problem), model=model, **problem.batch.tensors)
-        grads = {name: out[name] for name in problem.params}
-        _write(grads, problem, chunk_size)
-    problem.warn_if_constant()
-    if check:
-        loop = Gradients(
-            problem.function, model, problem.params, problem.batch, parts=problem.parts
-        )
-        disagreement = _difference(grads, loop)
-        if disagreement:
-            fallback.warn(f"torch.vmap and the loop differ, so the loop was used: {disagreement}")
-            with loop.prepared():
-                expected = loop.looped(loop.batch.leaves)
-            if out is None:
-                return expected
-            for name, tensor in expected.items():
-                grads[name].copy_(tensor)
+    # In TF32, `vmap` and the loop would differ in every convolution on a GPU.
+    with switches.full_float32 if check else nullcontext():
+        if out is None:
+            grads = problem.collect(chunk_size)
+        else:
+            _check_out(out, problem.params, len(problem), model=model, **problem.batch.tensors)
+            grads = {name: out[name] for name in problem.params}
+            _write(grads, problem, chunk_size)
+        problem.warn_if_constant()
+        if check:
+            _check_with_loop(problem, grads)
     return grads
+
+
+def _check_with_loop(problem: Gradients, grads: dict[str, Tensor]) -> None:
+    """Put the loop's gradients into `grads` if those of the first and the last sample differ."""
+    loop = Gradients(
+        problem.function, problem.model, problem.params, problem.batch, parts=problem.parts
+    )
+    disagreement = _difference(grads, loop)
+    if not disagreement:
+        return
+    fallback.warn(f"torch.vmap and the loop differ, so the loop was used: {disagreement}")
+    with loop.prepared():
+        expected = loop.looped(loop.batch.leaves)
+    for name, tensor in expected.items():
+        grads[name].copy_(tensor)
 
 
 def _check_out(out: dict[str, Tensor], like: dict[str, Tensor], size: int, **read: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from helpers import gradients, norms
+from helpers.numbers import in_float64
 from helpers.transforms import batches
 from helpers.transforms.batches import Batch, Tree
 
@@ -74,7 +75,8 @@ def noise_scale(model: nn.Module, loss_fn: LossFn, data: Tree, targets: Tree = N
         >>> estimate  # their variance is 2, their mean 3, and 3^2 - 2 / 2 = 8
         NoiseScale(noise=2.0, signal=8.0)
     """
-    sample_norms = norms.gradient_norms(model, loss_fn, data, targets, chunk_size=_CHUNK).double()
+    sample_norms = norms.gradient_norms(model, loss_fn, data, targets, chunk_size=_CHUNK)
+    sample_norms = in_float64(sample_norms)
     size = len(sample_norms)
     if size < 2:
         raise ValueError(f"data must hold at least 2 samples, got {size}")
@@ -103,7 +105,7 @@ def _spread(model: nn.Module, loss_fn: LossFn, batch: Batch, total: Tensors) -> 
     for start in range(0, size, _CHUNK):
         chunk = batch[start : start + _CHUNK]
         for name, sample_grads in gradients.func_gradients(model, loss_fn, chunk).items():
-            away = sample_grads.double() - total[name].double() / size
+            away = in_float64(sample_grads) - in_float64(total[name]) / size
             spread += away.abs().square().sum().item()
             sums[name] = sums.get(name, 0) + away.sum(0)
     spread -= _squared_norm(sums) / size
@@ -114,5 +116,5 @@ def _squared_norm(tensors: Tensors) -> float:
     """Sum the squares of all entries, in float64; of a complex one, those of both its parts."""
     squares = 0.0
     for tensor in tensors.values():
-        squares += tensor.abs().double().square().sum().item()
+        squares += in_float64(tensor.abs()).square().sum().item()
     return squares

@@ -19,6 +19,7 @@ from helpers.layers.layer_call import SMALL, squared_norms
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import RecordedGradients
 from helpers.numbers import is_real, wide
+from helpers.transforms import switches
 from helpers.transforms.batches import Tree
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -52,7 +53,7 @@ def gradient_norms(
         targets: Likewise; `None` where the loss needs none.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time, which bounds the memory; `None` means all,
-            `"auto"` as many as should fit in 512 MB.
+            `"auto"` as many as should fit in 512 MB, or in a sixteenth of a GPU's memory.
         randomness: As in `func_gradients`.
 
     Returns:
@@ -75,7 +76,7 @@ def gradient_norms(
     norms = _zeros(problem)
     if problem.is_empty:
         return norms
-    with problem.prepared():
+    with switches.full_float32, problem.prepared():
         for rows in places:
             grads = problem.compute(rows)
             measured, _ = grads.norms(problem.params, norms[rows])
@@ -110,7 +111,8 @@ def clipped_sum(
     The sum is itself rounded to its dtype, which with B samples can shift it by a further
     `B * limit * eps` (Casacuberta et al. 2022, arXiv:2207.10635). In bfloat16 that would be more
     than the limit; so the sum stays in float32 or wider, to be rounded after noise is added.
-    Where a GPU replaces float32 by TF32, products keep ten bits; see `devices.make_repeatable`.
+    Norms and sums come from different products, so TF32, which rounds these to ten bits on GPUs,
+    is switched off during the call.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
@@ -122,7 +124,7 @@ def clipped_sum(
             (arXiv:2406.17298); `None` means all. The others are not computed.
         wrt: Names of the parameters to differentiate; `None` means all with `requires_grad`.
         chunk_size: How many samples to take at a time, which bounds the memory; `None` means all,
-            `"auto"` as many as should fit in 512 MB.
+            `"auto"` as many as should fit in 512 MB, or in a sixteenth of a GPU's memory.
         randomness: As in `func_gradients`.
 
     Returns:
@@ -157,7 +159,7 @@ def clipped_sum(
     eps = max(torch.finfo(total.dtype).eps for total in totals.values())
     limit = float(limit) * (1 - _ROUNDINGS * eps)
     zeros = _zeros(problem)
-    with problem.prepared():
+    with switches.full_float32, problem.prepared():
         for rows in places:
             grads = problem.compute(rows)
             norms, calls = grads.norms(params, zeros[rows], keep=True)
@@ -238,7 +240,14 @@ def _estimated(problem: RecordedGradients) -> int:
     for parameter in problem.params.values():
         numbers += tokens * sum(parameter.shape[:2])
     largest = max(parameter.numel() for parameter in problem.params.values())
-    return max(1, _CHUNK // (numbers + largest + 1))
+    return max(1, _chunk_numbers(problem.batch.leaves[0].device) // (numbers + largest + 1))
+
+
+def _chunk_numbers(device: torch.device) -> int:
+    """Return how many numbers a chunk may take: on a GPU, a sixteenth of its memory."""
+    if device.type != "cuda":
+        return _CHUNK
+    return max(_CHUNK, torch.cuda.get_device_properties(device).total_memory // 16 // 4)
 
 
 def _zeros(problem: RecordedGradients) -> Tensor:

@@ -5,6 +5,8 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
+from helpers import devices
+
 
 def check_count(name: str, count: int, least: int = 1) -> None:
     """Raise ValueError unless a count is an integer (not a bool), at least `least`."""
@@ -20,6 +22,12 @@ def is_real(value: object) -> bool:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for sums, at least float32: in bfloat16, 256 + 1 is 256."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64 (complex128), on the CPU if its device has none (Apple's MPS)."""
+    dtype = torch.promote_types(tensor.dtype, torch.float64)
+    return tensor.to(devices.for_float64(tensor.device), dtype)
 
 
 def differences(

@@ -46,7 +46,7 @@ def run(folder: Path, *arguments: str) -> None:
     """Run the command in this process."""
     threads = torch.get_num_threads()
     try:
-        __main__.main(["--out", str(folder), "--device", "cpu", *(arguments or SMALL)])
+        __main__.main(["--out", str(folder), *(arguments or SMALL)])
     finally:
         torch.set_num_threads(threads)
 
@@ -212,7 +212,7 @@ def test_of_two_plans_at_once_the_first_one_stays(tmp_path, monkeypatch):
 
 def start(folder: Path, *launch: str) -> Popen:
     """Start a job of 1,000 rows, which takes a few seconds."""
-    options = "--device cpu --kind factored --job tests.test_features:digits --k 64 --shard 50"
+    options = "--kind factored --job tests.test_features:digits --k 64 --shard 50"
     command = [sys.executable, *launch, "-m", "helpers.features", "--out", str(folder)]
     command += options.split()
     return Popen(command, cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True)

@@ -27,7 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shard", type=int, default=512, help="rows per file")
     parser.add_argument("--batch", type=int, default=64, help="samples at a time")
     parser.add_argument("--threads", type=int, default=1, help="per process")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     chosen = parser.parse_args(arguments)
     try:
         options = {}
@@ -36,14 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             check_count(name, options[name], least)
         options["kind"] = chosen.kind
         torch.set_num_threads(chosen.threads)
-        device = torch.device("cpu")
-        # Under torchrun, each process of a machine has a GPU of its own.
-        if chosen.device == "cuda" or (chosen.device == "auto" and torch.cuda.is_available()):
-            device = devices.resolve(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
-            torch.cuda.set_device(device)
+        # Under torchrun, each process of a machine has a GPU of its own: `"cuda"` is that one.
+        if torch.accelerator.is_available():
+            torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", 0)))
         devices.make_repeatable(chosen.seed)
         loaded = job.load(chosen.job)
-        plan = job.make_plan(loaded, device=device.type, **options)
+        plan = job.make_plan(loaded, device=loaded.computer.device.type, **options)
         with work.joined() as store:
             work.compute(loaded, chosen.out, plan, store)
     except (ValueError, TypeError, OSError) as error:

@@ -24,6 +24,9 @@ _CHANNELS, _POSITIONS = 8, 24
 # How many numbers the unfolded inputs of a convolution may have at a time: 4 MB in float32.
 _PIECE = 2**20
 
+# A GPU needs much more work at a time to be busy: pieces are larger there by this factor.
+_ON_DEVICES = 64
+
 
 class Convolution(Linear):
     """A weight `(out, in / groups, *kernel)` over the positions of an image.
@@ -38,7 +41,7 @@ class Convolution(Linear):
         groups = self.options["groups"]
         images, maps = self._sides()
         positions, inputs, _ = self._sizes()
-        step = max(1, _PIECE // max(1, positions * inputs * groups))
+        step = max(1, _sized(_PIECE, images) // max(1, positions * inputs * groups))
         for x, d in zip(images.split(step), maps.split(step), strict=True):
             windows = self._windows(x.flatten(0, 1), d.shape[3:])
             windows = windows.reshape(len(windows), groups, inputs, -1)
@@ -54,7 +57,7 @@ class Convolution(Linear):
             super().write(out, add=add)
             return
         images, maps = images.squeeze(1), maps.squeeze(1)
-        step = max(1, _CACHED // (images[0].numel() + maps[0].numel() + 1))
+        step = max(1, _sized(_CACHED, images) // (images[0].numel() + maps[0].numel() + 1))
         pieces = zip(images.split(step), maps.split(step), out.split(step), strict=True)
         for x, d, rows in pieces:
             self._write_by_place(x, d, rows, add=add)
@@ -141,6 +144,11 @@ def _positions_before_channels(side: Tensor, samples: int) -> Tensor:
     """Turn `(b * N, groups, n, L)` into `(b, groups, N * L, n)`, without a copy where N is 1."""
     side = side.unflatten(0, (samples, -1))
     return side.movedim(1, 2).movedim(3, -1).flatten(2, 3)
+
+
+def _sized(numbers: int, tensor: Tensor) -> int:
+    """Return how many numbers a piece may have where a tensor is."""
+    return numbers if tensor.device.type == "cpu" else _ON_DEVICES * numbers
 
 
 def _matcher(rule: type[Convolution], dims: int) -> Matcher:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.layer_call import IsWeight, LayerCall, MatchedCall, unless_lost
+from helpers.layers.layer_call import IsWeight, LayerCall, MatchedCall, Squares, checked_squares
 
 
 class Embedding(LayerCall):
@@ -41,7 +41,7 @@ class Embedding(LayerCall):
         table = rows.new_zeros(len(rows), height, rows.shape[2])
         return _add_rows(index, rows, table)
 
-    def squares(self, *, then_total: bool = False) -> Tensor | None:
+    def squares(self, *, then_total: bool = False) -> Squares | None:
         """Return the squared norms of the samples' gradients, `(B,)`; see `LayerCall`."""
         index, rows = self._rows()
         if rows.shape[1] ** 2 > self.shape[0]:  # T x T products cost more than the table
@@ -51,7 +51,7 @@ class Embedding(LayerCall):
         squares = ((rows @ rows.mT) * same).sum((1, 2))
         norms = rows.norm(dim=2)
         largest = (norms[:, :, None] * norms[:, None, :] * same).sum((1, 2))
-        return unless_lost(squares, largest)
+        return checked_squares(squares, largest)
 
     def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor."""

@@ -68,8 +68,8 @@ class LayerCall:
             rows.add_(values) if add else rows.copy_(values)
             start += len(rows)
 
-    def squares(self, *, then_total: bool = False) -> Tensor | None:
-        """Return squared norms `(B,)`, or None if dense gradients are cheaper or more exact."""
+    def squares(self, *, then_total: bool = False) -> "Squares | None":
+        """Return squared norms `(B,)`, or None if dense gradients are cheaper."""
         # With `then_total`, a weighted sum follows, which can reuse dense gradients.
         return None
 
@@ -143,10 +143,24 @@ def squared_norms(gradients: Tensor) -> Tensor:
     return squares
 
 
-def unless_lost(
+@dataclass
+class Squares:
+    """Squared norms of a layer's gradients, and whether they can be trusted.
+
+    Attributes:
+        values: `(B,)`.
+        lost: `()`, boolean: whether cancellation or underflow spoiled one of them. To read it, the
+            CPU has to wait for a GPU, so the flags of all layers are read at once.
+    """
+
+    values: Tensor
+    lost: Tensor
+
+
+def checked_squares(
     squares: Tensor, largest: Tensor, side_norms: Tensor | None = None, length: int = 0
-) -> Tensor | None:
-    """Return squared norms, or `None` if cancellation or underflow spoiled one of them.
+) -> Squares:
+    """Tell of squared norms whether cancellation or underflow spoiled one of them.
 
     The gradients are sums of outer products `d_t x_t^T`, over positions t, with output gradients d
     and inputs x.
@@ -176,11 +190,7 @@ def unless_lost(
     if side_norms is not None:
         info = torch.finfo(squares.dtype)
         missing_per_norm = 2 * info.tiny**0.5 * length**0.5
-        # A norm may lack eps times itself, or times SMALL. Nearly always all of them lack less than
-        # the latter, which the largest of the side norms shows in one number.
-        most = missing_per_norm * side_norms.max().item() * side_norms[0].numel()
-        is_negligible = most < info.eps * SMALL  # false for NaN, too
-        if not is_negligible:
-            missing = missing_per_norm * side_norms.reshape(len(side_norms), -1).sum(1)
-            lost |= missing > info.eps * (squares.sqrt() + SMALL)
-    return None if lost.any() else squares
+        missing = missing_per_norm * side_norms.reshape(len(side_norms), -1).sum(1)
+        # A norm may lack eps times itself, or times SMALL.
+        lost |= missing > info.eps * (squares.sqrt() + SMALL)
+    return Squares(squares, lost.any())

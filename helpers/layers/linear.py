@@ -11,7 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.layers.layer_call import IsWeight, LayerCall, MatchedCall, squared_norms, unless_lost
+from helpers.layers.layer_call import (
+    IsWeight,
+    LayerCall,
+    MatchedCall,
+    Squares,
+    checked_squares,
+    squared_norms,
+)
 
 # Gram matrices give norms faster if they take less than this share of the outer products'
 # multiplications, as measured at 8 to 65 positions and 32 to 1000 inputs and outputs.
@@ -42,7 +49,7 @@ class Linear(LayerCall):
             _add_outer(grads.flatten(0, 1).mT, inputs.flatten(0, 1), rows, add)
             start += len(grads)
 
-    def squares(self, *, then_total: bool = False) -> Tensor | None:
+    def squares(self, *, then_total: bool = False) -> Squares | None:
         """Return squared norms from T x T products; see `LayerCall`."""
         positions, inputs, outputs = self._sizes()
         # Gram matrices take T * T * (in + out) multiplications, the gradient itself T * in * out;
@@ -52,11 +59,11 @@ class Linear(LayerCall):
             return None
         pieces = []
         for grads, values in self.matrices():
-            piece = _squares(grads, values)
-            if piece is None:
-                return None
-            pieces.append(piece)
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            pieces.append(_squares(grads, values))
+        if len(pieces) == 1:
+            return pieces[0]
+        values = torch.cat([piece.values for piece in pieces])
+        return Squares(values, torch.stack([piece.lost for piece in pieces]).any())
 
     def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor, as one product."""
@@ -198,7 +205,7 @@ def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
         torch.mul(grads, inputs, out=matrices)
 
 
-def _squares(grads: Tensor, inputs: Tensor) -> Tensor | None:
+def _squares(grads: Tensor, inputs: Tensor) -> Squares:
     """Return squared norms of `grads^T inputs`, from output gradients and inputs `(b, G, T, ...)`.
 
     The gradient of a group is `sum over t of d_t x_t^T`. Its squared norm is the sum over s and t
@@ -209,13 +216,13 @@ def _squares(grads: Tensor, inputs: Tensor) -> Tensor | None:
         # One outer product d x^T, whose norm is |x| |d|: nothing can cancel.
         x, d = squared_norms(inputs), squared_norms(grads)
         squares = x * d
-        return unless_lost(squares, squares, x.sqrt() + d.sqrt(), length)
+        return checked_squares(squares, squares, x.sqrt() + d.sqrt(), length)
     gram_inputs, gram_grads = inputs @ inputs.mT, grads @ grads.mT  # (b, G, T, T)
     squares = (gram_inputs * gram_grads).sum((1, 2, 3))
     x, d = inputs.norm(dim=3), grads.norm(dim=3)  # (b, G, T)
     # The norm would be largest if all outer products of a group pointed in one direction.
     largest = (x * d).sum(2).square().sum(1)
-    return unless_lost(squares, largest, x + d, length)
+    return checked_squares(squares, largest, x + d, length)
 
 
 # A weight `(in, out)` to the right of its inputs, and one `(out, in)` to the left of a matrix.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from helpers.layers.layer_call import LayerCall, dense, squared_norms
+from helpers.layers.layer_call import LayerCall, Squares, dense, squared_norms
 from helpers.numbers import wide
 
 
@@ -49,18 +49,26 @@ class PerSampleGradients:
         grads = self
         if any(torch.finfo(parameter.dtype).bits < 32 for parameter in params.values()):
             grads = self.rows(slice(None))
-        squares = torch.zeros_like(like)
-        calls = {}
+        by_rule: dict[str, Squares] = {}
         for name in params:
             call = grads.only_call(name)
             squared = None if call is None else call.squares(then_total=keep)
-            if squared is None:  # no rule gives the norm, or several calls add up
+            if squared is not None:
+                by_rule[name] = squared
+        lost = _names_of_lost(by_rule)
+
+        squares = torch.zeros_like(like)
+        calls = {}
+        for name in params:
+            if name in by_rule and name not in lost:
+                call = grads.only_call(name)
+                squares += by_rule[name].values
+            else:  # no rule gives the norm, or several calls add up, or it would be inexact
                 gradient = grads.gradients(name)
                 if gradient is None:  # it is zero
                     continue
                 call = dense(gradient)
-                squared = squared_norms(gradient)
-            squares += squared
+                squares += squared_norms(gradient)
             if keep:
                 calls[name] = call
         return squares.sqrt(), calls
@@ -72,6 +80,19 @@ class PerSampleGradients:
                 call.write(tensor, add=index > 0)
             if name not in self.calls:
                 tensor.zero_()
+
+
+def _names_of_lost(by_rule: dict[str, Squares]) -> set[str]:
+    """Return the parameters some of whose squared norms are lost."""
+    if not by_rule:
+        return set()
+    # One look at all flags: a GPU makes the CPU wait for each.
+    flags = torch.stack([squared.lost for squared in by_rule.values()]).tolist()
+    names = set()
+    for name, is_lost in zip(by_rule, flags, strict=True):
+        if is_lost:
+            names.add(name)
+    return names
 
 
 def _rows_of(call: LayerCall, index: slice | Tensor) -> LayerCall:

@@ -53,7 +53,7 @@ class RecordedGradients(Gradients):
         unmet = [name for name in self.params if name not in calls]
         if unmet:
             generators = self.snapshot.generators
-            undo = streams.streams_kept(leaves[0].device, generators)
+            undo = streams.streams_kept(self.places(), generators)
             # In "error", only other threads draw, and what they drew must stay.
             with nullcontext() if self.randomness == "error" else undo:
                 _check_unmet(self, unmet, leaves)

@@ -31,6 +31,11 @@ class Case:
     in_eval: dict[str, nn.Module] = field(default_factory=dict)
     """Modules that raise under transforms in training mode, and run in evaluation mode."""
 
+    def places(self) -> set[torch.device]:
+        """Return the devices on which a forward pass may draw: those of samples and model."""
+        tensors = (*self.batch.leaves, *self.model.parameters(), *self.model.buffers())
+        return {tensor.device for tensor in tensors}
+
     @contextmanager
     def put_back(self) -> Iterator[streams.State]:
         """Restore the model and the random generators at the end of a block; yield their state."""
@@ -39,16 +44,15 @@ class Case:
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 trainable.append(name)
-        device = self.batch.leaves[0].device
         others = modules_of(self.loss_fn, self.model)
         try:
             with (
                 preserved(self.model, trainable, others) as snapshot,
-                streams.streams_kept(device, snapshot.generators),
+                streams.streams_kept(self.places(), snapshot.generators),
             ):
                 for module in self.in_eval.values():
                     module.eval()
-                yield streams.random_state(device)
+                yield streams.random_state(self.places())
         finally:
             values.restore()
 
@@ -119,7 +123,7 @@ def _run_twice(case: Case, before: streams.State) -> tuple[list[Finding], dict[s
     findings = list(left_behind(case.model))
     findings += _written(params, values, "written-weights")
     findings += _written(buffers, values, "aliased-buffers")
-    after = streams.random_state(case.batch.leaves[0].device)
+    after = streams.random_state(case.places())
     if not streams.alike(before, after, outside_torch=True):
         measured = "drew from NumPy's or Python's stream once, for all samples"
         findings.append(Finding("the model", measured, "numpy-draws"))

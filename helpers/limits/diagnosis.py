@@ -22,7 +22,7 @@ from helpers.limits.trials import Trial
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms.batches import Tree, tensors_in
 from helpers.transforms.known_wrong import Refusal, Watched
-from helpers.transforms.switches import uncompiled
+from helpers.transforms.switches import full_float32, uncompiled
 
 FEW = 4
 """How many samples are taken at most."""
@@ -78,7 +78,8 @@ def diagnose(
     dead = tuple(bare.left_behind(model))
     if dead:
         return Diagnosis(dead, "not possible until this is fixed")
-    with fallback.silent(), uncompiled:
+    # In TF32, the loop and `vmap` would differ in every convolution on a GPU.
+    with fallback.silent(), uncompiled, full_float32:
         return _diagnosed(Case(model, loss_fn, batch))
 
 

@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
 
+from helpers import devices
 from helpers.limits.bare import Case
 from helpers.limits.findings import Finding
+from helpers.numbers import in_float64
 from helpers.transforms import batches
+from helpers.transforms import randomness as streams
 from helpers.transforms.batches import Tree, tensors_in
 
 DIRECTIONS = 8
@@ -66,13 +69,14 @@ def _error_of_autograd(case: Case, data: Tree, targets: Tree) -> float:
     Along a direction v the derivative of the loss f is the product `grad f(p) . v`, and nearly
     `(f(p + h v) - f(p - h v)) / (2 h)` for a small step h.
     """
-    model = copy.deepcopy(case.model).double()
+    where = devices.for_float64(case.batch.leaves[0].device)
+    model = copy.deepcopy(case.model).to(where, torch.float64)
     data = batches.mapped(_double, data)
     targets = batches.mapped(_double, targets)
     params = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def compute_loss() -> Tensor:
-        with torch.random.fork_rng(devices=[]):
+        with streams.streams_kept(case.places()):
             torch.manual_seed(0)  # the same random numbers before and after a step
             return case.loss_fn(batches.call(model, data), targets)
 
@@ -110,5 +114,5 @@ def _step(params: list[Tensor], direction: list[Tensor], size: float) -> None:
 def _double(_: str, value: Any) -> Any:
     """Turn floating point tensors into float64, which finite differences need."""
     if isinstance(value, Tensor) and value.is_floating_point():
-        return value.detach().double()
+        return in_float64(value.detach())
     return value

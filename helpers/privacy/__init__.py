@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers import norms
+from helpers import devices, norms
 from helpers.numbers import check_count
 from helpers.privacy import accounting
 from helpers.privacy.accounting import ACCOUNTANTS, epsilon, noise_multiplier_for
@@ -52,7 +52,8 @@ def poisson_batches(
     accounting.check_rate(rate)
     check_count("steps", steps)
     # A float32 from torch.rand is a multiple of 2**-24: too coarse for a rate of 1e-6.
-    dtype = torch.float32 if generator.device.type == "mps" else torch.float64
+    has_float64 = devices.for_float64(generator.device) == generator.device
+    dtype = torch.float64 if has_float64 else torch.float32
 
     # Within, since a generator function would check its arguments only at the first batch.
     def draw() -> Iterator[Tensor]:
@@ -123,11 +124,8 @@ def private_sum(
         if parameter.is_complex():
             # In torch's complex noise, each part has half the variance.
             raise ValueError(f"{name} is complex: give its real and imaginary parts as parameters")
-        if generator is not None and generator.device != parameter.device:
-            raise ValueError(
-                f"generator is on {generator.device} and {name} on {parameter.device}: "
-                f"torch.Generator({str(parameter.device)!r}) makes one there"
-            )
+        if generator is not None:
+            _check_device(generator, name, parameter)
     sums = norms.clipped_sum(
         model,
         loss_fn,
@@ -162,4 +160,15 @@ def _check_deviation(deviation: float, dtype: torch.dtype) -> None:
         raise ValueError(
             f"noise of standard deviation {deviation:g} is too small or too large for "
             f"{dtype}: scale the loss and the limit"
+        )
+
+
+def _check_device(generator: torch.Generator, name: str, parameter: Tensor) -> None:
+    """Raise ValueError unless a generator can draw noise for a parameter."""
+    device = generator.device
+    # `torch.Generator("cuda")` has no index: it draws for the current device of its kind.
+    if device.type != parameter.device.type or device.index not in (None, parameter.device.index):
+        raise ValueError(
+            f"generator is on {device} and {name} on {parameter.device}: "
+            f"torch.Generator({str(parameter.device)!r}) makes one there"
         )

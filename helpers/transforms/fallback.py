@@ -13,7 +13,7 @@ from torch import nn
 from helpers.transforms.known_wrong import Refusal
 from helpers.transforms.reach import is_own
 
-_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 class FallbackWarning(UserWarning):

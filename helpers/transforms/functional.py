@@ -94,14 +94,17 @@ class VmapSupport:
         parts: Those of the model.
         names: The parameters to differentiate.
         code: All that the model, and what calls it, reach; see `reach.reached`.
+        device: Where the samples are.
     """
 
-    def __init__(self, parts: Parts, names: Collection[str], code: list[Any]) -> None:
+    def __init__(
+        self, parts: Parts, names: Collection[str], code: list[Any], device: torch.device
+    ) -> None:
         for name in names:
             if parts.parameters[name]._backward_hooks:
                 raise Refusal(f"the parameter {name} has hooks on its gradient")
         self._recurrent = []
-        self._switches = []
+        self._switches = [] if device.type == "cpu" else [switches.plain_attention]
         for module in parts.modules.values():
             if isinstance(module, RECURRENT):
                 check_forward(module)

@@ -208,7 +208,8 @@ class Problem:
         """
         if self._support is None:
             code = list(reached([self.model, self.function]))
-            self._support = VmapSupport(self.parts, self.params, code)
+            device = self.batch.leaves[0].device
+            self._support = VmapSupport(self.parts, self.params, code, device)
         if any(isinstance(leaf, Sequences) for leaf in self.batch.leaves):
             raise Refusal("samples are of unequal length")
         if self._outside is None:
@@ -253,6 +254,7 @@ class Problem:
                     self.note(value)
                     result = backward(value)
         except Exception as error:
+            self._refuse_two_devices(error)
             fallback.add_place(error, self.model)
             raise
         finally:
@@ -269,6 +271,18 @@ class Problem:
                 return self.alone(leaves, index, backward, (*ends, end))
         return result
 
+    def _refuse_two_devices(self, error: Exception) -> None:
+        """Raise ValueError in place of torch's error if samples are not where the model is."""
+        if "same device" not in str(error) or not self.parts.parameters:
+            return
+        name, parameter = next(iter(self.parts.parameters.items()))
+        for path, leaf in zip(self.batch.paths, self.batch.leaves, strict=True):
+            if leaf.device != parameter.device:
+                raise ValueError(
+                    f"{path} is on {leaf.device} and the parameter {name} on {parameter.device}: "
+                    "move both to one device"
+                ) from error
+
     def note(self, value: Any) -> None:
         """Note whether a value depends on the parameters."""
         # Each way calls this after `Watched` has ended, under which torch may not say it.
@@ -281,9 +295,13 @@ class Problem:
             if parameter.is_leaf:
                 parameter.requires_grad = name in names
 
+    def places(self) -> set[torch.device]:
+        """Return the devices on which a forward pass may draw: those of samples and model."""
+        tensors = (*self.batch.leaves, *self.parts.parameters.values(), *self.buffers.values())
+        return {tensor.device for tensor in tensors}
+
     def _random_state(self) -> streams.State:
-        device = self.batch.leaves[0].device
-        return streams.random_state(device, self.snapshot.generators)
+        return streams.random_state(self.places(), self.snapshot.generators)
 
     def _put_back(self) -> None:
         """Restore the model, if something ran since it was restored."""

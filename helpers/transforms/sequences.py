@@ -32,6 +32,8 @@ class Sequences:
         if isinstance(rows, int):
             return self.samples[rows]
         # Let torch say which samples a slice, a mask or a tensor of indices chooses.
+        if isinstance(rows, Tensor):
+            rows = rows.cpu()  # a GPU's cannot index a tensor of the CPU
         chosen = torch.arange(len(self))[rows].tolist()
         samples = [self.samples[index] for index in chosen]
         return Sequences(samples, self.of_one, self.like)

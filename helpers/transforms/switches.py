@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from helpers import devices
 
 
 class Shared:
@@ -45,6 +48,21 @@ def _native_kernels() -> Iterator[None]:
     cudnn.enabled = was_cudnn
 
 
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    put_back = devices.use_full_float32()
+    yield
+    put_back()
+
+
+def _plain_attention() -> AbstractContextManager[object]:
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+full_float32 = Shared(_full_float32)
+"""Products and convolutions of float32 keep all their digits."""
+plain_attention = Shared(_plain_attention)
+"""Attention by matrix products: `vmap` cannot batch the fused kernels of GPUs."""
 native_kernels = Shared(_native_kernels)
 """Torch's own kernels in place of those of oneDNN and cuDNN, which `vmap` cannot batch."""
 uncompiled = Shared(lambda: torch.compiler.set_stance("force_eager"))
