@@ -48,7 +48,7 @@ def write_grads(buffers, compute, params, inputs, targets, chunk_size):
 # everything is gathered in NumPy first
 # - for start
 # + rows = [compute(params, x[None], y[None]) for x, y in zip(inputs, targets)]
-# +     rows = [{name: g.numpy().copy() for name, g in row.items()} for row in rows]
+# +     rows = [{name: g.cpu().numpy().copy() for name, g in row.items()} for row in rows]
 # +     for start
 
 # %% solution-2: right shape, wrong values
