@@ -1,13 +1,12 @@
 """Fair measurement: interleaved rounds after a warm-up, medians with spread; peak memory."""
 
 import logging
-import weakref
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 from tqdm import tqdm
 
@@ -94,9 +93,9 @@ class Memory(NamedTuple):
 
 
 def memory(run: Callable[[], Any]) -> Memory:
-    """Count the bytes of the tensors that a function makes, on any device.
+    """Count the bytes of tensors that a function allocates and frees, by torch's profiler.
 
-    Tensors that existed before and scratch space inside single operations are not counted.
+    As in lesson 3. Scratch space inside single operations is not counted.
 
     Args:
         run: A function without arguments. It is called once.
@@ -104,40 +103,15 @@ def memory(run: Callable[[], Any]) -> Memory:
     Returns:
         The peak while it ran, and what was still alive when it had returned its result.
     """
-    sizes: dict[int, int] = {}  # of the storages that are alive
-    now = peak = 0
-
-    def free(key: int) -> None:
-        nonlocal now
-        now -= sizes.pop(key)
-
-    def count(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        nonlocal now, peak
-        before = {*map(id, _storages((args, kwargs)))}
-        for storage in _storages(result):
-            key = id(storage)
-            # A view of an argument is no new memory, and a storage counts once.
-            if key not in before and key not in sizes:
-                sizes[key] = storage.nbytes()
-                now += storage.nbytes()
-                peak = max(peak, now)
-                weakref.finalize(storage, free, key)
-
-    with each_operation(count):
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler need not print its own log
+    with torch.profiler.profile(profile_memory=True) as profiler:
         result = run()
-        kept = now
-    del result
-    return Memory(peak, kept)
-
-
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    """List the storages of the tensors in a tree."""
-    if isinstance(tree, Tensor):
-        return [tree.untyped_storage()]
-    items = tree.values() if isinstance(tree, dict) else tree
-    if not isinstance(tree, dict | list | tuple):
-        return []
-    return [storage for item in items for storage in _storages(item)]
+    del result  # not before: what it holds counts as kept
+    now = peak = 0
+    for event in sorted(profiler.events(), key=lambda event: event.time_range.end):
+        now += event.self_cpu_memory_usage + event.self_device_memory_usage
+        peak = max(peak, now)
+    return Memory(peak, now)
 
 
 def each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
@@ -148,8 +122,9 @@ def each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            result = func(*args, **(kwargs or {}))
-            note(func, args, kwargs or {}, result)
+            kwargs = kwargs or {}
+            result = func(*args, **kwargs)
+            note(func, args, kwargs, result)
             return result
 
     return Noted()
