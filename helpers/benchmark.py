@@ -38,19 +38,24 @@ def measure(
     if not candidates or rounds < 1:
         got = f"{len(candidates)} and {rounds}"
         raise ValueError(f"need at least 1 candidate and 1 round, got {got}")
-    timers = {n: c if hasattr(c, "timeit") else timer(c) for n, c in candidates.items()}
-    numbers = dict.fromkeys(timers, 1)
+    timers = {}
+    for name, candidate in candidates.items():
+        timers[name] = candidate if hasattr(candidate, "timeit") else timer(candidate)
+    runs = dict.fromkeys(timers, 1)  # of each candidate in a round
     finished: dict[Any, list[Measurement]] = {name: [] for name in timers}
     # Round 0 warms up and sets the run counts.
     for number in tqdm(range(1 + rounds), desc="rounds", leave=False):
         for name, candidate_timer in timers.items():
             # At least two uncounted runs come first: they allocate memory, pick kernels.
-            measurement = candidate_timer.timeit(numbers[name])
+            measurement = candidate_timer.timeit(runs[name])
             if number:
                 finished[name].append(measurement)
             else:
-                numbers[name] = max(1, round(min_run_time / measurement.median))
-    return {name: Measurement.merge(runs)[0] for name, runs in finished.items()}
+                runs[name] = max(1, round(min_run_time / measurement.median))
+    merged = {}
+    for name, measurements in finished.items():
+        merged[name] = Measurement.merge(measurements)[0]
+    return merged
 
 
 def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.DataFrame:

@@ -72,8 +72,12 @@ def high_water() -> int | None:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its figure includes the process that started this one.
-        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(fields["VmHWM"].split()[0]) * 1024 if "VmHWM" in fields else None
+        for line in status.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "VmHWM":
+                kibibytes = value.split()[0]
+                return int(kibibytes) * 1024
+        return None
     if resource is None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
@@ -100,10 +104,14 @@ def _fill_stores(library: ctypes.CDLL) -> None:
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
     for size in range(24, 1033, 16):
-        for block in [library.malloc(size) for _ in range(8)]:
+        blocks = [library.malloc(size) for _ in range(8)]
+        for block in blocks:
             library.free(block)
 
 
 def _set(library: ctypes.CDLL, values: dict[int, int]) -> bool:
     """Call `mallopt` for each value; return whether all were taken."""
-    return all([library.mallopt(option, value) == 1 for option, value in values.items()])
+    taken = True
+    for option, value in values.items():
+        taken = library.mallopt(option, value) == 1 and taken
+    return taken

@@ -33,7 +33,8 @@ class Task(NamedTuple):
         """Return the network, with fixed weights, and its images and labels."""
         torch.manual_seed(0)
         model = MODELS[self.model]().to(self.device)
-        return model, *data.load_batch(self.dataset, self.batch_size, self.device)
+        images, labels = data.load_batch(self.dataset, self.batch_size, self.device)
+        return model, images, labels
 
 
 class Candidate(NamedTuple):
@@ -44,14 +45,20 @@ class Candidate(NamedTuple):
     allocator: str = DEFAULT
 
     def __str__(self) -> str:
-        allocator = "" if self.allocator == DEFAULT else self.allocator
-        return ", ".join(filter(None, [self.method, "compiled" * self.compiled, allocator]))
+        parts = [self.method]
+        if self.compiled:
+            parts.append("compiled")
+        if self.allocator != DEFAULT:
+            parts.append(self.allocator)
+        return ", ".join(parts)
 
     def absent(self) -> str | None:
         """Return why it cannot run here, or `None` if it can."""
         if self.allocator == HUGE_PAGES and sys.platform != "linux":
             return "only Linux has transparent huge pages"
-        return peers.absent(self.method) or (compiler_absent() if self.compiled else None)
+        if self.compiled and compiler_absent():
+            return compiler_absent()
+        return peers.absent(self.method)
 
     def build(self, model: nn.Module, images: Tensor, labels: Tensor) -> Run:
         """Make the function that is timed; compilation happens in its first call."""
@@ -72,17 +79,24 @@ def compiler_absent() -> str | None:
 
 def _batch_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
-    compute = grad(lambda params: F.cross_entropy(functional_call(model, params, images), labels))
+
+    def compute_loss(parameters: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(functional_call(model, parameters, images), labels)
+
+    compute = grad(compute_loss)
 
     def run() -> Any:
         if torch.compiler.is_compiling():  # torch.func compiles as a whole
             return compute(parameters)
-        return torch.autograd.grad(F.cross_entropy(model(images), labels), [*model.parameters()])
+        loss = F.cross_entropy(model(images), labels)
+        return torch.autograd.grad(loss, list(model.parameters()))
 
     return run
 
 
-def _composition(model: nn.Module, *batch: Tensor, chunk_size: int | None = None) -> Run:
+def _composition(
+    model: nn.Module, images: Tensor, labels: Tensor, chunk_size: int | None = None
+) -> Run:
     """`vmap` over `grad` over `functional_call`, as lesson 3 writes it."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
@@ -90,11 +104,16 @@ def _composition(model: nn.Module, *batch: Tensor, chunk_size: int | None = None
         return F.cross_entropy(functional_call(model, parameters, x[None]), target[None])
 
     compute = vmap(grad(compute_loss), in_dims=(None, 0, 0), chunk_size=chunk_size)
-    return lambda: compute(parameters, *batch)
+    return lambda: compute(parameters, images, labels)
+
+
+def _composition_in_chunks(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    return _composition(model, images, labels, chunk_size=16)
 
 
 def _buffers(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    return {name: p.new_ones(len(images), *p.shape) for name, p in model.named_parameters()}
+    """Write as many numbers as per-sample gradients have, `{name: (B, *parameter.shape)}`."""
+    return {name: p.new_ones((len(images), *p.shape)) for name, p in model.named_parameters()}
 
 
 def _fill_fresh(model: nn.Module, images: Tensor, _: Tensor) -> Run:
@@ -102,17 +121,22 @@ def _fill_fresh(model: nn.Module, images: Tensor, _: Tensor) -> Run:
 
 
 def _fill_owned(model: nn.Module, images: Tensor, _: Tensor) -> Run:
-    buffers = _buffers(model, images).values()
-    return lambda: [buffer.fill_(1.0) for buffer in buffers]
+    buffers = _buffers(model, images)
+
+    def run() -> None:
+        for buffer in buffers.values():
+            buffer.fill_(1.0)
+
+    return run
 
 
-def _into_buffers(model: nn.Module, *batch: Tensor) -> Run:
-    out = _buffers(model, batch[0])
-    return lambda: gradients.func_gradients(model, F.cross_entropy, *batch, out=out)
+def _into_buffers(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    out = _buffers(model, images)
+    return lambda: gradients.func_gradients(model, F.cross_entropy, images, labels, out=out)
 
 
-def _loop(model: nn.Module, *batch: Tensor) -> Run:
-    return lambda: gradients.loop_gradients(model, F.cross_entropy, *batch)
+def _loop(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
+    return lambda: gradients.loop_gradients(model, F.cross_entropy, images, labels)
 
 
 METHODS: dict[str, Callable[..., Run] | None] = {
@@ -121,18 +145,20 @@ METHODS: dict[str, Callable[..., Run] | None] = {
     "fill owned memory": _fill_owned,
     "loop": _loop,
     "vmap(grad)": _composition,
-    "vmap(grad), chunks of 16": lambda *batch: _composition(*batch, chunk_size=16),
+    "vmap(grad), chunks of 16": _composition_in_chunks,
     "buffers reused": _into_buffers,
-    **{name: build for name, (_, build) in peers.IN_PROCESS.items()},
-    **dict.fromkeys(peers.JAX),  # `helpers.study.jax_worker` has them
 }
 """`{name: build}`; `build(model, images, labels)` returns the function that is timed."""
+for _name, (_, _build) in peers.IN_PROCESS.items():
+    METHODS[_name] = _build
+for _name in peers.JAX:
+    METHODS[_name] = None  # `helpers.study.jax_worker` has it
 
-_BOTH = (REFERENCE, "vmap(grad)")
-CANDIDATES = [
-    *map(Candidate, METHODS),
-    *(Candidate(name, allocator=KEEP_FREED) for name in (*_BOTH, *peers.IN_PROCESS)),
-    *(Candidate(name, True, allocator) for name in _BOTH for allocator in (DEFAULT, KEEP_FREED)),
-    Candidate("vmap(grad)", allocator=HUGE_PAGES),
-]
+CANDIDATES = [Candidate(method) for method in METHODS]
+for _name in (REFERENCE, "vmap(grad)", *peers.IN_PROCESS):
+    CANDIDATES.append(Candidate(_name, allocator=KEEP_FREED))
+for _name in (REFERENCE, "vmap(grad)"):
+    CANDIDATES.append(Candidate(_name, compiled=True))
+    CANDIDATES.append(Candidate(_name, compiled=True, allocator=KEEP_FREED))
+CANDIDATES.append(Candidate("vmap(grad)", allocator=HUGE_PAGES))
 """All that `make bench` measures."""

@@ -37,12 +37,17 @@ def loss(w: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
 
 def build(method: str, inputs: str) -> Callable[[], Weights]:
     """Make the function that is timed."""
-    weights = {name: jnp.asarray(array) for name, array in np.load(inputs).items()}
+    weights = {}
+    for name, array in np.load(inputs).items():
+        weights[name] = jnp.asarray(array)
     images, labels = weights.pop("images"), weights.pop("labels")
+
+    def loss_of_one(weights: Weights, image: jax.Array, label: jax.Array) -> jax.Array:
+        return loss(weights, image[None], label[None])
+
     compute = jax.grad(loss)
     if method == "JAX jit(vmap(grad))":
-        alone = jax.grad(lambda w, image, label: loss(w, image[None], label[None]))
-        compute = jax.vmap(alone, in_axes=(None, 0, 0))
+        compute = jax.vmap(jax.grad(loss_of_one), in_axes=(None, 0, 0))
     compiled = jax.jit(compute)
     return lambda: jax.block_until_ready(compiled(weights, images, labels))
 
@@ -57,10 +62,17 @@ def measure(run: Callable[[], Any]) -> dict[str, Any]:
     first_quartile, median, third_quartile = np.quantile(times[3:], [0.25, 0.5, 0.75]).tolist()
     before = memory.page_faults()
     run()
-    faults = before and memory.page_faults() - before
-    facts = {"first": times[0], "held": None, "faults": faults}
-    return {"median": median, "iqr": third_quartile - first_quartile, "rounds": _ROUNDS} | facts
+    after = memory.page_faults()
+    return {
+        "median": median,
+        "iqr": third_quartile - first_quartile,
+        "rounds": _ROUNDS,
+        "first": times[0],
+        "held": None,
+        "faults": None if before is None or after is None else after - before,
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(build(*sys.argv[1:]))))
+    method, inputs = sys.argv[1:]
+    print(json.dumps(measure(build(method, inputs))))

@@ -29,7 +29,9 @@ def absent(method: str) -> str | None:
     """Return why a method cannot run here; `None` if it can, or belongs to no peer."""
     if method in JAX:
         return None if jax_python() else "JAX is not installed: make bench"
-    package = IN_PROCESS[method][0] if method in IN_PROCESS else "torch"
+    if method not in IN_PROCESS:
+        return None
+    package, _ = IN_PROCESS[method]
     return None if find_spec(package) else f"{package} is not installed: make bench"
 
 
@@ -56,7 +58,11 @@ def _opacus(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     # Must match the loss below: with "mean", gradients would be B times too large.
     wrapped = GradSampleModule(model, batch_first=True, loss_reduction="sum")
     loss_fn = nn.CrossEntropyLoss(reduction="sum")
-    return _per_sample(model, "grad_sample", lambda: loss_fn(wrapped(images), labels).backward())
+
+    def backward() -> None:
+        loss_fn(wrapped(images), labels).backward()
+
+    return _per_sample(model, "grad_sample", backward)
 
 
 def _expanded_weights(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
@@ -64,11 +70,12 @@ def _expanded_weights(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
     model = copy.deepcopy(model)
-    options = {"batch_size": len(images), "loss_reduction": "sum", "batch_first": True}
 
     def backward() -> None:
-        logits = call_for_per_sample_grads(model, **options)(images)
-        F.cross_entropy(logits, labels, reduction="sum").backward()
+        wrapped = call_for_per_sample_grads(
+            model, batch_size=len(images), loss_reduction="sum", batch_first=True
+        )
+        F.cross_entropy(wrapped(images), labels, reduction="sum").backward()
 
     return _per_sample(model, "grad_sample", backward)
 
@@ -78,7 +85,8 @@ def _backpack(model: nn.Module, images: Tensor, labels: Tensor) -> Run:
     from backpack import backpack, extend
     from backpack.extensions import BatchGrad
 
-    model, loss_fn = extend(copy.deepcopy(model)), extend(nn.CrossEntropyLoss(reduction="sum"))
+    model = extend(copy.deepcopy(model))
+    loss_fn = extend(nn.CrossEntropyLoss(reduction="sum"))
 
     def backward() -> None:
         with backpack(BatchGrad()):

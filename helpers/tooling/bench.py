@@ -31,15 +31,18 @@ rounds spans more than that, and the ratios of two such rows say nothing."""
 
 def on(device: torch.device, candidates: Iterable[Candidate]) -> list[Candidate]:
     """Leave out what does not concern a GPU: CPU allocators, and JAX, which runs on the CPU."""
-    cpu, jax = device.type == "cpu", peers.JAX
-    return [c for c in candidates if cpu or (c.allocator == DEFAULT and c.method not in jax)]
+    if device.type == "cpu":
+        return list(candidates)
+    chosen = []
+    for candidate in candidates:
+        if candidate.allocator == DEFAULT and candidate.method not in peers.JAX:
+            chosen.append(candidate)
+    return chosen
 
 
 def record(device: torch.device, studies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Put studies together with the machine, the versions and the date."""
-    info = Path("/proc/cpuinfo")
-    match = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
-    processor = match[1].strip() if match else platform.processor() or platform.machine()
+    processor = _processor()
     machine = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
         "processor": processor,
@@ -55,16 +58,29 @@ def record(device: torch.device, studies: Sequence[Mapping[str, Any]]) -> dict[s
     return {"machine": machine, "versions": versions, "date": date, "studies": studies}
 
 
+def _processor() -> str:
+    """Name the processor, as Linux does if it can."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        match = re.search(r"model name\s*: (.+)", info.read_text())
+        if match:
+            return match[1].strip()
+    return platform.processor() or platform.machine()
+
+
 def table(study: Mapping[str, Any]) -> pd.DataFrame:
     """Return the rows of a study, indexed by the fields of its candidates."""
-    return pd.DataFrame(study["rows"]).set_index([*Candidate._fields])
+    return pd.DataFrame(study["rows"]).set_index(list(Candidate._fields))
 
 
 def disturbed(study: Mapping[str, Any]) -> list[str]:
     """Name the measurements that were disturbed, except with huge pages, which vary anyway."""
-    wild = [row for row in study["rows"] if row["iqr"] > BOUND * row["median"]]
-    names = [Candidate(*(row[field] for field in Candidate._fields)) for row in wild]
-    return [f"{study['model']}: {name}" for name in names if name.allocator != HUGE_PAGES]
+    names = []
+    for row in study["rows"]:
+        candidate = Candidate(row["method"], row["compiled"], row["allocator"])
+        if row["iqr"] > BOUND * row["median"] and candidate.allocator != HUGE_PAGES:
+            names.append(f"{study['model']}: {candidate}")
+    return names
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,24 +93,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     path = Path("build") / str(device).replace(":", "-") / "bench.json"
-    done, wild = [], []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    studies: list[dict[str, Any]] = []
     for network in NETWORKS:
+        task = Task(network, batch_size=64, device=str(device))
         try:
-            study = processes.run(Task(network, 64, str(device)), on(device, CANDIDATES))
+            study = processes.run(task, on(device, CANDIDATES))
         except KeyboardInterrupt:
             return 130
-        done.append(study)
-        wild += disturbed(study)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record(device, done), indent=1) + "\n")
+        studies.append(study)
+        path.write_text(json.dumps(record(device, studies), indent=1) + "\n")
         print(f"\n{network}, B = 64\n{table(study).to_string()}")
         for name, why in study["missing"].items():
             print(f"  {name}: {why}")
     print(f"\nThe record is {path}: to keep it, copy it to notebooks/measurements/")
+
+    wild = []
+    for study in studies:
+        wild += disturbed(study)
     if wild:
         spread = f"a spread above {BOUND:.0%} of the median"
         print(f"Do not keep it: {spread}. Measure again when nothing else runs:", file=sys.stderr)
-        print(*wild, sep="\n", file=sys.stderr)
+        print("\n".join(wild), file=sys.stderr)
     return int(bool(wild))
 
 
