@@ -1,19 +1,21 @@
 """Lessons as `make test` tries them: with small sizes, and each answer appended to its lesson.
 
 `python -m tests.support.tried 3 04` writes copies of these lessons, or of all, into build/tried/,
-with their saved outputs, for `pytest --nbval build/tried`.
+with their saved outputs, for `pytest --nbval build/tried`. With parameters, as in `3 seed=1`, they
+are executed only: saved outputs are those of the default values.
 """
 
 import shutil
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
 import papermill
 from nbformat.v4 import new_code_cell
 
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import files, parameters
 from tests.support import answers
 
 TESTS = Path(__file__).parents[1]
@@ -37,8 +39,9 @@ assert verdicts and verdicts[-1].startswith({verdict!r}), {name!r} + said.stdout
 """The last verdict counts: an answer may print some of its own before it."""
 
 
-def write(lesson: Path, copy: Path) -> None:
-    notebook = papermill.execute_notebook(lesson, copy, SIZES.get(lesson.stem), prepare_only=True)
+def write(lesson: Path, copy: Path, assignments: Sequence[str] = ()) -> None:
+    values = SIZES.get(lesson.stem, {}) | parameters.check(lesson, assignments)
+    notebook = papermill.execute_notebook(lesson, copy, values, prepare_only=True)
     notebook.cells.append(new_code_cell(GOOD_GUEST, id="good-guest"))
     blocks = answers.read(TESTS / "exercises" / f"{lesson.stem}.py")
     for name, source, check, verdict in answers.answers(notebook, blocks):
@@ -47,15 +50,19 @@ def write(lesson: Path, copy: Path) -> None:
             new_code_cell(f"%%capture said\n{check.source}", id=f"{name}-checked"),
             new_code_cell(JUDGED.format(name=f"{name}:\n", verdict=verdict), id=f"{name}-judged"),
         ]
+    if assignments:  # after the answers, which are found by their tags
+        for cell in files.code_cells(notebook):
+            cell.metadata["tags"] = ["nbval-ignore-output"]
     nbformat.write(notebook, copy)
 
 
 if __name__ == "__main__":
+    assignments = [argument for argument in sys.argv[1:] if "=" in argument]
     try:
-        chosen = files.choose(sys.argv[1:])
+        chosen = files.choose([argument for argument in sys.argv[1:] if "=" not in argument])
     except ValueError as error:
         sys.exit(str(error))
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     for lesson in chosen:
-        write(lesson, FOLDER / lesson.name)
+        write(lesson, FOLDER / lesson.name, assignments)
