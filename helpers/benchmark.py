@@ -1,12 +1,14 @@
 """Fair measurement: interleaved rounds after a warm-up, medians with spread; peak memory."""
 
 import logging
-import os
+import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 from tqdm import tqdm
 
@@ -87,7 +89,18 @@ def table(measurements: Mapping[str, Measurement], *, reference: str) -> pd.Data
 def timer(candidate: Callable[[], Any]) -> Timer:
     """Make a torch `Timer` for `candidate()` with torch's thread count: its default is one."""
     threads = torch.get_num_threads()
-    return Timer("candidate()", globals={"candidate": candidate}, num_threads=threads)
+    names = {"candidate": candidate}
+    return Timer("candidate()", globals=names, num_threads=threads, timer=_now)
+
+
+def _now() -> float:
+    """Return the time in seconds, after the current accelerator has done its work.
+
+    `Timer` itself waits for CUDA alone.
+    """
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 class Memory(NamedTuple):
@@ -98,9 +111,10 @@ class Memory(NamedTuple):
 
 
 def memory(run: Callable[[], Any]) -> Memory:
-    """Count the bytes of tensors that a function allocates and frees, by torch's profiler.
+    """Count the bytes of the tensors that a function makes, in the same way on any device.
 
-    As in lesson 3. Scratch space inside single operations is not counted.
+    Tensors that existed before and scratch space inside single operations are not counted; torch's
+    profiler, as in lesson 3, counts scratch space on GPUs.
 
     Args:
         run: A function without arguments. It is called once.
@@ -108,15 +122,47 @@ def memory(run: Callable[[], Any]) -> Memory:
     Returns:
         The peak while it ran, and what was still alive when it had returned its result.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler need not print its own log
-    with torch.profiler.profile(profile_memory=True) as profiler:
-        result = run()
-    del result  # not before: what it holds counts as kept
+    sizes: dict[int, int] = {}  # of the storages that are alive
     now = peak = 0
-    for event in sorted(profiler.events(), key=lambda event: event.time_range.end):
-        now += event.self_cpu_memory_usage + event.self_device_memory_usage
-        peak = max(peak, now)
-    return Memory(peak, now)
+
+    def forget(key: int) -> None:
+        nonlocal now
+        now -= sizes.pop(key)
+
+    def count(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        nonlocal now, peak
+        of_arguments = set()
+        for storage in _storages((args, kwargs)):
+            of_arguments.add(id(storage))
+        for storage in _storages(result):
+            key = id(storage)
+            # A view of an argument is no new memory, and a storage counts once.
+            if key in of_arguments or key in sizes:
+                continue
+            sizes[key] = storage.nbytes()
+            now += storage.nbytes()
+            peak = max(peak, now)
+            weakref.finalize(storage, forget, key)
+
+    with each_operation(count):
+        result = run()
+        kept = now
+    del result
+    return Memory(peak, kept)
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    """List the storages of the tensors in a tree."""
+    if isinstance(tree, Tensor):
+        return [tree.untyped_storage()]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
+        return []
+    storages = []
+    for item in tree:
+        storages += _storages(item)
+    return storages
 
 
 def each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:

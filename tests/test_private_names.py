@@ -130,7 +130,8 @@ def test_without_it_the_loop_is_taken(name, monkeypatch):
 
 
 SWITCHES = {
-    "devices.py": {"allow_tf32"},  # for good, as its caller asks
+    # For good, as its caller asks, or put back by its caller.
+    "devices.py": {"allow_tf32", "fp32_precision"},
     "transforms/switches.py": {"enabled"},  # under a lock, with a count
 }
 """The attributes of torch that a file of helpers sets."""

@@ -35,9 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             check_count(name, options[name], least)
         options["kind"] = chosen.kind
         torch.set_num_threads(chosen.threads)
-        # Under torchrun, each process of a machine has a GPU of its own: `"cuda"` is that one.
+        # Under torchrun, each process of a machine has a GPU of its own, if there are so many:
+        # `"cuda"` is that one.
         if torch.accelerator.is_available():
-            torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", 0)))
+            rank = int(os.environ.get("LOCAL_RANK", 0))
+            torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
         devices.make_repeatable(chosen.seed)
         loaded = job.load(chosen.job)
         plan = job.make_plan(loaded, device=loaded.computer.device.type, **options)

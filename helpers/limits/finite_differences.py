@@ -54,7 +54,8 @@ def find_wrong_autograd(case: Case) -> list[Finding]:
     if not noting.differentiates or not is_scalar or not loss.requires_grad:
         return []
     try:
-        error = _error_of_autograd(case, data, targets)
+        with streams.streams_kept(case.places()):
+            error = _error_of_autograd(case, data, targets)
     except (RuntimeError, TypeError):
         return []
     if error < LARGEST:
@@ -75,10 +76,12 @@ def _error_of_autograd(case: Case, data: Tree, targets: Tree) -> float:
     targets = batches.mapped(_double, targets)
     params = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
+    drawn_from = streams.random_state(case.places())
+
     def compute_loss() -> Tensor:
-        with streams.streams_kept(case.places()):
-            torch.manual_seed(0)  # the same random numbers before and after a step
-            return case.loss_fn(batches.call(model, data), targets)
+        # The same random numbers before and after a step.
+        streams.restore_random_state(drawn_from)
+        return case.loss_fn(batches.call(model, data), targets)
 
     loss = compute_loss()
     grads = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)

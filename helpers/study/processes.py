@@ -106,6 +106,9 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 def _start(candidate: Candidate, task: Task) -> dict[str, Any]:
     """Build and run twice; return the time of the first run and the bytes held afterwards."""
     devices.make_repeatable(0)  # GPUs, too, are measured in float32, not TF32
+    device = devices.resolve(task.device)
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)  # for which timers wait
     if candidate.allocator == KEEP_FREED:
         _until_the_end.enter_context(memory.keep_freed())
     model, images, labels = task.load()
