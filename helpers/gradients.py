@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from helpers.layers.recorder import RecordedGradients
 from helpers.numbers import differences
-from helpers.transforms import fallback, switches
+from helpers.transforms import checks, fallback, switches
 from helpers.transforms.batches import Tree
 from helpers.transforms.problem import Gradients
 
@@ -130,6 +130,7 @@ def func_gradients(
     # Recorded layers write their gradients straight into `out`; the fastest way makes new tensors.
     of_loss = Gradients.of_loss if out is None else RecordedGradients.of_loss
     problem = of_loss(model, loss_fn, data, targets, wrt, randomness)
+    checks.check_options(chunk_size, randomness)
     if check and randomness != "error":
         raise ValueError("check cannot compare samples that draw random numbers")
     # In TF32, `vmap` and the loop would differ in every convolution on a GPU.
@@ -154,7 +155,7 @@ def _check_with_loop(problem: Gradients, grads: dict[str, Tensor]) -> None:
     disagreement = _difference(grads, loop)
     if not disagreement:
         return
-    fallback.warn(f"torch.vmap and the loop differ, so the loop was used: {disagreement}")
+    fallback.warn(f"the fast way and the loop differ, so the loop was used: {disagreement}")
     with loop.prepared():
         expected = loop.looped(loop.batch.leaves)
     for name, tensor in expected.items():

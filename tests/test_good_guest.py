@@ -6,6 +6,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import debug_unwrap
 
+import helpers
 from helpers import benchmark, gradients, jacobians, norms
 from helpers.layers import linear, recorder
 from helpers.transforms import batches
 from helpers.transforms.fallback import FallbackWarning
+from helpers.transforms.reach import is_own
 from tests.support import zoo
 from tests.support.oracle import TOLERANCE, assert_equal, oracle, refused
 from tests.support.ways import LOOP, WAYS
@@ -348,3 +351,35 @@ def test_code_that_lies_beside_the_helpers_is_not_taken_for_theirs():
     with pytest.warns(FallbackWarning, match="KeyError"):
         got = gradients.func_gradients(case.model, theirs["failing"], *case.batch)
     assert got.keys() == expected.keys()
+
+
+def test_what_another_thread_drew_in_one_way_does_not_refuse_the_next():
+    drawn = []
+
+    def meanwhile(self: Apply, inputs: Tensor) -> Tensor:
+        if not drawn:
+            drawn.append(pool.submit(random.random).result())
+        return self.fc(inputs)
+
+    case = one_linear(meanwhile)
+    with ThreadPoolExecutor(1) as pool, pytest.warns(FallbackWarning) as heard:
+        case.pass_to(norms.gradient_norms)
+    assert "cannot be recorded" in str(heard[0].message), "and then all at once, not in a loop"
+
+
+NOT_OF_THE_ENGINE = {
+    "benchmark", "compare", "data", "exercises", "memory", "plots", "study", "text", "tooling",
+    "models",  # an error in one is a model's
+}  # fmt: skip
+
+
+def test_each_module_of_helpers_is_known_to_run_in_the_engine_or_not():
+    """Or an error of ours there would count as torch's, and lead to the loop."""
+    found = set()
+    for path in Path(helpers.__file__).parent.iterdir():
+        if path.name == "__init__.py" or path.name.startswith("__pycache__"):
+            continue
+        if path.suffix == ".py" or (path / "__init__.py").exists():
+            found.add(path.stem)
+    own = {name for name in found if is_own(f"helpers.{name}")}
+    assert found - own == NOT_OF_THE_ENGINE

@@ -442,3 +442,10 @@ def test_a_cache_around_the_call_is_refused_where_it_matters(function):
         weight_norm(case.model)
         with refused("the model is parametrized", "forward"):
             case.pass_to(function)
+
+
+def test_a_loop_whose_loss_needs_other_parameters_alone_is_warned_of():
+    case = make("linear")
+    case.model = Apply(lambda m, x: m.fc(x), fc=case.model, other=nn.Linear(3, 2).double())
+    with pytest.warns(UserWarning, match="depends on none of the selected parameters"):
+        gradients.loop_gradients(*case.args, wrt=["other.weight"])

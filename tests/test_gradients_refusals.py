@@ -241,3 +241,11 @@ def test_a_model_that_fails_for_a_later_sample_says_so(method):
         method(Apply(run, fc=nn.Linear(3, 2)), squared, data, t)
     (note,) = raised.value.__notes__
     assert note.startswith("the model raised this for a batch of one")
+
+
+def test_a_bad_option_is_refused_as_such_beside_check():
+    with refused("randomness", "'SAME'"):
+        make("linear").pass_to(gradients.func_gradients, randomness="SAME", check=True)
+    with refused("chunk_size", "0"):
+        options = {"chunk_size": 0, "randomness": "same", "check": True}
+        make("linear").pass_to(gradients.func_gradients, **options)

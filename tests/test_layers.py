@@ -475,3 +475,29 @@ def test_a_chunk_whose_only_odd_samples_are_not_finite(name):
         row = torch.full((2,), 0.5**0.5)
         close(found["weight"][0], row, rtol=1e-4, atol=0)
         assert not found["weight"][1:].any()
+
+
+def test_what_the_forward_pass_keeps_does_not_meet_the_check_of_unused_parameters(recwarn):
+    def keeping(m: Apply, x: Tensor) -> Tensor:
+        if m.kept is None:
+            m.kept = x.sum()
+        return m.fc(x) * m.kept
+
+    layer = nn.Linear(4, 2)
+    unused = nn.Parameter(torch.ones(2))
+    data, targets = torch.randn(3, 4), torch.randn(3, 2)
+    plain = Apply(lambda m, x: m.fc(x) * x.sum(), fc=layer, unused=unused)
+    expected = Case(plain, data, targets, squared).pass_to(gradients.loop_gradients)
+    case = Case(Apply(keeping, fc=layer, unused=unused, kept=None), data, targets, squared)
+    got = case.pass_to(gradients.func_gradients, out=empty_out(case))
+    assert_equal(got, expected, 1e-5)
+    assert not recwarn
+
+
+def test_a_sum_refuses_a_layer_in_several_pieces(monkeypatch):
+    """A kind of layer that yields several has a sum of its own."""
+    (call, _) = calls_of(seeded(lambda: nn.Linear(4, 2), 3, 4)())
+    pieces = [*call.operands()] * 2
+    monkeypatch.setattr(type(call), "operands", lambda self: iter(pieces))
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        call.total(torch.ones(3).double())

@@ -68,7 +68,7 @@ class Linear(LayerCall):
     def total(self, factors: Tensor) -> Tensor:
         """Return the sum of the samples' gradients, each times its factor, as one product."""
         # All samples are in one piece: convolutions, which have several, override this.
-        grads, inputs = next(self.matrices())
+        [(grads, inputs)] = self.matrices()
         grads = grads * factors.view(-1, 1, 1, 1)
         # A sum over samples is like one over positions: both become the rows of one product.
         total = grads.flatten(0, 2).mT @ inputs.flatten(0, 2)  # (outputs, inputs)

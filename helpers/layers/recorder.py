@@ -52,6 +52,8 @@ class RecordedGradients(Gradients):
             calls = record.backward(losses)
         unmet = [name for name in self.params if name not in calls]
         if unmet:
+            # What the forward pass under `vmap` stored in the model, a plain one must not meet.
+            self._put_back()
             generators = self.snapshot.generators
             undo = streams.streams_kept(self.places(), generators)
             # In "error", only other threads draw, and what they drew must stay.
@@ -93,8 +95,10 @@ def _check_unmet(problem: Gradients, unmet: list[str], leaves: tuple[Tensor, ...
     # A function that reads `requires_grad` may hide them from the record.
     own = [problem.parts.parameters[name] for name in unmet]
     for gradient in problem.alone(leaves, 0, lambda value: by_backward(value, own)):
-        if gradient is not None and gradient.any():
-            raise Refusal("the recorder missed a use of a parameter")
+        if gradient is not None:
+            problem.depends = True
+            if gradient.any():
+                raise Refusal("the recorder missed a use of a parameter")
 
 
 class _Record(Watched):

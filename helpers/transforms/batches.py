@@ -155,7 +155,6 @@ class Batch:
     Attributes:
         leaves: Tensors `(B, ...)`, or `Sequences` of B samples.
         paths: Where each leaf is, such as `data["x"]`.
-        in_dims: The dimension B of each leaf, for `vmap`.
     """
 
     def __init__(self, **trees: Tree) -> None:
@@ -191,7 +190,6 @@ class Batch:
             each.slot.index = index
         self.leaves = tuple([each.leaf for each in found])
         self.paths = tuple([each.path for each in found])
-        self.in_dims = (0,) * len(found)
 
     def __len__(self) -> int:
         return len(self.leaves[0])

@@ -2,7 +2,7 @@
 
 As in lesson 3, a per-sample gradient is `vmap(grad(functional(...)))`. Two things differ: the
 model's own parameters become the differentiated tensors, wherever code refers to them; and whatever
-cannot be guaranteed raises, so that the loop takes over (`helpers.transforms.problem`).
+cannot be guaranteed raises, so that the next way takes over (`helpers.transforms.problem`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

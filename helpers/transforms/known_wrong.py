@@ -1,4 +1,4 @@
-"""Functions of torch with wrong gradients: a few are corrected, the others lead to the loop."""
+"""Functions of torch with wrong gradients: a few are corrected, the others lead to the next way."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ BY_HAND = "BatchNorm", "WhileLoop"  # graph nodes for which the loop needs `Watc
 
 
 class Refusal(Exception):
-    """The engine cannot guarantee the result under a transform; the loop may."""
+    """The engine cannot guarantee the result in one way; the next way may."""
 
 
 class Watched(TorchFunctionMode):

@@ -149,6 +149,8 @@ class Problem:
             # Outside of `except`, so that what the next way raises does not carry this error.
             warning = fallback.explain(way == RECORDED, failed, self.model)
             del self._ways_left[0]
+            # What another thread drew during this way must not count against the next.
+            self._outside = None
         if failed is not None:
             fallback.warn(warning, failed)
         return result
@@ -251,7 +253,6 @@ class Problem:
                 value = self.function(self.model, *sample)
                 is_done = self._watches_loop or not is_by_hand(value)
                 if is_done:
-                    self.note(value)
                     result = backward(value)
         except Exception as error:
             self._refuse_two_devices(error)
@@ -284,8 +285,8 @@ class Problem:
                 ) from error
 
     def note(self, value: Any) -> None:
-        """Note whether a value depends on the parameters."""
-        # Each way calls this after `Watched` has ended, under which torch may not say it.
+        """Note whether a value depends on the parameters, where all run at once."""
+        # This is called after `Watched` has ended, under which torch may not say it.
         if isinstance(value, Tensor) and value.requires_grad:
             self.depends = True
 
@@ -359,6 +360,8 @@ class Gradients(Problem):
                 sample_grads = self.alone(leaves, index, self.backward)
             for per_sample_grad, gradient in zip(grads.values(), sample_grads, strict=True):
                 if gradient is not None:
+                    # The value itself may require a gradient for unselected parameters alone.
+                    self.depends = True
                     per_sample_grad[index] = gradient
         return grads
 

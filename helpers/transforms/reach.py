@@ -24,9 +24,12 @@ _MODULES = (
     "kernels",
     "projection",
     "gradient_computers",
+    "model_outputs",
     "metagradients",
     "features",
     "limits",
+    "numbers",
+    "devices",
 )
 _OWN_EXACTLY = frozenset(f"{_PACKAGE}.{name}" for name in _MODULES)
 _OWN = tuple(f"{name}." for name in _OWN_EXACTLY)

@@ -9,7 +9,7 @@ import functools
 import itertools
 import types
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import is_
@@ -39,7 +39,7 @@ _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging
 def preserved(
     model: nn.Module,
     names: Collection[str] = (),
-    others: Iterable[nn.Module] = (),
+    others: Sequence[nn.Module] = (),
     *,
     parts: Parts | None = None,
 ) -> "Iterator[Snapshot]":
