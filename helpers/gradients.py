@@ -210,11 +210,11 @@ def _check_tensor(name: str, buffer: Any, shape: tuple[int, ...], parameter: Ten
 
 def _write(grads: dict[str, Tensor], problem: RecordedGradients, chunk_size: int | None) -> None:
     """Write gradients into tensors `(B, *shape)`, chunk by chunk."""
-    places = problem.slices(chunk_size)
+    slices = problem.slices(chunk_size)
     if problem.is_empty:
         return
     with problem.prepared():
-        for rows in places:
+        for rows in slices:
             chunk = {name: tensor[rows] for name, tensor in grads.items()}
             problem.compute(rows).write(chunk)
 

@@ -72,14 +72,16 @@ def gradient_norms(
         tensor([2., 2.])
     """
     problem = RecordedGradients.of_loss(model, loss_fn, data, targets, wrt, randomness)
-    places = _places(problem, chunk_size)
+    slices = _slices(problem, chunk_size)
     norms = _zeros(problem)
     if problem.is_empty:
         return norms
     with switches.full_float32, problem.prepared():
-        for rows in places:
+        for rows in slices:
             grads = problem.compute(rows)
             measured, _ = grads.norms(problem.params, norms[rows])
+            # Norms may lack eps * SMALL, an eighth of a float32 norm of SMALL**2. Smaller ones, and
+            # those that overflowed, are computed again from scaled gradients.
             odd = ~((measured >= SMALL**2) & (measured < math.inf))
             if odd.any():
                 largest, unit = _scaled(problem.params, grads.rows(odd), measured[odd])
@@ -149,7 +151,7 @@ def clipped_sum(
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (size,):
             raise ValueError("mask must be a boolean tensor (B,), True for each sample that counts")
         problem.batch = problem.batch[mask]
-    places = _places(problem, chunk_size)
+    slices = _slices(problem, chunk_size)
     params = problem.params
     totals = {}
     for name, parameter in params.items():
@@ -160,25 +162,30 @@ def clipped_sum(
     limit = float(limit) * (1 - _ROUNDINGS * eps)
     zeros = _zeros(problem)
     with switches.full_float32, problem.prepared():
-        for rows in places:
-            grads = problem.compute(rows)
-            norms, calls = grads.norms(params, zeros[rows], keep=True)
-            # A square may have overflowed, or the limit is so small that a norm may have vanished.
-            odd = ~(norms < math.inf) | (limit < SMALL)
-            if odd.any():
-                _add_scaled(totals, params, grads.rows(odd), norms[odd], limit)
-                ordinary = ~odd
-                if ordinary.any():
-                    grads = grads.rows(ordinary)
-                    norms, calls = grads.norms(params, zeros[rows][ordinary], keep=True)
-                else:
-                    calls = {}
-            factors = (limit / norms).clamp(max=1)
-            for name, call in calls.items():
-                totals[name] += call.total(factors.to(call.output_grads.dtype))
-            del grads, calls  # free them before the next chunk
+        for rows in slices:
+            # Nothing else holds the gradients, so they are freed before the next chunk.
+            _add_clipped(totals, params, problem.compute(rows), zeros[rows], limit)
     problem.warn_if_constant()
     return totals
+
+
+def _add_clipped(
+    totals: Tensors, params: Tensors, grads: PerSampleGradients, zeros: Tensor, limit: float
+) -> None:
+    """Add the clipped gradients of a chunk, whose norms are to be like `zeros`, to sums."""
+    norms, calls = grads.norms(params, zeros, keep=True)
+    # A square may have overflowed, or the limit is so small that a norm may have vanished.
+    odd = ~(norms < math.inf) | (limit < SMALL)
+    if odd.any():
+        _add_scaled(totals, params, grads.rows(odd), norms[odd], limit)
+        ordinary = ~odd
+        if not ordinary.any():
+            return
+        grads = grads.rows(ordinary)
+        norms, calls = grads.norms(params, zeros[ordinary], keep=True)
+    factors = (limit / norms).clamp(max=1)
+    for name, call in calls.items():
+        totals[name] += call.total(factors.to(call.output_grads.dtype))
 
 
 def _scaled(params: Tensors, grads: PerSampleGradients, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,8 +222,8 @@ def _flattened(params: Tensors, grads: PerSampleGradients) -> Iterator[tuple[str
             yield name, gradient.reshape(-1, tensor.numel())
 
 
-def _places(problem: RecordedGradients, chunk_size: int | str | None) -> list[slice]:
-    """Return the chunks' places in the batch, of a size that should fit if it is "auto"."""
+def _slices(problem: RecordedGradients, chunk_size: int | str | None) -> list[slice]:
+    """Return the chunks of the batch as slices, of a size that should fit if it is "auto"."""
     if chunk_size == "auto":
         chunk_size = None  # all
         if not problem.is_empty:

@@ -55,7 +55,7 @@ class RecordedGradients(Gradients):
             # What the forward pass under `vmap` stored in the model, a plain one must not meet.
             self._put_back()
             generators = self.snapshot.generators
-            undo = streams.streams_kept(self.places(), generators)
+            undo = streams.streams_kept(self.devices(), generators)
             # In "error", only other threads draw, and what they drew must stay.
             with nullcontext() if self.randomness == "error" else undo:
                 _check_unmet(self, unmet, leaves)
@@ -70,7 +70,7 @@ class RecordedGradients(Gradients):
         return _dense(super().looped(leaves))
 
     def chunks(self, chunk_size: int | None = None) -> Iterator[tuple[slice, PerSampleGradients]]:
-        """Yield each chunk's place in the batch, and its gradients.
+        """Yield each chunk as a slice of the batch, and its gradients.
 
         The model is as it was whenever somebody else's code runs.
         """

@@ -31,7 +31,7 @@ class Case:
     in_eval: dict[str, nn.Module] = field(default_factory=dict)
     """Modules that raise under transforms in training mode, and run in evaluation mode."""
 
-    def places(self) -> set[torch.device]:
+    def devices(self) -> set[torch.device]:
         """Return the devices on which a forward pass may draw: those of samples and model."""
         tensors = (*self.batch.leaves, *self.model.parameters(), *self.model.buffers())
         return {tensor.device for tensor in tensors}
@@ -48,11 +48,11 @@ class Case:
         try:
             with (
                 preserved(self.model, trainable, others) as snapshot,
-                streams.streams_kept(self.places(), snapshot.generators),
+                streams.streams_kept(self.devices(), snapshot.generators),
             ):
                 for module in self.in_eval.values():
                     module.eval()
-                yield streams.random_state(self.places())
+                yield streams.random_state(self.devices())
         finally:
             values.restore()
 
@@ -123,7 +123,7 @@ def _run_twice(case: Case, before: streams.State) -> tuple[list[Finding], dict[s
     findings = list(left_behind(case.model))
     findings += _written(params, values, "written-weights")
     findings += _written(buffers, values, "aliased-buffers")
-    after = streams.random_state(case.places())
+    after = streams.random_state(case.devices())
     if not streams.alike(before, after, outside_torch=True):
         measured = "drew from NumPy's or Python's stream once, for all samples"
         findings.append(Finding("the model", measured, "numpy-draws"))

@@ -54,7 +54,7 @@ def find_wrong_autograd(case: Case) -> list[Finding]:
     if not noting.differentiates or not is_scalar or not loss.requires_grad:
         return []
     try:
-        with streams.streams_kept(case.places()):
+        with streams.streams_kept(case.devices()):
             error = _error_of_autograd(case, data, targets)
     except (RuntimeError, TypeError):
         return []
@@ -76,7 +76,7 @@ def _error_of_autograd(case: Case, data: Tree, targets: Tree) -> float:
     targets = batches.mapped(_double, targets)
     params = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    drawn_from = streams.random_state(case.places())
+    drawn_from = streams.random_state(case.devices())
 
     def compute_loss() -> Tensor:
         # The same random numbers before and after a step.

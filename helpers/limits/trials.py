@@ -58,7 +58,7 @@ def try_samples(case: Case, chosen: slice) -> Trial:
             ) from error
         if isinstance(loss, Tensor) and not loss.is_floating_point():
             raise ValueError(f"loss_fn must return a floating point number, got {loss.dtype}")
-        after = streams.random_state(case.places())
+        after = streams.random_state(case.devices())
         drew = not streams.alike(before, after)
     return Trial(predictions, loss, outputs, drew)
 

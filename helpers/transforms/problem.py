@@ -101,7 +101,7 @@ class Problem:
     # The ladder.
 
     def slices(self, chunk_size: int | None = None) -> list[slice]:
-        """Check the options, and return the chunks' places in the batch."""
+        """Check the options, and return the chunks of the batch as slices."""
         checks.check_options(chunk_size, self.randomness)
         step = chunk_size or max(1, len(self))
         return [slice(start, start + step) for start in range(0, len(self), step)]
@@ -160,12 +160,12 @@ class Problem:
 
         They are detached, and each has memory of its own.
         """
-        places = self.slices(chunk_size)
+        slices = self.slices(chunk_size)
         if self.is_empty:
             return self.nothing()
         collected: Tensors = {}
         with self.prepared():
-            for rows in places:
+            for rows in slices:
                 result = self.compute(rows)
                 is_tensor = isinstance(result, Tensor)
                 self._write({"": result} if is_tensor else result, collected, rows)
@@ -229,21 +229,30 @@ class Problem:
             raise
 
     def alone(
-        self,
-        leaves: tuple[Tensor, ...],
-        index: int,
-        backward: Callable[[Tensor], Any],
-        ends: tuple[streams.State, ...] = (),
+        self, leaves: tuple[Tensor, ...], index: int, backward: Callable[[Tensor], Any]
     ) -> Any:
         """Return `backward(value)` for one sample, in plain autograd, and put the model back.
 
         Raises ValueError if the first sample draws random numbers that nothing allows: if the
-        generators never end where they began. `ends` are where they ended in earlier attempts.
+        generators never end where they began.
         """
-        may_not_draw = self.randomness == "error" and index == 0
-        if may_not_draw and not ends:
-            ends = (self._random_state(),)
-        elif self.randomness == "same":
+        if self.randomness != "error" or index > 0:
+            return self._run(leaves, index, backward)
+        seen = [self._random_state()]  # where the generators began, and ended in each attempt
+        for _ in range(4):  # another thread may draw, but not every time
+            result = self._run(leaves, index, backward)
+            end = self._random_state()
+            # A model with a seed of its own ends in one state, wherever it begins.
+            if any(streams.alike(end, state) for state in seen):
+                return result
+            seen.append(end)
+        raise ValueError(streams.RANDOMNESS)
+
+    def _run(
+        self, leaves: tuple[Tensor, ...], index: int, backward: Callable[[Tensor], Any]
+    ) -> Any:
+        """Return `backward(value)` for one sample, whatever it draws, and put the model back."""
+        if self.randomness == "same":
             streams.restore_random_state(self._first_state)
         # Clones, since autograd does not save tensors that were made in inference mode.
         sample = [leaf[index].detach().clone() for leaf in leaves]
@@ -251,26 +260,17 @@ class Problem:
         try:
             with Watched() if self._watches_loop else nullcontext():
                 value = self.function(self.model, *sample)
-                is_done = self._watches_loop or not is_by_hand(value)
-                if is_done:
-                    result = backward(value)
+                if self._watches_loop or not is_by_hand(value):
+                    return backward(value)
         except Exception as error:
             self._refuse_two_devices(error)
             fallback.add_place(error, self.model)
             raise
         finally:
             self._put_back()
-        if not is_done:
-            self._watches_loop = True
-            return self.alone(leaves, index, backward, ends)
-        if may_not_draw:
-            end = self._random_state()
-            # A model with a seed of its own ends in one state, wherever it begins.
-            if not any(streams.alike(end, state) for state in ends):
-                if len(ends) > 3:  # another thread may have drawn, but not every time
-                    raise ValueError(streams.RANDOMNESS)
-                return self.alone(leaves, index, backward, (*ends, end))
-        return result
+        # The graph has a node that must be watched: the sample runs again, and so do all others.
+        self._watches_loop = True
+        return self._run(leaves, index, backward)
 
     def _refuse_two_devices(self, error: Exception) -> None:
         """Raise ValueError in place of torch's error if samples are not where the model is."""
@@ -296,13 +296,13 @@ class Problem:
             if parameter.is_leaf:
                 parameter.requires_grad = name in names
 
-    def places(self) -> set[torch.device]:
+    def devices(self) -> set[torch.device]:
         """Return the devices on which a forward pass may draw: those of samples and model."""
         tensors = (*self.batch.leaves, *self.parts.parameters.values(), *self.buffers.values())
         return {tensor.device for tensor in tensors}
 
     def _random_state(self) -> streams.State:
-        return streams.random_state(self.places(), self.snapshot.generators)
+        return streams.random_state(self.devices(), self.snapshot.generators)
 
     def _put_back(self) -> None:
         """Restore the model, if something ran since it was restored."""

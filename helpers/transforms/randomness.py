@@ -31,14 +31,14 @@ GENERATORS = {
 State = list[tuple[Callable[[Any], Any], Any]]  # each stream's setter, and its state
 
 
-def random_state(places: Iterable[torch.device], generators: Iterable[Any] = ()) -> State:
+def random_state(devices: Iterable[torch.device], generators: Iterable[Any] = ()) -> State:
     """Read the state of all generators that a forward pass on these devices may use."""
     state = [
         (random.setstate, random.getstate()),
         (np.random.set_state, np.random.get_state()),  # noqa: NPY002
         (torch.set_rng_state, torch.get_rng_state()),
     ]
-    for device in sorted(places, key=str):
+    for device in sorted(devices, key=str):
         if device.type == "cpu":  # read above
             continue
         module = torch.get_device_module(device)
@@ -126,9 +126,9 @@ def _is_alike(before: Any, after: Any) -> bool:
 
 
 @contextmanager
-def streams_kept(places: Iterable[torch.device], generators: Iterable[Any] = ()) -> Iterator[None]:
+def streams_kept(devices: Iterable[torch.device], generators: Iterable[Any] = ()) -> Iterator[None]:
     """Restore all generators at the end of a block."""
-    before = random_state(places, generators)
+    before = random_state(devices, generators)
     try:
         yield
     finally:
