@@ -44,7 +44,8 @@ class Convolution(Linear):
         step = max(1, _sized(_PIECE, images) // max(1, positions * inputs * groups))
         for x, d in zip(images.split(step), maps.split(step), strict=True):
             windows = self._windows(x.flatten(0, 1), d.shape[3:])
-            windows = windows.reshape(len(windows), groups, inputs, -1)
+            places = math.prod(d.shape[3:])
+            windows = windows.reshape(len(windows), groups, inputs, places)
             d = d.flatten(0, 1).flatten(2).unflatten(1, (groups, -1))
             yield _positions_before_channels(d, len(x)), _positions_before_channels(windows, len(x))
 

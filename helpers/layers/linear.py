@@ -197,7 +197,8 @@ def _add_outer(grads: Tensor, inputs: Tensor, out: Tensor, add: bool) -> None:
         values = (grads @ inputs).view(out.shape)
         out.add_(values) if add else out.copy_(values)
         return
-    if grads.shape[2] > 1 or matrices[:1].numel() >= _LARGE:
+    # An outer product has one position; of none, the sum is zero.
+    if grads.shape[2] != 1 or matrices[:1].numel() >= _LARGE:
         matrices.baddbmm_(grads, inputs, beta=int(add))
     elif add:
         matrices.addcmul_(grads, inputs)

@@ -157,7 +157,8 @@ class _Record(Watched):
                 calls.setdefault(name, []).append(call)
         for name, gradient in zip(self.leaves, grads[:count], strict=True):
             if gradient is not None:
-                calls.setdefault(name, []).append(dense(gradient))
+                # Detached, since a custom function may return a tensor that it saved.
+                calls.setdefault(name, []).append(dense(gradient.detach()))
         return calls
 
     def __torch_function__(
@@ -220,7 +221,10 @@ def _once(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     inner, dim = _internals()._unwrap_batched(value, 1)
-    is_shared = dim is not None and inner.stride(dim) == 0
+    if dim is None:
+        return value
+    # Shared samples lie in the same memory; and a single sample shares with itself.
+    is_shared = inner.stride(dim) == 0 or inner.shape[dim] == 1
     return inner.select(dim, 0) if is_shared else value
 
 
@@ -241,6 +245,8 @@ def _attention_of_all(
     sides = (query, key, value)
     if attn_mask is not None or dropout_p or any(side.dim() != 4 for side in sides):
         return None
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        return None  # one of them is broadcast within a sample
     around = _vmap_around()
     if around is None:
         return None

@@ -80,7 +80,9 @@ def describe(error: Exception, model: nn.Module) -> tuple[str, str]:
 def add_place(error: Exception, model: nn.Module) -> None:
     """Add a note to an error of the model or the loss: no transform is involved."""
     cause = error
-    while cause is not None:
+    seen = set()
+    while cause is not None and id(cause) not in seen:  # errors may be each other's cause
+        seen.add(id(cause))
         if "Refusal" in type(cause).__name__:  # which Dynamo wraps
             return
         cause = cause.__cause__ or cause.__context__

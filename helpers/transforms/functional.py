@@ -5,7 +5,7 @@ model's own parameters become the differentiated tensors, wherever code refers t
 cannot be guaranteed raises, so that the next way takes over (`helpers.transforms.problem`).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -92,17 +92,11 @@ class VmapSupport:
 
     Args:
         parts: Those of the model.
-        names: The parameters to differentiate.
         code: All that the model, and what calls it, reach; see `reach.reached`.
         device: Where the samples are.
     """
 
-    def __init__(
-        self, parts: Parts, names: Collection[str], code: list[Any], device: torch.device
-    ) -> None:
-        for name in names:
-            if parts.parameters[name]._backward_hooks:
-                raise Refusal(f"the parameter {name} has hooks on its gradient")
+    def __init__(self, parts: Parts, code: list[Any], device: torch.device) -> None:
         self._recurrent = []
         self._switches = [] if device.type == "cpu" else [switches.plain_attention]
         for module in parts.modules.values():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import debug_unwrap, grad, vmap
 
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms import randomness as streams
@@ -176,7 +176,17 @@ class Problem:
         """Write a chunk's results into full-size tensors, which the first chunk allocates."""
         # To concatenate chunks in the end would take the memory of all results a second time.
         owners = set()
+        if len(self) == 1:
+            # The gradient of a lone sample may be a parameter itself, as that of a @ b is.
+            for parameter in self.parts.parameters.values():
+                if parameter.layout is torch.strided:
+                    owners.add(parameter.untyped_storage().data_ptr())
         for name, result in chunk.items():
+            if debug_unwrap(result, recurse=False) is not result:
+                raise ValueError(
+                    "this call is within a transform, such as torch.func.grad, which cannot "
+                    "differentiate its result: call it outside of that"
+                )
             if name not in collected:
                 address = result.untyped_storage().data_ptr()
                 # Views of one tensor, as of the gradient of a sum, are copied.
@@ -211,9 +221,12 @@ class Problem:
         if self._support is None:
             code = list(reached([self.model, self.function]))
             device = self.batch.leaves[0].device
-            self._support = VmapSupport(self.parts, self.params, code, device)
+            self._support = VmapSupport(self.parts, code, device)
         if any(isinstance(leaf, Sequences) for leaf in self.batch.leaves):
             raise Refusal("samples are of unequal length")
+        for name in self.params:  # for each chunk, since a forward pass may register them
+            if self.parts.parameters[name]._backward_hooks:
+                raise Refusal(f"the parameter {name} has hooks on its gradient")
         if self._outside is None:
             self._outside = streams.OutsideTorch(self.snapshot.generators)
         before: streams.State = []

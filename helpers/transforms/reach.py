@@ -74,12 +74,24 @@ def _named_by(value: Any) -> Iterable[Any]:
     if isinstance(value, (list, tuple)):
         return filter(callable, value)
     if isinstance(value, MethodType):
-        return [value.__func__, value.__self__]
+        return [value.__func__, value.__self__, *_held_by(value.__self__)]
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, FunctionType):
         return _named_by_function(value)
-    return []
+    return _held_by(value)
+
+
+def _held_by(value: Any) -> list[Any]:
+    """Return the attributes of an object of a class of the reader's own, such as a loss."""
+    kind = type(value)
+    is_foreign = kind.__module__.startswith(("torch.", "builtins", "functools"))
+    if is_foreign or isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
+        return []
+    attributes = list(vars(value).values())
+    if callable(value):
+        attributes.append(kind.__call__)
+    return attributes
 
 
 def _named_by_function(function: FunctionType) -> list[Any]:
