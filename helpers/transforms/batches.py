@@ -110,6 +110,7 @@ def _is_constant(value: Any) -> bool:
 
 def call(model: Callable[..., Any], data: Tree) -> Any:
     """Call a model: `model(**mapping)`, `model(*tuple)` or `model(anything_else)`."""
+    # As people call their models: a batch of a tokenizer by keywords, a tuple by position.
     if isinstance(data, MutableMapping):
         return model(**data)
     if isinstance(data, tuple) and not isinstance(data, PackedSequence):
@@ -122,6 +123,7 @@ def take(model: nn.Module, **trees: Tree) -> "Batch":
     name, data = next(iter(trees.items()))
     if isinstance(data, Batch):
         return data
+    # Only in these can there be a second argument, `offsets`.
     if isinstance(data, tuple | MutableMapping):
         trees[name] = with_bags(model, data)
     return Batch(**trees)

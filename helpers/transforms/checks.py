@@ -151,6 +151,7 @@ def select_parameters(
                 f"{name} belongs to a lazy layer that was never initialized, so it has no shape: "
                 "run the model once on a batch first"
             )
+    # A string is iterable, too: it would be taken for names of one letter.
     if isinstance(wrt, str):
         raise TypeError(f"{argument} must be several names, for example [{wrt!r}], got one string")
     if not isinstance(wrt, Iterable | None):
@@ -165,12 +166,14 @@ def select_parameters(
     chosen = {}
     for name in names:
         parameter = parameters[name]
+        # Frozen parameters are left out, unless they are asked for by name.
         if wrt is None and not parameter.requires_grad:
             continue
         if not (parameter.is_floating_point() or parameter.is_complex()):
             raise ValueError(
                 f"{argument} names {name}, which has no gradient: it is {parameter.dtype}"
             )
+        # Its gradient would have to pass on to what it was computed from.
         if not parameter.is_leaf:
             raise ValueError(f"{name} was computed from other tensors: differentiate those instead")
         hooks = parameter._post_accumulate_grad_hooks
@@ -181,5 +184,6 @@ def select_parameters(
             )
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device, where tensors have no data")
+        # Detached, so that transforms do not see the model's own graph.
         chosen[name] = parameter.detach()
     return chosen

@@ -74,7 +74,7 @@ def standing_in(tensors: Mapping[str, Tensor], substitutes: Mapping[str, Tensor]
             for name in own.keys() & other.keys():  # what a wrapper wraps
                 own[name], other[name] = other[name], own[name]
 
-    swapped = []
+    swapped = []  # so that an error in the middle undoes what was done before it
     torch.clear_autocast_cache()  # it refers to tensors weakly, and such tensors cannot be swapped
     try:
         for name, substitute in substitutes.items():
@@ -83,6 +83,7 @@ def standing_in(tensors: Mapping[str, Tensor], substitutes: Mapping[str, Tensor]
         yield
     finally:
         torch.clear_autocast_cache()
+        # In reverse, since a tensor that has two names is swapped twice.
         for tensor, substitute in reversed(swapped):
             exchange(tensor, substitute)
 

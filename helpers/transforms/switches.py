@@ -24,6 +24,7 @@ class Shared:
 
     def __enter__(self) -> None:
         with self._lock:
+            # Whoever comes later finds the setting changed, and must not note it as the original.
             if not self._users:
                 self._open = self._make()
                 self._open.__enter__()
@@ -32,6 +33,7 @@ class Shared:
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._users -= 1
+            # The call that came first may end before others, which still need the setting.
             if not self._users:
                 self._open.__exit__(None, None, None)
 
