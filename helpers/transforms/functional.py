@@ -83,7 +83,6 @@ def standing_in(tensors: Mapping[str, Tensor], substitutes: Mapping[str, Tensor]
         yield
     finally:
         torch.clear_autocast_cache()
-        # In reverse, since a tensor that has two names is swapped twice.
         for tensor, substitute in reversed(swapped):
             exchange(tensor, substitute)
 
