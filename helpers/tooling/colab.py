@@ -168,7 +168,7 @@ def build(chosen: Sequence[Path], repo: str | None) -> None:
 def _write_links(repo: str) -> None:
     """Write into README a link to each lesson's copy."""
     opened = OPEN.format(repo=repo)
-    links = [f"[{lesson.stem[:2]}]({opened}{lesson.name})" for lesson in files.find()]
+    links = [f"[{files.number(lesson)}]({opened}{lesson.name})" for lesson in files.find()]
     line = f"Open in Colab: {', '.join(links)}."
     text = re.sub(LINKS, rf"\1{line}\n\2", README.read_text("utf-8"))
     README.write_text(text, "utf-8")

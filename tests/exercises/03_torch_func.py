@@ -61,21 +61,22 @@ def ensemble_grads(stacked, images, labels):  # one network for all
     return vmap(compute_sample_grads, in_dims=(0, None, None))(first, images, labels)
 
 # %% solution-3: correct
-def clipped_sum(params, images, labels, limit, chunk_size):
+def clipped_sum(params, images, labels, clipping_norm, chunk_size):
     total = dict.fromkeys(params, 0)
     for start in range(0, len(images), chunk_size):
         few = slice(start, start + chunk_size)
         grads = compute_sample_grads(params, images[few], labels[few])
         norms = sum(g.flatten(1).norm(dim=1) ** 2 for g in grads.values()).sqrt()
-        scale = (limit / norms).clamp(max=1.0)
+        scale = (clipping_norm / norms).clamp(max=1.0)
         for name in list(grads):
             total[name] = total[name] + torch.tensordot(scale, grads.pop(name), dims=1)
     return total
 
 # %% solution-3: correct
-def clipped_sum(params, images, labels, limit, chunk_size):  # norms first, then one gradient
+def clipped_sum(params, images, labels, clipping_norm, chunk_size):
+    # Norms first, then one gradient.
     norms = vmap(gradient_norm, (None, 0, 0), chunk_size=chunk_size)(params, images, labels)
-    scales = (limit / norms).clamp(max=1.0)
+    scales = (clipping_norm / norms).clamp(max=1.0)
 
     def weighted_loss(params):
         return scales @ vmap(compute_loss, (None, 0, 0))(params, images, labels)
@@ -89,8 +90,8 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # norms first, then
 
 # %% solution-3: right shape, wrong values
 # each parameter by itself
-# - g * scale for
-# + g * (limit / g.norm()).clamp(max=1.0) for
+# - part * scale for
+# + part * (clipping_norm / part.norm()).clamp(max=1.0) for
 
 # %% solution-3: not so yet: the peak is below
 # all gradients at a time
@@ -107,7 +108,7 @@ def clipped_sum(params, images, labels, limit, chunk_size):  # norms first, then
 # +     total = {name
 
 # %% solution-3: not so yet: it changed cases
-def clipped_sum(params, images, labels, limit, chunk_size):
+def clipped_sum(params, images, labels, clipping_norm, chunk_size):
     for p in params.values():
         p.zero_()
     return params

@@ -18,7 +18,7 @@ from helpers.tooling.lesson import files, form
 from tests.support.tried import SIZES
 
 ROOT = Path(__file__).parents[2]
-DOOR, *LESSONS = sorted((ROOT / files.FOLDER).glob("[0-9][0-9]_*.ipynb"))
+DOOR, *LESSONS = files.find(ROOT / files.FOLDER)
 PARAMETERS = """\
 device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps
 dataset: str = "digits"  # digits or random

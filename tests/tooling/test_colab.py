@@ -22,6 +22,7 @@ from tests.tooling.samples import DOOR, LESSONS, ROOT, cell, quick
 REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
 TORCH = torch.__version__.partition("+")[0]
 INSTALLS = r"^\s*[!%].*\bpip\b|[\"']pip[\"']"  # as a command, or as a word in a list of them
+(PRIVATE,) = (path for path in LESSONS if path.stem == "08_private_training")
 WHERE = "import helpers, torch, IPython\nprint(helpers.__file__, IPython.__version__)"
 
 
@@ -64,9 +65,7 @@ def results(each):
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("path", "gone"), [(path, "") for path in LESSONS] + [(LESSONS[7], "opacus")]
-)
+@pytest.mark.parametrize(("path", "gone"), [(path, "") for path in LESSONS] + [(PRIVATE, "opacus")])
 def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python, monkeypatch):
     """Also where Opacus is not installed, in the cells that do not need it."""
     folder = tmp_path / "empty"

@@ -90,9 +90,13 @@ def test_what_will_not_do_is_refused_before_anything_runs(desk, capsys):
 
 @pytest.mark.usefixtures("desk")
 def test_choosing_lessons():
-    paths = [save(good_lesson(), stem) for stem in ("01_good", "02_bad", "10_late")]
+    stems = ("01_good", "02_bad", "02b_more", "10_late")
+    paths = [save(good_lesson(), stem) for stem in stems]
     assert files.choose([]) == paths
-    assert files.choose(["10", "1"]) == [paths[0], paths[2]]
+    assert files.choose(["10", "1"]) == [paths[0], paths[3]]
+    # A number is one page: its second has a letter.
+    assert files.choose(["2"]) == files.choose(["02"]) == [paths[1]]
+    assert files.choose(["2b"]) == files.choose(["02b"]) == [paths[2]]
     assert files.choose(["02_bad", "notebooks/02_bad.ipynb"]) == [paths[1]]
 
 

@@ -26,7 +26,7 @@ COPY = (
 """What every copy says in its first cell, since its text is the lesson's."""
 
 
-LINK = r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)(#[^)]*)?\)"
+LINK = r"\[([^\]]+)\]\((\d\d[a-z]?_\w+\.ipynb)(#[^)]*)?\)"
 """A link to a lesson: its text, the file, and perhaps a heading."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +14,25 @@ FOLDER = Path("notebooks")
 
 
 def find(folder: Path = FOLDER) -> list[Path]:
-    """List the lessons of a folder in reading order; raise ValueError if there are none."""
-    lessons = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    """List the lessons of a folder in reading order; raise ValueError if there are none.
+
+    A subject may have several pages, each a lesson of its own: `03_name`, `03b_name`, `03c_name`.
+    """
+    lessons = sorted([*folder.glob("[0-9][0-9]_*.ipynb"), *folder.glob("[0-9][0-9][a-z]_*.ipynb")])
     if not lessons:
         raise ValueError(f"no lesson {folder}/NN_name.ipynb in {Path.cwd()}")
     return lessons
 
 
+def number(lesson: Path) -> str:
+    """Return the number of a lesson, as its name begins: `"03"`, or `"03b"` for a second page."""
+    return lesson.stem.partition("_")[0]
+
+
 def choose(names: Sequence[str]) -> list[Path]:
-    """Find lessons by number (`"3"` or `"03"`), name or file name; without names, all of them.
+    """Find lessons by number (`"3"`, `"03"`, `"3b"`), name or file name; without names, all.
+
+    A number means one page: `"3"` is lesson 3 alone, and `"3b"` its second page.
 
     Raises:
         ValueError: A name fits no lesson.
@@ -30,10 +41,10 @@ def choose(names: Sequence[str]) -> list[Path]:
     by_name = {}
     for lesson in lessons:
         by_name[lesson.stem] = lesson
-        by_name[lesson.stem[:2]] = lesson
+        by_name[number(lesson)] = lesson
     chosen = set()
     for name in names:
-        stem = name.zfill(2) if name.isdigit() else Path(name).stem
+        stem = f"0{name}" if re.fullmatch(r"\d[a-z]?", name) else Path(name).stem
         if stem not in by_name:
             there = ", ".join(lesson.stem for lesson in lessons)
             raise ValueError(f"there is no lesson {name!r}, only {there}")
