@@ -279,13 +279,18 @@ def _ten_bits(value: Any) -> Any:
 
 def _apply(self: Any, fn: Any, *args: Any, of_torch: Any = torch.nn.Module._apply) -> Any:
     """Let parameters that move there stay the same objects: tied ones, and those in lists."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    moves = isinstance(fn(torch.empty(0)), Pretend)
-    torch.__future__.set_swap_module_params_on_conversion(moves)
+    future = torch.__future__
+    swaps = future.get_swap_module_params_on_conversion()
+    overwrites = future.get_overwrite_module_params_on_conversion()
+    future.set_swap_module_params_on_conversion(isinstance(fn(torch.empty(0)), Pretend))
+    # A wrapper's data stays what it is: from there, a module gets other parameters.
+    is_there = any(isinstance(parameter, Pretend) for parameter in self.parameters())
+    future.set_overwrite_module_params_on_conversion(is_there)
     try:
         return of_torch(self, fn, *args)
     finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
+        future.set_swap_module_params_on_conversion(swaps)
+        future.set_overwrite_module_params_on_conversion(overwrites)
 
 
 def _made(function: Callable[..., torch.Tensor]) -> Callable[..., Pretend]:
@@ -325,7 +330,6 @@ LIBRARY = torch.library.Library("aten", "IMPL")
 for _name, _function in _BELOW.items():
     LIBRARY.impl(_name, _function, "PrivateUse1")
 torch.autograd.set_multithreading_enabled(False)  # the engine has no thread for these devices
-torch.__future__.set_overwrite_module_params_on_conversion(True)  # a wrapper's data stays
 torch.nn.Module._apply = _apply
 torch.accelerator.synchronize = lambda device=None: None
 torch.accelerator.device_count = BACKEND.device_count
