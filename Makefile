@@ -44,7 +44,7 @@ bench: $(made)  ## measure all candidates of lesson 7 on DEVICE into build/<devi
 	-@test -e .venv-jax || "$(PYTHON)" -m venv .venv-jax
 	-@.venv-jax/bin/python -c "import jax" 2> /dev/null || .venv-jax/bin/python -m pip install -q $(jax)
 	@exec $(python) -m helpers.tooling.bench --device "$(DEVICE)"
-gpu: $(made)  ## in about 12 minutes, all that a GPU should tell, into build/gpu/
+gpu: $(made)  ## in at most 12 minutes, what a GPU should tell, into build/gpu/
 	@exec $(python) .ci/gpu.py --device "$(DEVICE)"
 # Threads that wait by spinning stand in each other's way, and two processes with a thread each take
 # less time than one with two; a lesson's cells stay in one of them.

@@ -1,4 +1,4 @@
-"""All that a machine with a GPU should tell, in about twelve minutes: `make gpu`.
+"""All that a machine with a GPU should tell, in at most twelve minutes: `make gpu`.
 
 `python .ci/gpu.py --device cuda --to build/gpu` needs the packages of both requirement lists and
 no network. Each part has its own time limit; one that fails, or runs out of time, does not stop the

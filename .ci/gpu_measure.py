@@ -245,9 +245,17 @@ def opacus_ways(
         try:
             ways[name] = build()
         except Exception as error:
-            said = f"{type(error).__name__}: {str(error)[:300]}"
-            ways[name] = lambda said=said: (_ for _ in ()).throw(RuntimeError(said))
+            ways[name] = _failing(f"{type(error).__name__}: {str(error)[:300]}")
     return ways
+
+
+def _failing(reason: str) -> Run:
+    """Make a way that cannot be built, so that its row says why."""
+
+    def run() -> None:
+        raise RuntimeError(reason)
+
+    return run
 
 
 def models_part(device: torch.device, small: bool) -> dict[str, Any]:

@@ -94,13 +94,16 @@ class _Process:
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Set variables for processes that start in the block."""
-    before = dict(os.environ)
+    before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _start(candidate: Candidate, task: Task) -> dict[str, Any]:
