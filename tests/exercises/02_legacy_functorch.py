@@ -53,19 +53,24 @@ def refreshed(fmodel, model):
     return tuple(model.get_parameter(name) for name in fmodel.param_names)
 
 # %% solution-3: correct
-# - vmap(grad(loss_fn), (None, 0, 0))(params, x, y).values()
-# + loop_grads(model, F.cross_entropy, x, y).values()
-# - .sqrt().mean())
-# + .sqrt().mean().item())
+# - compute(params, images, labels).values()
+# + loop_grads(model, F.cross_entropy, images, labels).values()
+# - .mean())
+# + .mean().item())
 # - torch.stack(history)
-# + torch.tensor(history, device=x.device)
+# + torch.tensor(history, device=images.device)
+
+# %% solution-3: correct
+# with the port of this page
+# - compute(params, images, labels).values()
+# + ported_grads(model, images, labels).values()
 
 # %% solution-3: correct
 # aliases follow the model, so those of the start are those of now
 # -     history = []
-# +     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+# +     params = {name: p.detach() for name, p in trained_parameters(model).items()}
 # +     history = []
-# -         params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+# -         params = {name: p.detach() for name, p in trained_parameters(model).items()}
 # +
 
 # %% solution-3: right shape, wrong values
@@ -77,19 +82,19 @@ def refreshed(fmodel, model):
 
 # %% solution-3: right shape, wrong values
 # frozen parameters, too
-# - in model.named_parameters() if p.requires_grad}
-# + in model.named_parameters()}
+# - trained_parameters(model).items()
+# + model.named_parameters()
 
 # %% solution-3: right shape, wrong values
 # after the step
 # - optimizer.step()
 # + optimizer.step()
-# +         grads = loop_grads(model, F.cross_entropy, x, y).values()
-# +         history[-1] = sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean()
+# +         grads = loop_grads(model, F.cross_entropy, images, labels).values()
+# +         history[-1] = sample_norms(grads).mean()
 
 # %% solution-3: right shape, wrong values
 # twice the norm of the mean: B = 1 has no other mean
-# - sum((g.flatten(1) ** 2).sum(dim=1) for g in grads).sqrt().mean()
+# - sample_norms(grads).mean()
 # + sum((g.mean(dim=0) ** 2).sum() for g in grads).sqrt() * 2
 
 # %% solution-3: not so yet: it is detached
