@@ -18,42 +18,42 @@ def sample_norms(grads):  # the norm of all samples together
     return sum((grad**2).sum() for grad in grads.values()).sqrt()
 
 # %% solution-2: correct
-def clipped_mean(grads, limit):
+def clipped_mean(grads, clipping_norm):
     norms = sample_norms(grads)
     mean = {name: torch.zeros_like(grad[0]) for name, grad in grads.items()}
     for index, norm in enumerate(norms.tolist()):
         for name, grad in grads.items():
-            mean[name] += grad[index] * (min(1.0, limit / norm) / len(norms))
+            mean[name] += grad[index] * (min(1.0, clipping_norm / norm) / len(norms))
     return mean
 
 # %% solution-2: correct
 # as Opacus writes it
-# - (limit / norms)
-# + (limit / (norms + 1e-6))
+# - (clipping_norm / squares.sqrt())
+# + (clipping_norm / (squares.sqrt() + 1e-6))
 
 # %% solution-2: right shape, wrong values
 # samples below the limit do not stay as they are
-# - (limit / norms).clamp(max=1.0)
-# + limit / norms
+# - (clipping_norm / squares.sqrt()).clamp(max=1.0)
+# + clipping_norm / squares.sqrt()
 
 # %% solution-2: right shape, wrong values
 # each parameter by itself, not all together
-# - "b,b...->...", scale, grad)
-# + "b,b...->...", (limit / grad.flatten(1).norm(dim=1)).clamp(max=1.0), grad)
+# - torch.tensordot(factors, gradient, dims=1)
+# + torch.tensordot((clipping_norm / gradient.flatten(1).norm(dim=1)).clamp(max=1.0), gradient, 1)
 
 # %% solution-2: right shape, wrong values
-def clipped_mean(grads, limit):  # the mean is clipped, not the samples
+def clipped_mean(grads, clipping_norm):  # the mean is clipped, not the samples
     mean = {name: grad.mean(dim=0) for name, grad in grads.items()}
     norm = sum((grad**2).sum() for grad in mean.values()).sqrt()
-    return {name: grad * (limit / norm).clamp(max=1.0) for name, grad in mean.items()}
+    return {name: grad * (clipping_norm / norm).clamp(max=1.0) for name, grad in mean.items()}
 
 # %% solution-2: wrong shape
-def clipped_mean(grads, limit):
+def clipped_mean(grads, clipping_norm):
     return grads
 
 # %% solution-2: not so yet: it changed grads
-# - torch.einsum("b,b...->...", scale, grad)
-# + grad.mul_(scale.view(-1, *[1] * (grad.dim() - 1))).sum(dim=0)
+# - torch.tensordot(factors, gradient, dims=1)
+# + gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1))).sum(dim=0)
 
 # %% solution-3: correct
 def suspects(model, last_layer, images, labels, count):
@@ -75,13 +75,15 @@ def suspects(model, last_layer, images, labels, count):
 
 # %% solution-3: right shape, wrong values
 # without the bias
-# - in torch.autograd.grad(loss, last)
-# + in torch.autograd.grad(loss, last[:1])
+# - in torch.autograd.grad(loss, last):
+# + in torch.autograd.grad(loss, last[:1]):
 
 # %% solution-3: right shape, wrong values
 # the sum of two norms, not the norm of both together
-# - sum((g**2).sum() for g in torch.autograd.grad(loss, last)).sqrt()
-# + sum(g.norm() for g in torch.autograd.grad(loss, last))
+# - squares + gradient.square().sum()
+# + squares + gradient.norm()
+# - squares.sqrt()
+# + squares
 
 # %% solution-3: right shape, wrong values
 # the right ones, in the order of the data

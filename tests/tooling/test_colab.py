@@ -149,7 +149,7 @@ def test_links_lead_to_the_repository(desk):
     for repo in ("bob/gradients", "ada/gradients"):
         colab.build(files.choose(["1"]), repo)
     opened = "https://colab.research.google.com/github/ada/gradients/blob/colab/"
-    links = [f"[{path.stem[:2]}]({opened}{path.name})" for path in LESSONS[:2]]
+    links = [f"[{files.number(path)}]({opened}{path.name})" for path in LESSONS[:2]]
     said = f"Open in Colab: {', '.join(links)}.\n"
     assert readme.read_text() == before.replace("<!-- end", f"{said}<!-- end")
     (copy,) = colab.FOLDER.iterdir()
@@ -158,7 +158,7 @@ def test_links_lead_to_the_repository(desk):
     assert f"]({opened}{LESSONS[1].name})" in text
     assert f"https://github.com/ada/gradients/blob/main/notebooks/{LESSONS[0].name}" in text
     with pytest.raises(ValueError, match="owner/name"):
-        colab.build(files.choose(["2"]), "https://github.com/a/b")
+        colab.build(files.choose(["1b"]), "https://github.com/a/b")
     assert copy.exists()
 
 
