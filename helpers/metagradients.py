@@ -63,7 +63,7 @@ def metagradient(
 
     Raises:
         ValueError: There is no step, or a step uses `weight_norm`, whose second derivative torch
-            gets wrong (lesson 6).
+            gets wrong (page 6b).
 
     Example:
         >>> def step(w, weights, batch):  # gradient descent on weights * (w - 1)^2 / 2

@@ -1,9 +1,10 @@
-"""Lesson 6 is its entries: each runs by itself, and is found by its message, or by a word."""
+"""The reference is its entries: each runs by itself, is found, and mends two situations."""
 
 import shutil
 import subprocess
 import sys
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,10 @@ def test_an_entry_is_found_by_each_thing_that_it_shows(name):
             message = fragments.replace("...", " 0x7f03 ")
             assert name in found(f"RuntimeError: before {message}\n and after")
 
+
+# Entries about a library, which need not be there.
+INSTALLED = {"backpack-extension": "backpack"}
+INSTALLED |= {name: "opacus" for name in NAMES if name.startswith("opacus")}
 
 # What somebody looks for, and the entry that must come first.
 FIRST = {
@@ -89,7 +94,7 @@ def test_a_copy_of_the_helpers_knows_the_same(tmp_path):
 def test_an_entry_runs_below_the_top_alone_and_what_it_raises_leads_to_it(name):
     if name == "compiled-forward-mode" and not torch.__version__.startswith("2.13."):
         pytest.skip("it raises or runs, by what was compiled before")
-    _, raised = run(name)
+    _, raised, _ = run(name)
     if not torch.__version__.startswith("2.13."):
         return  # others word some messages otherwise
     silent = ("wrong", "slow", "FutureWarning", "UserWarning")
@@ -101,7 +106,18 @@ def test_an_entry_runs_below_the_top_alone_and_what_it_raises_leads_to_it(name):
         assert first == name or falls_back
 
 
-def test_find_and_the_lesson_say_the_same():
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fix_of_an_entry_mends_a_second_situation(name):
+    if name in INSTALLED and find_spec(INSTALLED[name]) is None:
+        pytest.skip(f"it needs {INSTALLED[name]}")
+    _, raised, right = run(name, elsewhere=True)
+    assert raised or not all(right), "nothing fails"
+    # What comes last is what the entry advises.
+    assert right, "nothing is compared"
+    assert right[-1], "nothing is mended"
+
+
+def test_find_and_the_reference_say_the_same():
     assert list(told()) == NAMES
     for name, entry in told().items():
-        assert entries()[name] == entry, "helpers/limits/entries.toml, or the text of the lesson"
+        assert entries()[name] == entry, "helpers/limits/entries.toml, or the text of the page"

@@ -51,7 +51,7 @@ MEASURED = [
     ("backward-inside", "Classifier()", "backward_loss"),
     ("requires-grad-inside", "Penalized()"),
     ("sparse-gradients", "words(sparse=True)", USUAL[0], "tokens"),
-    ("autocast", "Mixed(Classifier(), nn.LayerNorm(10))", USUAL[0], "singles"),
+    ("autocast", "Mixed(Classifier(), nn.LayerNorm(10))", USUAL[0], "images.float()"),
     ("loss-is-no-scalar", "Classifier()", "each_loss"),
     ("stateless-api", "nn.DataParallel(Classifier())"),
     ("stateless-api", "scripted"),
@@ -121,7 +121,7 @@ def random_streams() -> tuple[object, ...]:
 def test_it_names_the_entry(case):
     name, model, *others = case
     loss_fn, data, targets = [*others, *USUAL[len(others) :]]
-    names, _ = run(name)
+    names, *_ = run(name)
     data = eval(data, names)
     like = data if data.is_floating_point() else names["images"]  # its dtype
     model = eval(model, names).to(like)

@@ -1,8 +1,8 @@
 """Faults of torch that helpers go around: each is there, or a release has mended it.
 
 A test that turns red means that the torch at hand has mended a fault, or brought one back. Write
-the first release without it into `MENDED`, say so in the entry of lesson 6 that it belongs to, and
-see whether the way around it can go. Faults that lesson 6 alone tells of are tested there.
+the first release without it into `MENDED`, say so in the entry of the reference that it belongs to,
+and see whether the way around it can go. Faults that the reference alone tells of are tested there.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What breaks under `torch.func`: the two tools of lesson 6.
+"""What breaks under `torch.func`: the tools of lesson 6.
 
 `find` looks up an error message, a warning or a few words, `index` lists all entries, and `entries`
 returns them by name. `diagnose` looks for them in your own model.

@@ -1,4 +1,4 @@
-"""What `diagnose` returns: findings, with the entries of lesson 6, and a conclusion."""
+"""What `diagnose` returns: findings, with the entries of the reference, and a conclusion."""
 
 import textwrap
 import traceback
@@ -23,7 +23,7 @@ class Finding:
 
     where: str  # names of modules, parameters, buffers, attributes; or the loss, model, data
     measured: str  # what was seen, with its numbers or its message
-    entry: str = "unknown"  # its name in lesson 6
+    entry: str = "unknown"  # its name in the reference
 
 
 @dataclass(frozen=True)

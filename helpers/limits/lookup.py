@@ -1,4 +1,4 @@
-"""The entries of lesson 6, by name, message and words: symptom, cause and fix."""
+"""The entries of the reference, page 6b, by name, message and words: symptom, cause and fix."""
 
 import functools
 import math
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 DATA = Path(__file__).with_name("entries.toml")
+PAGE = "06b_reference.ipynb"
+"""The page of the entries, beside lesson 6."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Entry:
     """One way in which a per-sample gradient goes wrong."""
 
     name: str
-    """The heading of the entry in the lesson, and what `diagnose` reports."""
+    """The heading of the entry on the page, and what `diagnose` reports."""
     seen: tuple[str, ...]
     """What one sees: `Type: ...fragment of a message...`, or `wrong: ...`, or `slow: ...`."""
     cause: str
@@ -51,7 +53,7 @@ class Markdown(str):
 
 @functools.cache
 def entries() -> dict[str, Entry]:
-    """Read the entries, by name and in the order of the lesson."""
+    """Read the entries, by name and in the order of the page."""
     result = {}
     for name, table in tomllib.loads(DATA.read_text("utf-8")).items():
         seen = tuple(table.pop("seen"))  # a list, with which no entry could be hashed
@@ -89,7 +91,7 @@ def _is_near(entry: Entry, text: str) -> bool:
 
 
 def find(message: str) -> Markdown:
-    """Show the entries of lesson 6 that fit a message or a few words, the most likely first.
+    """Show the entries of the reference that fit a message or a few words, the most likely first.
 
     Args:
         message: The message of an error or a warning, or a part of it; a traceback; or a few
@@ -98,10 +100,10 @@ def find(message: str) -> Markdown:
     query = " ".join(message.split())
     hits = ranked(message, message) or _nearest(query)
     if not hits:
-        return Markdown(f"No entry of lesson 6 holds {_code(query)}.")
+        return Markdown(f"No entry of the reference holds {_code(query)}.")
     rows = []
     for entry in hits:
-        rows.append([_link(entry), _seen(entry), entry.cause, entry.fix])
+        rows.append([_link(entry, PAGE), _seen(entry), entry.cause, entry.fix])
     return Markdown(markdown(["entry", "what you see", "cause", "fix"], rows))
 
 
@@ -165,15 +167,15 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def index() -> Markdown:
-    """Write the list of all entries: name and symptoms."""
+    """Write the list of all entries, name and symptoms, with links on the page that shows it."""
     lines = []
     for entry in entries().values():
         lines.append(f"- {_link(entry)}: {_seen(entry)}")
     return Markdown("\n".join(lines))
 
 
-def _link(entry: Entry) -> str:
-    return f"[{entry.name}](#{entry.name})"
+def _link(entry: Entry, page: str = "") -> str:
+    return f"[{entry.name}]({page}#{entry.name})"
 
 
 def _seen(entry: Entry) -> str:

@@ -120,7 +120,7 @@ KNOWN_WRONG: dict[Callable[..., Any], tuple[str, Callable[..., bool]]] = {
     torch.ops.higher_order.while_loop: (AUTOGRAD, _always),
     torch.ops.higher_order.custom_function_call: (OUTSIDE, _has_own_rule),
 }
-"""Functions of torch, where they are wrong, and for which arguments; see lesson 6."""
+"""Functions of torch, where they are wrong, and for which arguments; see the reference, page 6b."""
 for getter in OF_AUTOGRAD:
     KNOWN_WRONG[getter] = (OUTSIDE, _is_unknown)
 for name, context in _BY_NAME.items():

@@ -32,7 +32,7 @@ def grads_and_logits(model, images, labels):
 
 # %% solution-2: correct
 # - functional_call(model, params
-# + functional_call(copy.deepcopy(model).to("meta"), params
+# + functional_call(__import__("copy").deepcopy(model).to("meta"), params
 
 # %% solution-2: right shape, wrong values
 # - logits.squeeze(0)

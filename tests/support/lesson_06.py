@@ -1,6 +1,8 @@
-"""The reference of lesson 6, run: each entry below the top of the lesson, without the others."""
+"""The reference, page 6b, run: each entry below the top of the page, without the others."""
 
+import contextlib
 import functools
+import io
 import linecache
 import re
 import sys
@@ -16,7 +18,7 @@ from helpers.limits import entries, find
 from helpers.limits.lookup import Entry
 from helpers.tooling.lesson import files
 
-LESSON = Path(__file__).parents[2] / "notebooks" / "06_limits.ipynb"
+PAGE = Path(__file__).parents[2] / "notebooks" / "06b_reference.ipynb"
 NAMES = list(entries())
 
 
@@ -26,22 +28,17 @@ def found(message: str) -> list[str]:
 
 
 def _sections() -> dict[str, list[NotebookNode]]:
-    """Return the code cells of each entry, and at `""` section 1 and those before the entries."""
+    """Return the code cells of each entry, and at `""` those before the entries."""
     found: dict[str, list[NotebookNode]] = {"": []}
-    name: str | None = ""
-    for cell in files.read(LESSON).cells:
+    name = ""
+    for cell in files.read(PAGE).cells:
         if cell.cell_type == "code":
-            if name is not None:
-                found[name].append(cell)
+            found[name].append(cell)
             continue
-        heading = re.match(r"#{1,3} (.+)", cell.source)
-        if heading is None:
-            continue
-        if heading[1] in entries():
+        heading = re.match(r"### (.+)", cell.source)
+        if heading:
             name = heading[1]
             found[name] = []
-        else:
-            name = "" if heading[1].startswith(("Reference", "1. ", "6. ")) else None
     return found
 
 
@@ -49,8 +46,8 @@ SECTIONS = _sections()
 
 
 def told() -> dict[str, Entry]:
-    """Read the entries as the text of the lesson tells them; a table of fixes as one sentence."""
-    cells = [cell.source for cell in files.read(LESSON).cells if cell.cell_type == "markdown"]
+    """Read the entries as the text of the page tells them; a table of fixes as one sentence."""
+    cells = [cell.source for cell in files.read(PAGE).cells if cell.cell_type == "markdown"]
     text = "\n\n".join(cells)
     found = {}
     for section in re.findall(r"(?ms)^### ([a-z0-9-]+\n.*?)(?=^#{1,3} |\Z)", text):
@@ -82,10 +79,13 @@ def _entry(name: str, paragraphs: list[str]) -> Entry:
 
 
 RAISED: list[Exception] = []
+"""What was raised or warned of."""
+RIGHT: list[bool] = []
+"""Whether each compared result was right."""
 
 
 def attempt(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Stand in for the lesson's function of this name, and keep what is raised or warned of."""
+    """Stand in for the page's function of this name, and keep what is raised or warned of."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
@@ -98,7 +98,7 @@ def attempt(function: Any, *arguments: Any, **options: Any) -> Any:
 
 @functools.cache
 def top() -> dict[str, Any]:
-    """Run section 1 and the cell of tools, with a small batch, and return what they define."""
+    """Run what all entries use, with a small batch, and return what it defines."""
     module = types.ModuleType("lesson_06_top")
     sys.modules[module.__name__] = module  # where `torch.compile` looks for what is global
     path, generator = sys.path.copy(), torch.get_rng_state()
@@ -108,27 +108,43 @@ def top() -> dict[str, Any]:
             exec(compile(source, cell.id, "exec"), vars(module))
     sys.path[:] = path
     torch.set_rng_state(generator)
-    module.attempt = attempt
+    written = module.report
+
+    def report(name: str, got: Any, truth: Any) -> None:
+        """Stand in for the page's function, and keep what it says."""
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            written(name, got, truth)
+        RIGHT.append(said.getvalue().endswith(": right\n"))
+
+    module.attempt, module.report = attempt, report
+    module.judge = lambda name, is_right: RIGHT.append(bool(is_right))
     return dict(vars(module))
 
 
-def run(name: str) -> tuple[dict[str, Any], list[Exception]]:
-    """Run the cells of an entry, below the top alone: what they define, and what was raised."""
-    own_name = "lesson_06_" + name.replace("-", "_")
+def run(name: str, elsewhere: bool = False) -> tuple[dict[str, Any], list[Exception], list[bool]]:
+    """Run an entry below the top alone: its own cells, or those of its second situation.
+
+    Returns what they define, what was raised, and whether each compared result was right.
+    """
+    own_name = "lesson_06_" + name.replace("-", "_") + "_elsewhere" * elsewhere
     module = types.ModuleType(own_name)  # where what is compiled looks for what is global
     sys.modules[own_name] = module
     given = top()
     vars(module).update(given)
     module.__name__ = own_name
     RAISED.clear()
+    RIGHT.clear()
     # The warnings that a reader would see stand in saved outputs.
     with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(0)
         for cell in SECTIONS[name]:
+            if ("-elsewhere" in cell.id) != elsewhere:
+                continue
             lines = cell.source.splitlines(keepends=True)
             linecache.cache[cell.id] = len(cell.source), None, lines, cell.id  # for tracebacks
             exec(compile(cell.source, cell.id, "exec"), vars(module))
     for key, value in given.items():
         if key not in ("__name__", "__builtins__"):
             assert getattr(module, key) is value, f"it takes a name of the top: {key}"
-    return vars(module), RAISED.copy()
+    return vars(module), RAISED.copy(), RIGHT.copy()

@@ -12,7 +12,7 @@ from tests.tooling.samples import DOOR, LESSONS, ROOT, SIZES, cell, run_pytest
 # Python imports a module of this name when it starts, in a kernel and in what that starts as well.
 STARTED = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.support.pretend\n"
 CANNOT = {
-    "06_limits": (
+    "06b_reference": (
         "sparse-gradients",  # would end the process
         "shared-layer",  # torch copies wrappers in another way, and refuses in other words
         "lazy-module",  # `.to()` gives a lazy parameter other data, which a wrapper cannot have
@@ -26,7 +26,7 @@ CANNOT = {
 }
 """Cells that cannot run there, or not to the digit."""
 SMALLER = {
-    "06_limits": {},  # entries draw from the device's own stream
+    "06b_reference": {},  # entries draw from the device's own stream
     "08_private_training": {"steps": 3, "repeats": 1},
     "09_gradient_noise": {"starts": 1},
     "11_tasks_and_ensembles": {"meta_steps": 4, "digit_steps": 4},
