@@ -167,10 +167,10 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def index() -> Markdown:
-    """Write the list of all entries, name and symptoms, with links on the page that shows it."""
+    """Write the list of all entries, name and first symptom, with links within the page."""
     lines = []
     for entry in entries().values():
-        lines.append(f"- {_link(entry)}: {_seen(entry)}")
+        lines.append(f"- {_link(entry)}: {_shown(entry.seen[0])}")
     return Markdown("\n".join(lines))
 
 
@@ -179,12 +179,14 @@ def _link(entry: Entry, page: str = "") -> str:
 
 
 def _seen(entry: Entry) -> str:
-    shown = []
-    for symptom in entry.seen:
-        is_message = not symptom.startswith(("wrong: ", "slow: "))
-        shown.append(_code(symptom) if is_message else symptom)
-    text = "; ".join(shown)
+    text = "; ".join(_shown(symptom) for symptom in entry.seen)
     return f"{text}. {entry.apart}" if entry.apart else text
+
+
+def _shown(symptom: str) -> str:
+    """Write a message as code, and a description as it is."""
+    is_message = not symptom.startswith(("wrong: ", "slow: "))
+    return _code(symptom) if is_message else symptom
 
 
 def _fragments(symptom: str) -> list[str]:
