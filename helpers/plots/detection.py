@@ -38,7 +38,7 @@ def releases(
         color="black",
         label="delta",
     )
-    axis.set_ylim(0, 1.25 * with_one.max())  # leave some air above the curves
+    axis.set_ylim(0, 1.1 * bound.max())  # leave some air above the curves
     return finish(figure, title, legend=2, xlabel="what is released", ylabel="density")
 
 

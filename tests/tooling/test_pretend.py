@@ -28,6 +28,8 @@ CANNOT = {
 SMALLER = {
     "06b_reference": {},  # entries draw from the device's own stream
     "08_private_training": {"steps": 3, "repeats": 1},
+    "08b_is_it_private": {"steps": 3, "repeats": 1},
+    "08c_noise_with_memory": {"repeats": 2},
     "09_gradient_noise": {"starts": 1},
     "11_tasks_and_ensembles": {"meta_steps": 4, "digit_steps": 4},
     "12_attribution_at_scale": {"halves": 3, "steps": 3, "repeats": 1},
