@@ -11,6 +11,7 @@ from helpers.tooling.lesson import copies, files, form, formulas
 
 TAGS = {"parameters", "solution", "needs-opacus", "nbval-ignore-output", "nbval-check-output"}
 TAGS |= {"hide-cell", "hide-input", "hide-output"}
+TAGS |= {"subject"}  # a longer cell that is the subject of its page
 LEVELS = "warm-up|standard|challenge|real problem"
 PARAMETER = r"(\w+): (int = \d+|str = \"[^\"=#]*\")  # [^=#]+"
 """A line of the parameters cell: what papermill can read, and a reader too."""
