@@ -111,6 +111,11 @@ def test_formulas_and_texts_of_figures_are_those_of_the_source(lesson, book):
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_folds_are_those_of_the_source(lesson, book):
     notebook, article = files.read(lesson), book[lesson.stem].article
+    predicted = files.read(lesson)
+    predictions.fold(predicted)
+    answers = [cell for cell in predicted.cells if "answer" in cell.metadata]
+    # Code that is folded as well as its answer has a fold of the answer's name.
+    with_answer = [cell.id for cell in answers]
     hints = 0
     hidden = {"Solution": [], "Set-up": [], "Code": []}  # by the first word of a fold
     for cell in notebook.cells:
@@ -120,7 +125,7 @@ def test_folds_are_those_of_the_source(lesson, book):
             hidden["Set-up"].append(cell.source)
         elif "solution" in files.tags(cell):
             hidden["Solution"].append(cell.source)
-        elif "hide-input" in files.tags(cell):
+        elif "hide-input" in files.tags(cell) and cell.id not in with_answer:
             hidden["Code"].append(cell.source)
     folds = {}
     for fold in article.find_all("details"):
@@ -134,9 +139,11 @@ def test_folds_are_those_of_the_source(lesson, book):
     for hint in found:
         prose = [each for each in hint.strings if not each.find_parent("code")]
         assert not re.search(r"[`$]|\*\*", "".join(prose)), "Markdown that was not converted"
-    predictions.fold(notebook)
-    answers = [cell for cell in notebook.cells if "answer" in cell.metadata]
-    for fold, cell in zip(folds.get("Show", []), answers, strict=True):
+    shown = folds.get("Show", [])
+    code = [fold.pre.text.strip() for fold in shown if fold.select_one(".cell_input")]
+    assert code == [cell.source for cell in answers if "hide-input" in files.tags(cell)]
+    results = [fold for fold in shown if not fold.select_one(".cell_input")]
+    for fold, cell in zip(results, answers, strict=True):
         assert fold.parent.select_one(".cell_input").text.strip() == cell.source
         assert fold.select_one(".cell_output > *")
         assert not fold.find("strong", string=re.compile("Predict"))

@@ -25,7 +25,9 @@ def read(text: str) -> NotebookNode:
             fold_name = "Set-up"
             tags.add("hide-input")
         if "answer" in cell.metadata:
-            fold_name = "Show what happens"
+            # MyST-NB gives both folds of a cell one name.
+            folds_code = "hide-input" in tags
+            fold_name = "Show code, or what happens" if folds_code else "Show what happens"
             tags.add("hide-output")
             if cell.metadata.answer:
                 data = {"text/markdown": cell.metadata.answer}
