@@ -54,7 +54,7 @@ def available() -> list[str]:
     """List the capabilities that this CPU has; an ARM CPU has the first alone."""
     question = "import torch; print(torch.backends.cpu.get_cpu_capability().lower())"
     answer = subprocess.run(
-        [sys.executable, "-c", question], check=True, capture_output=True, text=True
+        [sys.executable, "-c", question], check=True, capture_output=True, encoding="utf-8"
     )
     newest = answer.stdout.strip()
     names = list(SETTINGS)
@@ -80,7 +80,8 @@ def run(lesson: str, seed: int, params: list[str], environment: dict[str, str]) 
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
         said += done.stdout
         if done.returncode != 0:
@@ -124,7 +125,7 @@ def main() -> int:
                     if not passed:
                         failed += 1
                         report = REPORTS / f"{lesson}-{capability}-{threads}-{seed}.txt"
-                        report.write_text(said)
+                        report.write_text(said, "utf-8")
                         print(f"        see {report}", flush=True)
     print(f"{failed} failed")
     return 1 if failed else 0

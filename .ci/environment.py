@@ -34,7 +34,7 @@ def refusal(torch: str | None, new: bool) -> str | None:
 
 def pins(name: str) -> list[str]:
     """Read a list without its comments, and without what goes with torch."""
-    pinned = re.sub("#.*", "", Path(name).read_text()).split()
+    pinned = re.sub("#.*", "", Path(name).read_text("utf-8")).split()
     return [each for each in pinned if each.split("==")[0] not in OF_TORCH]
 
 
@@ -43,7 +43,7 @@ def arguments(torch: str | None, folder: Path) -> list[str]:
     if not torch:
         return [*(f"-r{name}" for name in LISTS), f"-c{LOCK}"]
     lock = folder / "constraints.txt"
-    lock.write_text("\n".join(pins(LOCK)))
+    lock.write_text("\n".join(pins(LOCK)), "utf-8")
     return [f"torch=={torch}", *pins(LISTS[0]), *pins(LISTS[1]), f"-c{lock}"]
 
 
@@ -59,7 +59,7 @@ def make(mark: Path, torch: str | None) -> str | None:
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         pip = [folder / "bin" / "python", "-m", "pip", "install", *arguments(torch, folder)]
         # What pip prints stays in sight, as it takes minutes; its errors are read as well.
-        ran = subprocess.run(pip, stderr=subprocess.PIPE, text=True)
+        ran = subprocess.run(pip, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
         done = ran.returncode == 0
     finally:
         if torch and not done:

@@ -73,7 +73,7 @@ def run(part: Part, folder: Path, end: float) -> dict[str, object]:
         return {"result": "no time left", "seconds": 0}
     log = folder / f"{part.name.replace(' ', '-')}.log"
     start = time.monotonic()
-    with open(log, "w") as output:
+    with open(log, "w", encoding="utf-8") as output:
         process = subprocess.Popen(
             part.command,
             cwd=ROOT,
@@ -90,7 +90,7 @@ def run(part: Part, folder: Path, end: float) -> dict[str, object]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     about = {"result": result, "seconds": round(time.monotonic() - start, 1)}
-    lines = log.read_text(errors="replace").strip().splitlines() or [""]
+    lines = log.read_text("utf-8", errors="replace").strip().splitlines() or [""]
     if lines[-1].startswith("{"):
         about["measured"] = json.loads(lines[-1])
     else:
@@ -126,7 +126,7 @@ def main() -> int:
             done[part.name] = run(part, options.to, end)
         except Exception as error:
             done[part.name] = {"result": f"failed: {type(error).__name__}: {error}", "seconds": 0}
-        (options.to / "gpu.json").write_text(json.dumps(done, indent=1) + "\n")
+        (options.to / "gpu.json").write_text(json.dumps(done, indent=1) + "\n", "utf-8")
 
     for part in chosen:
         if part.alone:
@@ -142,7 +142,7 @@ def main() -> int:
         about = done[part.name]
         rows.append(f"{part.name:28} {about['result']:12} {about['seconds']:>7} s")
     table = "\n".join(rows)
-    (options.to / "table.txt").write_text(f"{table}\n")
+    (options.to / "table.txt").write_text(f"{table}\n", "utf-8")
     print(table)
     return int(any(about["result"] != "passed" for about in done.values()))
 

@@ -64,7 +64,7 @@ def resident() -> int | None:
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return None
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(statm.read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def high_water() -> int | None:
@@ -72,7 +72,7 @@ def high_water() -> int | None:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its figure includes the process that started this one.
-        for line in status.read_text().splitlines():
+        for line in status.read_text("utf-8").splitlines():
             name, _, value = line.partition(":")
             if name == "VmHWM":
                 kibibytes = value.split()[0]

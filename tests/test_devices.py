@@ -153,7 +153,7 @@ print(json.dumps([before, inside, read()]))
 def test_full_float32_holds_for_a_while_and_leaves_no_trace(name):
     # In a process of its own, since torch cannot set all switches back to how it starts.
     command = [sys.executable, "-W", "ignore", "-c", PRECISION_OF_ALL.format(name=name)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
     if name == "newer, convolutions":  # then `cudnn.flags` raises an error of its own
         assert "RuntimeError" in done.stderr
         return

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MODULES = []
 for _file in sorted(ROOT.glob("helpers/**/*.py")):
-    if ">>> " in _file.read_text():
+    if ">>> " in _file.read_text("utf-8"):
         _parts = _file.relative_to(ROOT).with_suffix("").parts
         MODULES.append(".".join(_parts).removesuffix(".__init__"))
 

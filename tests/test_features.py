@@ -215,7 +215,7 @@ def start(folder: Path, *launch: str) -> Popen:
     options = "--kind factored --job tests.test_features:digits --k 64 --shard 50"
     command = [sys.executable, *launch, "-m", "helpers.features", "--out", str(folder)]
     command += options.split()
-    return Popen(command, cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True)
+    return Popen(command, cwd=ROOT, stdout=PIPE, stderr=STDOUT, encoding="utf-8")
 
 
 def finished(run: Popen) -> None:
@@ -231,7 +231,7 @@ def test_two_processes_of_which_one_is_killed_give_the_bits_of_one(tmp_path):
     run, until = start(folder, *launch.split()), time.monotonic() + 120
     while not list(folder.glob("features-*.npy")) and time.monotonic() < until:
         time.sleep(0.02)
-    pids = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    pids = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text("utf-8").split()
     os.kill(int(pids[0]), signal.SIGKILL)
     finished(run)
     finished(start(tmp_path / "alone"))

@@ -85,7 +85,7 @@ def test_a_copy_of_the_helpers_knows_the_same(tmp_path):
     ignored = shutil.ignore_patterns("tooling", "__pycache__")  # what README leaves out
     shutil.copytree(Path(helpers.__file__).parent, tmp_path / "helpers", ignore=ignored)
     command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
     assert done.stdout.startswith("1: raises RuntimeError"), done.stderr
     assert entries()["random-draws"].fix in done.stdout
 

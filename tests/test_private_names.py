@@ -16,7 +16,7 @@ from tests.support.ways import empty_out
 HELPERS = Path(__file__).parents[1] / "helpers"
 TREES = {}
 for _path in HELPERS.rglob("*.py"):
-    TREES[_path.relative_to(HELPERS).as_posix()] = ast.parse(_path.read_text())
+    TREES[_path.relative_to(HELPERS).as_posix()] = ast.parse(_path.read_text("utf-8"))
 NODES = {file: list(ast.walk(tree)) for file, tree in TREES.items()}
 LATER = {
     "_swap_tensor_impl": "test_without_it_the_loop_is_taken",

@@ -15,11 +15,11 @@ from helpers.models import SimpleCNN
 from tests.support.oracle import assert_equal
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text("utf-8")
 CLASS, CHANGES = "notebooks/teaching.md", ".github/CONTRIBUTING.md"
 PAGES = ("README.md", "helpers/README.md", "notebooks/README.md", CLASS, CHANGES)
 HISTORY = ".github/CHANGELOG.md"  # it names what is gone, too
-TEXTS = {name: (ROOT / name).read_text() for name in (*PAGES, HISTORY)}
+TEXTS = {name: (ROOT / name).read_text("utf-8") for name in (*PAGES, HISTORY)}
 
 
 def test_example_prints_what_it_says(capsys):
@@ -78,7 +78,7 @@ def test_links_lead_somewhere(page):
         path, _, anchor = target.partition("#")
         there = (ROOT / page).parent / path
         assert there.exists(), target
-        assert not anchor or anchor in anchors(there.read_text()), target
+        assert not anchor or anchor in anchors(there.read_text("utf-8")), target
 
 
 def test_every_lesson_has_its_row_with_its_title_and_minutes():
@@ -86,7 +86,7 @@ def test_every_lesson_has_its_row_with_its_title_and_minutes():
     paths = (ROOT / "notebooks").glob("*.ipynb")
     assert sorted(name for _, name, _ in rows) == sorted(path.name for path in paths)
     for title, name, minutes in rows:
-        lesson = (ROOT / "notebooks" / name).read_text()
+        lesson = (ROOT / "notebooks" / name).read_text("utf-8")
         assert f'"# {title}\\n"' in lesson
         assert f'"*Reading: {minutes} minutes' in lesson
 
@@ -97,7 +97,9 @@ def test_make_targets_and_variables_exist(page):
         command = ["make", "-n", *shlex.split(call, comments=True)]
         # Without the variables of this process: make refuses those that the Makefile does not read.
         environment = {"PATH": os.environ["PATH"]}
-        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8"
+        )
         assert ended.returncode == 0, ended.stderr
 
 

@@ -92,7 +92,7 @@ def make_plan(job: Job, **options: object) -> Plan:
 
 def read_plan(folder: Path) -> Plan:
     """Return what the features in a folder were computed from."""
-    return json.loads((folder / PLAN).read_text())
+    return json.loads((folder / PLAN).read_text("utf-8"))
 
 
 def check_plan(folder: Path, here: Plan) -> None:

@@ -127,7 +127,7 @@ def _free_memory(device: torch.device) -> int | None:
         return free + kept
     if device.type == "cpu":
         try:
-            with open("/proc/meminfo") as lines:
+            with open("/proc/meminfo", encoding="utf-8") as lines:
                 for line in lines:  # MemAvailable:   12345678 kB
                     if line.startswith("MemAvailable:"):
                         return int(line.split()[1]) * 1024

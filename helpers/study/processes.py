@@ -156,7 +156,7 @@ def _measure_jax(method: str, task: Task, folder: str) -> dict[str, Any]:
     inputs = f"{folder}/inputs.npz"
     np.savez(inputs, **arrays)
     command = [peers.jax_python(), "-m", "helpers.study.jax_worker", method, inputs]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no message"]
         raise RuntimeError(said[-1])

@@ -62,7 +62,7 @@ def _processor() -> str:
     """Name the processor, as Linux does if it can."""
     info = Path("/proc/cpuinfo")
     if info.exists():
-        match = re.search(r"model name\s*: (.+)", info.read_text())
+        match = re.search(r"model name\s*: (.+)", info.read_text("utf-8"))
         if match:
             return match[1].strip()
     return platform.processor() or platform.machine()
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 130
         studies.append(study)
-        path.write_text(json.dumps(record(device, studies), indent=1) + "\n")
+        path.write_text(json.dumps(record(device, studies), indent=1) + "\n", "utf-8")
         print(f"\n{network}, B = 64\n{table(study).to_string()}")
         for name, why in study["missing"].items():
             print(f"  {name}: {why}")

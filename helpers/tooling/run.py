@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:  # after Ctrl-C, too
         count = f"{len(done)} of {len(values_for)} lessons were executed"
         table = f"{execution.table(done)}\n\n{count}; the results are in {folder}/."
-        (folder / "table.txt").write_text(f"{table}\n")
+        (folder / "table.txt").write_text(f"{table}\n", "utf-8")
         print(f"\n{table}", flush=True)
     for ended in done:
         if ended.failure:

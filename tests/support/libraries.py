@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tests.support.zoo import Apply
 
 LISTED: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
-    Path(__file__).parents[1].joinpath("wild", "models.toml").read_text()
+    Path(__file__).parents[1].joinpath("wild", "models.toml").read_text("utf-8")
 )
 """By library, its models by name, with their options."""
 

@@ -20,7 +20,7 @@ from tests.support import answers
 
 TESTS = Path(__file__).parents[1]
 FOLDER = Path("build/tried")
-SIZES = tomllib.loads((TESTS / "sizes.toml").read_text())
+SIZES = tomllib.loads((TESTS / "sizes.toml").read_text("utf-8"))
 """The parameters that make a lesson shorter in tests, by its name."""
 
 GOOD_GUEST = """\

@@ -99,7 +99,7 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.
         env=os.environ | environment,
         timeout=900,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
 
 
@@ -112,6 +112,6 @@ def browse(page: Path, width: int) -> dict:
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     command += [f"--window-size={width},900", f"--user-data-dir={page.parent / 'profile'}", "--v=0"]
     command += ["--virtual-time-budget=60000", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
     assert not re.search(r"CONSOLE.*(Uncaught|Failed|ERR_)", done.stderr)
     return json.loads(unescape(re.search(r'data-found="([^"]+)"', done.stdout)[1]))

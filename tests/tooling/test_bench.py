@@ -30,7 +30,7 @@ def test_the_record_holds_the_plan_unless_it_was_disturbed_or_ended(monkeypatch,
     monkeypatch.setattr(processes, "run", measured)
     assert bench.main(["--device", "cpu"]) == 0
     record = tmp_path / "build" / "cpu" / "bench.json"
-    studies = json.loads(record.read_text())["studies"]
+    studies = json.loads(record.read_text("utf-8"))["studies"]
     assert [study["model"] for study in studies] == list(bench.NETWORKS)
     assert studies[0]["rows"] == rows
     assert "BackPACK: it is not installed" in capsys.readouterr().out
@@ -40,13 +40,13 @@ def test_the_record_holds_the_plan_unless_it_was_disturbed_or_ended(monkeypatch,
     assert "SimpleCNN: loop\n" in capsys.readouterr().err
     monkeypatch.setattr(processes, "run", interrupted_at_the_second)
     assert bench.main(["--device", "cpu"]) == 130
-    (study,) = json.loads(record.read_text())["studies"]
+    (study,) = json.loads(record.read_text("utf-8"))["studies"]
     assert study["rows"] == rows
 
 
 def test_no_record_that_is_kept_was_disturbed():
     for path in (ROOT / "notebooks" / "measurements").glob("*.json"):
-        assert not any(map(bench.disturbed, json.loads(path.read_text())["studies"]))
+        assert not any(map(bench.disturbed, json.loads(path.read_text("utf-8"))["studies"]))
 
 
 def test_a_gpu_is_not_measured_with_allocators_of_the_cpu():

@@ -39,7 +39,7 @@ def test_hidden_tests_find_each_fault_alone(left, tmp_path):
     script.write_text(source, "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-rf", HIDDEN]
     environment = os.environ | {"SCRIPT": str(script), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8")
     failed = set(re.findall(r"(?m)^FAILED .+::test_(\w+)", done.stdout))
     assert failed == ({left} if left else set()), done.stdout
     assert "passed" in done.stdout

@@ -31,11 +31,11 @@ def colab_python():
     """Install Colab's versions of packages beside the torch at hand, or find them installed."""
     folder = ROOT / "build" / f"colab-{platform.python_version()}-torch-{TORCH}"
     python, mark = folder / "bin" / "python", folder / "requirements.txt"
-    if not mark.exists() or mark.read_text() != REQUIREMENTS.read_text():
+    if not mark.exists() or mark.read_text("utf-8") != REQUIREMENTS.read_text("utf-8"):
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         install = [python, "-m", "pip", "install", "-q", f"torch=={TORCH}", "-r", REQUIREMENTS]
         subprocess.run(install, check=True)
-        mark.write_text(REQUIREMENTS.read_text())  # last, so that it says that all is there
+        shutil.copyfile(REQUIREMENTS, mark)  # last, so that it says that all is there
     return python
 
 
@@ -46,7 +46,7 @@ def execute(notebook, folder, python, monkeypatch):
     argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     argv.append("--IPKernelApp.log_level=40")
     spec = {"argv": argv, "display_name": "Colab", "language": "python"}
-    (kernels / "kernel.json").write_text(json.dumps(spec))
+    (kernels / "kernel.json").write_text(json.dumps(spec), "utf-8")
     monkeypatch.setenv("JUPYTER_PATH", str(kernels.parents[1]))
     monkeypatch.setenv("TQDM_DISABLE", "1")
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -71,7 +71,7 @@ def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python
     folder = tmp_path / "empty"
     folder.mkdir()
     if gone:
-        (folder / f"{gone}.py").write_text("raise ImportError('it is not there')")
+        (folder / f"{gone}.py").write_text("raise ImportError('it is not there')", "utf-8")
     copy = colab.standalone(path, None)
     copy.cells.append(new_code_cell(WHERE))
     execute(quick(copy, path.stem), folder, colab_python, monkeypatch)
@@ -85,7 +85,7 @@ def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python
             assert ("needs Opacus (" in said) == needs_it, each.id
             if needs_it:
                 excused.add(each.id)
-    pinned = f"torch=={TORCH}" in (ROOT / "requirements.txt").read_text().split()
+    pinned = f"torch=={TORCH}" in (ROOT / "requirements.txt").read_text("utf-8").split()
     for saved in files.code_cells(files.read(path)):
         fresh = cell(copy, saved.id)
         if fresh.cell_type != "code" or saved.id in excused:
@@ -108,7 +108,7 @@ def test_copy_as_a_file(path):
     headings = [place for place, each in enumerate(copy.cells) if each.source.startswith("## ")]
     assert headings[:2] == [1, end]
     for each, name in zip(copy.cells[4:end], imports.reached(files.read(path)), strict=True):
-        source = f"%%writefile {name}\n# @title {name}\n{(ROOT / name).read_text()}"
+        source = f"%%writefile {name}\n# @title {name}\n{(ROOT / name).read_text('utf-8')}"
         assert each.source == source.rstrip()
         assert each.metadata.cellView == "form"
     rest = [each for each in ids[end:] if not each.startswith("colab-")]
@@ -119,7 +119,7 @@ def test_copy_as_a_file(path):
 def test_links_of_a_copy_lead_to_its_cells_and_nothing_is_installed_unasked(path):
     copy = colab.standalone(path, None)
     ids = {each.id for each in copy.cells}
-    (pin,) = re.findall("opacus==.*", REQUIREMENTS.read_text())
+    (pin,) = re.findall("opacus==.*", REQUIREMENTS.read_text("utf-8"))
     asked = f"if install_opacus:\n    %pip install -q {pin}\n"
     for each in copy.cells:
         for output in each.get("outputs", []):
@@ -141,17 +141,17 @@ def test_lesson_0_is_its_own_copy():
 def test_links_lead_to_the_repository(desk):
     readme = desk / "README.md"
     before = "Copies.\n\n<!-- make colab REPO=owner/name writes the links -->\n<!-- end -->\n"
-    readme.write_text(before)
+    readme.write_text(before, "utf-8")
     for path in LESSONS[:2]:
         shutil.copy(path, desk / "notebooks")
     colab.build(files.choose(["1"]), None)
-    assert readme.read_text() == before
+    assert readme.read_text("utf-8") == before
     for repo in ("bob/gradients", "ada/gradients"):
         colab.build(files.choose(["1"]), repo)
     opened = "https://colab.research.google.com/github/ada/gradients/blob/colab/"
     links = [f"[{files.number(path)}]({opened}{path.name})" for path in LESSONS[:2]]
     said = f"Open in Colab: {', '.join(links)}.\n"
-    assert readme.read_text() == before.replace("<!-- end", f"{said}<!-- end")
+    assert readme.read_text("utf-8") == before.replace("<!-- end", f"{said}<!-- end")
     (copy,) = colab.FOLDER.iterdir()
     text = "\n".join(each.source for each in files.read(copy).cells)
     assert f"badge.svg)]({opened}{LESSONS[0].name})" in text
@@ -172,10 +172,10 @@ def test_copies_are_published_on_their_branch(tmp_path):
     run(["git", "init", "-q", "--bare", remote])
     for name in ("01_a.ipynb", "02_b.ipynb"):
         writes = f'rm -rf build/colab; mkdir -p build/colab; echo "$*" > build/colab/{name}'
-        make.write_text(f"#!/bin/sh\n{writes}")
+        make.write_text(f"#!/bin/sh\n{writes}", "utf-8")
         make.chmod(0o755)
         run([tmp_path / ".ci" / "colab", "ada/gradients", remote])
-        shown = run(["git", "-C", remote, "grep", "", "colab"], text=True).stdout
+        shown = run(["git", "-C", remote, "grep", "", "colab"], encoding="utf-8").stdout
         assert shown == f"colab:{name}:colab REPO=ada/gradients\n"
 
 

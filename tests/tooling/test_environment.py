@@ -24,7 +24,7 @@ def environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in LISTS.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, "utf-8")
     module.calls, module.complaint = [], ""
 
     def run(command, **options):
@@ -50,7 +50,7 @@ def test_all_is_pinned_or_all_but_torch(environment, tmp_path):
     assert environment.make(lock.with_name("made"), "2.15.0") is None
     pins = ["torch==2.15.0", "numpy==2.4.6", "pytest==9.2.0", f"-c{lock}"]
     assert environment.calls[-1] == ["install", *pins]
-    assert lock.read_text() == "numpy==2.4.6"
+    assert lock.read_text("utf-8") == "numpy==2.4.6"
 
 
 def test_what_will_not_do_is_said_and_leaves_no_environment(environment, tmp_path, monkeypatch):

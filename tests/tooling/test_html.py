@@ -36,7 +36,7 @@ def book(written) -> dict[str, BeautifulSoup]:
     """Read the index and the page of each lesson, by name."""
     found = {}
     for name in ["index"] + [lesson.stem for lesson in ALL]:
-        text = (written / f"{name}.html").read_text()
+        text = (written / f"{name}.html").read_text("utf-8")
         found[name] = BeautifulSoup(text, "html.parser")
     return found
 
@@ -63,7 +63,7 @@ def test_links_lead_somewhere_and_nothing_is_fetched_from_outside(book, written)
                 assert (written / address).exists(), each
         assert "mathjax" not in str(soup.head).lower()
     for path in written.rglob("*.css"):
-        assert not OUTSIDE.search(path.read_text()), path
+        assert not OUTSIDE.search(path.read_text("utf-8")), path
 
 
 @pytest.mark.whole
@@ -195,11 +195,11 @@ def test_formula_that_cannot_be_converted_is_named_and_leaves_the_old_pages(desk
     Path("README.md").touch()
     old = Path("build/html/index.html")
     old.parent.mkdir(parents=True)
-    old.write_text("old")
+    old.write_text("old", "utf-8")
     with pytest.raises(ValueError, match="was not written"):
         pages.build()
     assert re.search(r"01_a\.ipynb.*\\nonsense", capfd.readouterr().err)
-    assert old.read_text() == "old"
+    assert old.read_text("utf-8") == "old"
 
 
 # Each list names what is wrong, also in what was folded. The theme needs some time for its tables.
@@ -284,10 +284,10 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
     for name in book:
         page = copy / f"{name}.html"
         probe = PROBE.replace("NAME", json.dumps(name))
-        page.write_text(page.read_text().replace("</body>", f"{probe}</body>"))
+        page.write_text(page.read_text("utf-8").replace("</body>", f"{probe}</body>"), "utf-8")
         phones += f'<iframe src="{page.name}" style="width: {width}px; height: 800px; border: 0">'
         phones += "</iframe>"
-    (copy / "phones.html").write_text(phones)
+    (copy / "phones.html").write_text(phones, "utf-8")
     results = browse(copy / "phones.html", width + 100)
     assert results.keys() == book.keys()
     for name, found in results.items():

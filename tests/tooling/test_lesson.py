@@ -29,7 +29,7 @@ def test_imports_are_followed(tmp_path, monkeypatch):
     for name, text in SOURCES.items():
         path = tmp_path / "helpers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, "utf-8")
     monkeypatch.setattr(imports, "ROOT", tmp_path)
     monkeypatch.setattr(imports, "PACKAGE", tmp_path / "helpers")
     for source, names in REACHED.items():
@@ -42,17 +42,17 @@ def test_a_file_or_a_folder_is_replaced_unless_it_fails(error, tmp_path):
     folder, file = tmp_path / "build" / "edition", tmp_path / "file"
     folder.mkdir(parents=True)
     for old in (folder / "old", file):
-        old.write_text("old")
+        old.write_text("old", "utf-8")
     ends = contextlib.suppress(KeyError, SystemExit)
     with ends, drafts.replaced(folder) as draft, drafts.replaced(file) as text:
         draft.mkdir()
         (draft / "new").touch()
-        text.write_text("new")
-        assert file.read_text() == "old"
+        text.write_text("new", "utf-8")
+        assert file.read_text("utf-8") == "old"
         if error:
             raise error
     state = "old" if error else "new"
-    assert (file.read_text(), [*folder.iterdir()]) == (state, [folder / state])
+    assert (file.read_text("utf-8"), [*folder.iterdir()]) == (state, [folder / state])
     assert sorted(tmp_path.iterdir()) == [folder.parent, file]
     assert [*folder.parent.iterdir()] == [folder]
 

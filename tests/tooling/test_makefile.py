@@ -34,20 +34,20 @@ def make(tmp_path, monkeypatch):
     for name in ("Makefile", *LISTS):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, folder / name)
-    (folder / "fake").write_text(FAKE_PYTHON)
+    (folder / "fake").write_text(FAKE_PYTHON, "utf-8")
     (folder / "fake").chmod(0o755)
     monkeypatch.chdir(folder)
 
     def run(command):
-        (folder / "log").write_text("")
+        (folder / "log").write_text("", "utf-8")
         ended = subprocess.run(
             f"{command} PYTHON=./fake",
             shell=True,
             env={"PATH": os.environ["PATH"]},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
         )
-        return ended, (folder / "log").read_text().splitlines()
+        return ended, (folder / "log").read_text("utf-8").splitlines()
 
     return run
 
@@ -55,7 +55,7 @@ def make(tmp_path, monkeypatch):
 def test_help_lists_every_target_and_variable(make):
     ended, _ = make("make")
     shown = ended.stdout
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = re.search("PHONY: (.*)", makefile)[1].split()
     assert re.findall(r"(?m)^  ([a-z-]+) ", shown) == targets
     used = set(re.findall(r"\$\(([A-Z]+)\)", makefile)) - {"MAKECMDGOALS"}

@@ -18,7 +18,7 @@ from tests.tooling.samples import LESSONS, ROOT, cell
 PACKAGES = ["nbgrader==0.9.6", "alembic==1.18.4", "mako==1.4.3", "rapidfuzz==3.14.6"]
 """What nbgrader's commands need besides what is installed."""
 COMMANDS = re.findall(
-    r"(?m)^nbgrader .*?\S(?=\s*(?:#|$))", (LESSON.parent / "teaching.md").read_text()
+    r"(?m)^nbgrader .*?\S(?=\s*(?:#|$))", (LESSON.parent / "teaching.md").read_text("utf-8")
 )
 PATCH = """\
 class Silent:
@@ -103,7 +103,7 @@ def test_ten_sorts_of_submissions_get_their_marks(environment, tmp_path):
     done = []
     for command in COMMANDS:
         ended = subprocess.run(
-            command, shell=True, cwd=course, env=environment, capture_output=True, text=True
+            command, shell=True, cwd=course, env=environment, capture_output=True, encoding="utf-8"
         )
         done.append(ended)
 
@@ -113,7 +113,7 @@ def test_ten_sorts_of_submissions_get_their_marks(environment, tmp_path):
     for got, stub in zip(sources(released), sources(student.edition(LESSON)), strict=True):
         assert got == re.sub(r'write \w+"', 'write this"', stub)
     marks = {}
-    for row in csv.DictReader((course / "grades.csv").open()):
+    for row in csv.DictReader((course / "grades.csv").open(encoding="utf-8")):
         marks[row["student_id"]] = float(row["score"])
         assert float(row["max_score"]) == 3
     assert marks == MARKS

@@ -44,7 +44,7 @@ run there is tested, and not what they print."""
 def device():
     """Skip where torch has not the private names that the device stands on."""
     command = [sys.executable, "-c", "import tests.support.pretend"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
     if done.returncode:
         pytest.skip(f"no pretended device here: {done.stderr.splitlines()[-1]}")
 
@@ -73,7 +73,7 @@ def test_lesson(path, desk):
         cell(notebook, identity).metadata.tags = ["raises-exception"]
     nbformat.write(notebook, copy)
     (desk / "start").mkdir()
-    (desk / "start" / "sitecustomize.py").write_text(STARTED)
+    (desk / "start" / "sitecustomize.py").write_text(STARTED, "utf-8")
     # Without float64, as on a Mac: what needs it has to move to the CPU.
     options = {"PYTHONPATH": str(desk / "start"), "PRETEND_FLOAT64": "0"}
     done = run_pytest(desk, "-q", "--nbval-lax", "notebooks", **options)

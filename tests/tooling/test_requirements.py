@@ -21,7 +21,7 @@ LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"
 
 def read(name: str) -> dict[str, str]:
     """Read the pins of a list: `{name: version}`."""
-    pins = re.findall(r"(?m)^([\w.-]+)==([^\s#]+)", (ROOT / name).read_text())
+    pins = re.findall(r"(?m)^([\w.-]+)==([^\s#]+)", (ROOT / name).read_text("utf-8"))
     return {canonicalize_name(name): pinned for name, pinned in pins}
 
 
@@ -46,7 +46,7 @@ def test_what_is_imported_is_listed():
     for folder, pins in (("helpers", PINS), ("notebooks", PINS), ("tests", BOTH)):
         names = set()
         for path in (ROOT / folder).rglob("*.py"):
-            names |= imported(path.read_text())
+            names |= imported(path.read_text("utf-8"))
         for path in (ROOT / folder).rglob("*.ipynb"):
             for cell in files.code_cells(files.read(path)):
                 names |= imported(cell.source)

@@ -25,7 +25,7 @@ def test_every_failure_is_reported_at_the_end(desk, capfd, monkeypatch):
     save(lesson(code("wait", "import time\ntime.sleep(1000)")), "04_d")
     build = desk / "build" / "cpu"
     build.mkdir(parents=True)
-    (build / "02_b.ipynb").write_text("of an earlier run")
+    (build / "02_b.ipynb").write_text("of an earlier run", "utf-8")
 
     assert run.main(["--device", "cpu", "--params", "batch_size=7", "dataset=random"]) == 1
 
@@ -34,7 +34,7 @@ def test_every_failure_is_reported_at_the_end(desk, capfd, monkeypatch):
         assert re.search(row.format(r"\d+\.\d s"), shown.out)
     peak = int(re.search(r"01_a.* (\d+) MiB", shown.out)[1])
     assert 100 < peak < 250  # the lesson's own: this process, with torch, holds more
-    assert (build / "table.txt").read_text() in shown.out
+    assert (build / "table.txt").read_text("utf-8") in shown.out
     words = {"02_b": "divide): ZeroDivision", "03_c": "die): Kernel died", "04_d": "wait): A"}
     for stem, word in words.items():
         said = rf"failed: {stem}.ipynb, cell 3 \({re.escape(word)}.*; see build/cpu/{stem}.failed"
@@ -108,9 +108,9 @@ def test_killed_half_way(number, status, desk):
     save(lesson(code("wait", waits)), "01_a")
     build = desk / "build" / "cpu"
     build.mkdir(parents=True)
-    (build / "01_a.ipynb").write_text("of an earlier run")
+    (build / "01_a.ipynb").write_text("of an earlier run", "utf-8")
     command = [sys.executable, "-m", "helpers.tooling.run", "--device", "cpu"]
-    with open("errors", "w") as errors:
+    with open("errors", "w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stderr=errors)
     while not (desk / "notebooks" / "started").exists():
         assert process.poll() is None
@@ -121,13 +121,13 @@ def test_killed_half_way(number, status, desk):
     process.send_signal(number)
 
     assert process.wait(timeout=20) == status
-    assert "1 of 2 lessons" in (build / "table.txt").read_text()
+    assert "1 of 2 lessons" in (build / "table.txt").read_text("utf-8")
     left = ["00_first.ipynb", "01_a.failed.ipynb", "01_a.ipynb"]
     assert sorted(path.name for path in build.glob("*.ipynb")) == left
-    assert (build / "01_a.ipynb").read_text() == "of an earlier run"
+    assert (build / "01_a.ipynb").read_text("utf-8") == "of an earlier run"
     _, alive = psutil.wait_procs(kernels, timeout=20)
     assert not alive
-    assert "Traceback" not in (desk / "errors").read_text()
+    assert "Traceback" not in (desk / "errors").read_text("utf-8")
 
 
 @pytest.mark.whole

@@ -70,7 +70,7 @@ def test_links_lead_to_lessons_that_are_there(tmp_path):
         title = files.read(given / "01_a.ipynb").cells[0]
         assert f"Then {link}." in title.source
     assert [path.name for path in given.glob("*.ipynb")] == ["01_a.ipynb"]
-    assert "`01_a.ipynb`" in (given / "README.md").read_text()
+    assert "`01_a.ipynb`" in (given / "README.md").read_text("utf-8")
 
 
 HIDDEN = """\
@@ -83,11 +83,11 @@ assert answer(1) == 2
 
 def test_hidden_tests_of_no_check_are_refused(desk):
     save(good_lesson(), "01_a")
-    (desk / "01_a.py").write_text(HIDDEN.format(2))
+    (desk / "01_a.py").write_text(HIDDEN.format(2), "utf-8")
     assert student.build_course(files.choose([]), desk) == 1
     kept = files.read(student.COURSE / "source" / "01_a" / "01_a.ipynb")
     assert cell(kept, "check-2").source.endswith(HIDDEN.format(2).strip())
-    (desk / "01_a.py").write_text(HIDDEN.format(9))
+    (desk / "01_a.py").write_text(HIDDEN.format(9), "utf-8")
     for folder, word in ((desk, "check-9"), (desk / "none", "no folder")):
         with pytest.raises(ValueError, match=word):
             student.build_course(files.choose([]), folder, desk / "refused")

@@ -144,8 +144,10 @@ def computers_agree(truth, model, batch):
 def test_the_page_on_fine_tuning_prints_what_it_says(capsys, monkeypatch, tmp_path):
     pytest.importorskip("peft")
     page = Path(__file__).parents[2] / "notebooks" / "fine_tuning.md"
-    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == page.read_text().count("```python")
+    blocks = re.findall(
+        r"```python\n(.*?)```\n\n```text\n(.*?)```", page.read_text("utf-8"), re.DOTALL
+    )
+    assert len(blocks) == page.read_text("utf-8").count("```python")
     monkeypatch.chdir(tmp_path)  # the page saves models
     number = r"\d+\.\d+"
     names = {}
