@@ -32,7 +32,7 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
 
     Raises:
         TypeError: `model` is not a module, or `data` is not a pytree of tensors.
-        ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, or its
+        ValueError: The outputs are not real `(B, Y)`, the model has BatchNorm in training mode, or its
             forward pass draws random numbers.
     """
     problem = _problem(model, data)
@@ -57,7 +57,7 @@ def func_jacobians(model: nn.Module, data: Tree, *, chunk_size: int | None = Non
 
     Raises:
         TypeError: `model` is not a module, or `data` is not a pytree of tensors.
-        ValueError: The outputs are not `(B, Y)`, the model has BatchNorm in training mode, its
+        ValueError: The outputs are not real `(B, Y)`, the model has BatchNorm in training mode, its
             forward pass draws random numbers, or `chunk_size` is below 1.
 
     Example:
@@ -134,6 +134,11 @@ def _outputs(batch: Batch, model: nn.Module, *sample: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != 1:
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(f"the model must return outputs (B, Y), got {got} for a batch of one")
+    if outputs.is_complex():
+        raise ValueError(
+            f"the model must return real outputs, got {outputs.dtype}: "
+            "return its real and imaginary parts as two outputs"
+        )
     return outputs.squeeze(0)
 
 

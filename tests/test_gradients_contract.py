@@ -304,9 +304,58 @@ def test_a_loss_with_a_parameter_of_its_own(build, method):
     temperature = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
     case = build("linear")
     case.loss_fn = lambda p, t: squared(p * temperature, t)
-    got = case.pass_to(method)
+    with pytest.warns(UserWarning, match=r"trainable parameters of its own.*a parameter \(\)"):
+        got = case.pass_to(method)
     assert not any(tensor.requires_grad for tensor in got.values())
     assert temperature.grad is None
+
+
+class Scaled(nn.Module):
+    """A loss with a weight of its own, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+        self.shift = nn.Parameter(torch.ones(1, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return squared(self.scale * predictions + self.shift, targets)
+
+
+class WithLoss(nn.Module):
+    """What the warning advises: one module, whose forward returns the loss."""
+
+    def __init__(self, model: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, data: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.model(data), targets)
+
+
+@pytest.mark.parametrize("way", ["loop", "func", "norms", "clipped"])
+def test_the_parameters_of_a_loss_are_named_and_are_in_the_result_of_one_module(way):
+    compute = {
+        "loop": gradients.loop_gradients,
+        "func": gradients.func_gradients,
+        "norms": norms.gradient_norms,
+        "clipped": functools.partial(norms.clipped_sum, limit=1.0),
+    }[way]
+    case, loss = make("linear"), Scaled()
+    for loss_fn in (loss, loss.forward, lambda p, t: loss(p, t)):
+        with pytest.warns(UserWarning, match="of its own.*: scale of Scaled; put"):
+            compute(case.model, loss_fn, case.data, case.targets)
+
+    together = WithLoss(case.model, loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = compute(together, lambda value, _: value, (case.data, case.targets))
+        compute(case.model, loss.requires_grad_(False), case.data, case.targets)
+    if way in ("loop", "func"):
+        # d/ds (s p + 1 - t)^2 / 2 = (s p + 1 - t) p, summed over the outputs of a sample.
+        p = case.model(case.data).detach()
+        slopes = ((2 * p + 1 - case.targets) * p).flatten(1).sum(1, keepdim=True)
+        torch.testing.assert_close(got["loss.scale"], slopes)
 
 
 @pytest.mark.parametrize("way", ["loop", "func", "norms", "func Jacobians", "iterative computer"])

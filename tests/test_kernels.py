@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import benchmark, kernels
+from helpers import benchmark, kernels, norms
 from tests.support import wild, zoo
 from tests.support.oracle import Truth
 
@@ -20,6 +20,11 @@ class Sum(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.many.sum()
+
+
+class Imaginary(nn.Module):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z.imag
 
 
 # Frozen and tied weights, a scalar, an embedding, a layer that meets several vectors a sample, and
@@ -40,6 +45,55 @@ def test_equals_products_of_jacobians_by_hand(name):
         close(got, torch.einsum("iap,jbp->ijab", rows[:3], rows[2:]))
         alone = kernels.ntk(case.model, case.data, chunk_size=chunk_size)
         close(alone, torch.einsum("iap,jbp->ijab", rows, rows))
+
+
+class Waves(nn.Module):
+    """A complex layer that feeds a real one, with the parts of its weight apart or together."""
+
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        self.together = together
+        parts = torch.randn(2, 3, 4, dtype=torch.float64)
+        if together:
+            self.weight = nn.Parameter(torch.complex(parts[0], parts[1]))
+        else:
+            self.real, self.imag = nn.Parameter(parts[0]), nn.Parameter(parts[1])
+        self.out = nn.Linear(6, 2, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight if self.together else torch.complex(self.real, self.imag)
+        waves = nn.functional.linear(x.to(weight.dtype), weight).tanh()
+        return self.out(torch.cat([waves.real, waves.imag], dim=-1)).flatten(2).mean(dim=1)
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.filterwarnings("ignore")  # `jacrev` takes no complex parameters, so the loop does
+def test_a_complex_weight_counts_as_its_real_and_imaginary_parts(positions):
+    torch.manual_seed(0)
+    apart = Waves(together=False)
+    torch.manual_seed(0)
+    together = Waves(together=True)
+    x = torch.randn(4, positions, 4, dtype=torch.float64)
+    close(kernels.ntk(together, x[:2], x), kernels.ntk(apart, x[:2], x))
+    close(kernels.ntk(together, x), kernels.ntk(apart, x))
+
+    def loss_fn(outputs: torch.Tensor, targets: None) -> torch.Tensor:
+        return outputs.square().sum()
+
+    close(norms.gradient_norms(together, loss_fn, x), norms.gradient_norms(apart, loss_fn, x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_of_one_complex_weight_by_hand_and_of_complex_outputs_not():
+    model = nn.Linear(1, 1, bias=False, dtype=torch.complex128)
+    nn.init.ones_(model.weight)
+    x = torch.tensor([[2.0 + 0j]], dtype=torch.complex128)
+    with pytest.raises(ValueError, match="real and imaginary parts as two outputs"):
+        kernels.ntk(model, x)
+
+    # Im(w x) = 2 Im(w): its gradient has the entry 2, for the imaginary part.
+    parts = nn.Sequential(model, Imaginary())
+    assert kernels.ntk(parts, x).item() == 4
 
 
 def test_memory_is_bounded_by_chunks_and_not_by_samples():

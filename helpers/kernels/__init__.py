@@ -38,7 +38,8 @@ def ntk(
         chunk_size: Samples of a side at a time; `None` means as many as should fit in 512 MB.
 
     Returns:
-        `(N1, N2, Y, Y)`, detached.
+        `(N1, N2, Y, Y)`, detached and real. A complex parameter counts as two real ones, its real
+        and its imaginary part.
 
     Raises:
         TypeError: `model` is not a module, or `x1` or `x2` is not a pytree of tensors.

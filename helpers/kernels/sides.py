@@ -91,11 +91,13 @@ def contract(left: Side, right: Side, outputs: int) -> Tensor | None:
             # Both are outer products, so their inner product is (x x') (g g').
             inputs, grads = first
             other_inputs, other_grads = second
-            block = _by_output(grads @ other_grads.T, outputs)
-            block *= (inputs @ other_inputs.T)[:, None, :, None]
+            block = _by_output(grads @ other_grads.mH, outputs)
+            block *= (inputs @ other_inputs.mH)[:, None, :, None]
         else:
-            block = _by_output(_dense(first, outputs) @ _dense(second, outputs).T, outputs)
-        block = block.to(wide(block.dtype))
+            block = _by_output(_dense(first, outputs) @ _dense(second, outputs).mH, outputs)
+        # A complex gradient holds two real ones: those with respect to the real and the imaginary
+        # part. The sum of their inner products is the real part of `g @ g.mH`.
+        block = block.real.to(wide(block.dtype).to_real())
         total = block if total is None else total.add_(block)
     return None if total is None else total.transpose(1, 2)
 

@@ -16,7 +16,7 @@ from helpers.transforms.checks import Parts
 from helpers.transforms.functional import VmapSupport, functional
 from helpers.transforms.known_wrong import Refusal, Watched
 from helpers.transforms.loop import by_backward, is_by_hand
-from helpers.transforms.reach import modules_of, reached
+from helpers.transforms.reach import modules_of, parameters_of, reached
 from helpers.transforms.restore import preserved
 from helpers.transforms.sequences import Sequences
 
@@ -344,6 +344,8 @@ class Gradients(Problem):
         parts = checks.check_model(model)
         batch = batches.take(model, data=data, targets=targets)
         params = checks.select_parameters(model, wrt, parts=parts)
+        if wrt is None:
+            _warn_of_parameters_in_the_loss(loss_fn, model, parts)
         function = partial(sample_loss, loss_fn, batch)
         return cls(function, model, params, batch, randomness=randomness, parts=parts)
 
@@ -388,6 +390,22 @@ class Gradients(Problem):
     def backward(self, value: Tensor) -> list[Tensor | None]:
         """Differentiate the value of one sample, in plain autograd."""
         return by_backward(value, [self.parts.parameters[name] for name in self.params])
+
+
+def _warn_of_parameters_in_the_loss(loss_fn: LossFn, model: nn.Module, parts: Parts) -> None:
+    """Warn of trainable parameters that the loss has and the model has not."""
+    of_model = set(map(id, parts.parameters.values()))
+    names = []
+    for name, parameter in parameters_of(loss_fn, model):
+        if parameter.requires_grad and id(parameter) not in of_model:
+            names.append(name)
+    if names:
+        fallback.warn(
+            f"the loss has trainable parameters of its own, which the result leaves out: "
+            f"{', '.join(names)}; put the model and the loss into one module whose forward "
+            "returns the loss, or freeze them with requires_grad_(False)",
+            category=UserWarning,
+        )
 
 
 def sample_loss(loss_fn: LossFn, batch: Batch, model: nn.Module, *sample: Tensor) -> Tensor:

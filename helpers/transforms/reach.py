@@ -63,6 +63,18 @@ def modules_of(function: Any, model: nn.Module) -> list[nn.Module]:
     return modules
 
 
+def parameters_of(function: Any, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters that a function reaches, other than by the model, and what they are."""
+    for value in reached([function], model):
+        if isinstance(value, nn.Module):
+            for name, parameter in value.named_parameters(recurse=False):
+                yield f"{name} of {type(value).__name__}", parameter
+            continue
+        for held in _named_by(value):
+            if isinstance(held, nn.Parameter):
+                yield f"a parameter {tuple(held.shape)}", held
+
+
 def _named_by(value: Any) -> Iterable[Any]:
     """Return the objects that an object may call."""
     if isinstance(value, torch.jit.ScriptModule):
