@@ -32,8 +32,8 @@ def loop_jacobians(model: nn.Module, data: Tree) -> Tensor:
 
     Raises:
         TypeError: `model` is not a module, or `data` is not a pytree of tensors.
-        ValueError: The outputs are not real `(B, Y)`, the model has BatchNorm in training mode, or its
-            forward pass draws random numbers.
+        ValueError: The outputs are not real `(B, Y)`, the model has BatchNorm in training mode, or
+            its forward pass draws random numbers.
     """
     problem = _problem(model, data)
     if problem.is_empty:

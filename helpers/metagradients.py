@@ -19,6 +19,8 @@ from torch.func import vjp, vmap
 from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
+from helpers.transforms.batches import mapped
+
 State = Any
 """A tree of tensors: parameters, and what an optimizer keeps."""
 
@@ -62,8 +64,8 @@ def metagradient(
         `(N,)`; detached.
 
     Raises:
-        ValueError: There is no step, or a step uses `weight_norm`, whose second derivative torch
-            gets wrong (page 6b).
+        ValueError: There is no step, a step has no finite derivative, or it uses `weight_norm`,
+            whose second derivative torch gets wrong (page 6b).
 
     Example:
         >>> def step(w, weights, batch):  # gradient descent on weights * (w - 1)^2 / 2
@@ -97,12 +99,63 @@ def metagradient(
     count = measured.numel()
     basis = torch.eye(count, dtype=measured.dtype, device=measured.device)
     (slopes,) = vmap(pull, chunk_size=chunk_size)(basis.view(count, *measured.shape))
+    is_finite = measured.isfinite().all()  # else the training has diverged, which the reader sees
+    place = _not_finite(slopes)
+    if is_finite and place:
+        raise ValueError(f"measure has no finite derivative with respect to {place}")
 
     # Backward: run each segment again, now with a graph, and pull the slopes through it. A weight
     # counts in each segment that draws its sample, so these parts are added up.
     total = weights.new_zeros(count, *weights.shape)
     for segment in tqdm(segments[::-1], desc="back through training", delay=1, leave=False):
-        _, pull = vjp(functools.partial(run, segment=segment), states.pop(), weights)
-        slopes, from_segment = vmap(pull, chunk_size=chunk_size)(slopes)
+        state = states.pop()
+        _, pull = vjp(functools.partial(run, segment=segment), state, weights)
+        slopes_after = slopes
+        slopes, from_segment = vmap(pull, chunk_size=chunk_size)(slopes_after)
+        if is_finite and not from_segment.isfinite().all():
+            _refuse_infinite_slopes(run, segment, state, weights, slopes_after)
         total += from_segment
     return measured, total.view(measured.shape + weights.shape)
+
+
+def _refuse_infinite_slopes(
+    run: Callable[[State, Tensor, Sequence[Any]], State],
+    segment: Sequence[Any],
+    state: State,
+    weights: Tensor,
+    slopes: State,
+) -> None:
+    """Raise ValueError that names the last step through which slopes are not finite.
+
+    `slopes` are those of the measured numbers with respect to the state after the segment.
+    """
+    before = []  # the state before each step
+    for index in range(len(segment)):
+        before.append(state)
+        state = run(state, weights, segment[index : index + 1])
+    for index in reversed(range(len(segment))):
+        step = functools.partial(run, segment=segment[index : index + 1])
+        _, pull = vjp(step, before[index], weights)
+        slopes, from_step = vmap(pull)(slopes)
+        place = _not_finite(slopes)
+        if place or not from_step.isfinite().all():
+            raise ValueError(
+                f"a step has no finite derivative with respect to {place or 'the weights'}: the "
+                "slope of a square root or of a standard deviation at 0 is infinite, as in Adam "
+                "where a gradient is exactly 0; put epsilon inside the root, "
+                "(v + eps**2).sqrt() in place of v.sqrt() + eps"
+            )
+
+
+def _not_finite(slopes: State) -> str:
+    """Name the part of the state whose slopes are not finite; `""` if all are finite."""
+    shares: dict[str, float] = {}  # of entries that are not finite
+
+    def note(path: str, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and not leaf.isfinite().all():
+            shares[f"state{path}"] = 1 - leaf.isfinite().float().mean().item()
+        return leaf
+
+    mapped(note, slopes)
+    # From where it begins, NaN spreads to all that depends on it: the smallest share says most.
+    return min(shares, key=shares.get, default="")

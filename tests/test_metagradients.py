@@ -102,3 +102,61 @@ def test_weight_norm_is_refused_whose_second_derivative_torch_gets_wrong():
 
     with pytest.raises(ValueError, match="weight_norm"):
         metagradient(step, start, torch.ones(2), [0, 1], lambda state: state["bias"].sum())
+
+
+def adam(inside: bool):
+    """Return Adam on a linear model one of whose inputs is always 0, with the root of two kinds."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, dtype=torch.float64)
+    x[:, 1] = 0  # such as a pixel that is black in every image
+    y = torch.randn(8, 2, dtype=torch.float64)
+
+    def loss(params: dict[str, Tensor], weights: Tensor, batch: Tensor) -> Tensor:
+        residuals = x[batch] @ params["weight"].T + params["bias"] - y[batch]
+        return (weights[batch] * residuals.square().sum(dim=1)).mean()
+
+    def step(state, weights, batch):
+        grads = grad(loss)(state["params"], weights, batch)
+        after = {"params": {}, "m": {}, "v": {}}
+        for name, gradient in grads.items():
+            m = 0.9 * state["m"][name] + 0.1 * gradient
+            v = 0.99 * state["v"][name] + 0.01 * gradient.square()
+            root = (v + 1e-16).sqrt() if inside else v.sqrt() + 1e-8
+            after["params"][name] = state["params"][name] - 0.01 * m / root
+            after["m"][name], after["v"][name] = m, v
+        return after
+
+    params = {"weight": torch.randn(2, 3).double(), "bias": torch.randn(2).double()}
+    start = {"params": params}
+    for part in ("m", "v"):
+        start[part] = {name: torch.zeros_like(value) for name, value in params.items()}
+    batches = torch.arange(20).view(5, 4) % 8
+
+    def measure(state):
+        return state["params"]["weight"].square().sum()
+
+    return step, start, torch.ones(8, dtype=torch.float64), batches, measure
+
+
+def test_adam_with_a_gradient_of_0_is_refused_by_name_and_the_advice_is_right():
+    with pytest.raises(ValueError, match=r'state\["v"\]\["weight"\].*\(v \+ eps\*\*2\)\.sqrt\(\)'):
+        metagradient(*adam(inside=False))
+
+    _, gradient = metagradient(*adam(inside=True))
+    # Finite differences of the training as it was, with epsilon outside.
+    step, start, weights, batches, measure = adam(inside=False)
+    run = functools.partial(through, step, start, batches=batches, measure=measure)
+    direction = 1e-5 * torch.randn_like(weights)
+    difference = run(weights + direction) - run(weights - direction)
+    close(gradient @ direction, difference / 2, atol=0, rtol=1e-5)
+
+
+def test_a_measure_without_a_finite_slope_is_refused_by_name():
+    step, start, weights, batches, _ = adam(inside=True)
+    still = start["params"]["weight"][:, 1]  # of the input that is always 0: they do not move
+
+    def distance(state):
+        return (state["params"]["weight"][:, 1] - still).square().sum().sqrt()
+
+    with pytest.raises(ValueError, match=r'measure.*state\["params"\]\["weight"\]'):
+        metagradient(step, start, weights, batches, distance)
