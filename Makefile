@@ -25,9 +25,12 @@ $(foreach v,LAX TIMINGS,$(if $(filter-out 1,$($v)),$(error $v is 1 or not given)
 pinned := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 environment := $(if $(TORCH),build/torch-$(TORCH),.venv)
 python := $(environment)/bin/python
-made := $(environment)/made-by-$(subst /,-,$(PYTHON))
+made := $(environment)/made-by-$(subst :,-,$(subst /,-,$(PYTHON)))
 lists := requirements.txt tests/requirements.txt
 pytest := $(python) -m pytest $(if $(LAX)$(filter-out $(pinned),$(TORCH)),--nbval-lax)
+
+# Variables of Python's own would skip asserts, find other modules, or print more.
+unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
 .PHONY: help run bench gpu test test-all nbval outputs colab student html lab lint lock clean
 help:  ## list this

@@ -7,10 +7,12 @@ torch itself needs comes in versions that go with it; everything else stays as p
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 LISTS = ["requirements.txt", "tests/requirements.txt"]
@@ -26,6 +28,13 @@ def refusal(torch: str | None, new: bool) -> str | None:
         return f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}"
     if torch and not re.fullmatch(r"\d+\.\d+\.\d+", torch):
         return f"TORCH must be a release, for example 2.15.0, got {torch}"
+    if new and find_spec("ensurepip") is None:
+        return (
+            f"{sys.executable} has no ensurepip, so it makes no environments: install its package "
+            "(python3-venv on Debian and Ubuntu), or name another interpreter by PYTHON=..."
+        )
+    if os.pathsep in str(Path.cwd()):
+        return f"no environment can be in {Path.cwd()}: move what has {os.pathsep!r} in its name"
     free = shutil.disk_usage(".").free / 1e9
     if torch and new and free < SPACE:
         return f"torch {torch} takes up to {SPACE} GB on disk, and {free:.1f} GB are free"
@@ -56,7 +65,10 @@ def make(mark: Path, torch: str | None) -> str | None:
     done = False
     try:
         if new:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+            venv = [sys.executable, "-m", "venv", "--clear", folder]
+            made = subprocess.run(venv, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
+            if made.returncode:
+                return f"no environment was made in {folder}: {made.stderr.strip()}"
         pip = [folder / "bin" / "python", "-m", "pip", "install", *arguments(torch, folder)]
         # What pip prints stays in sight, as it takes minutes; its errors are read as well.
         ran = subprocess.run(pip, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
@@ -75,4 +87,7 @@ def make(mark: Path, torch: str | None) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(make(Path(sys.argv[1]), *sys.argv[2:] or [None]))
+    try:
+        sys.exit(make(Path(sys.argv[1]), *sys.argv[2:] or [None]))
+    except OSError as error:  # a full disk, a tree that is read-only
+        sys.exit(f"{error.filename}: {error.strerror}")

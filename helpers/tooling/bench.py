@@ -22,6 +22,7 @@ import torch
 from helpers import devices
 from helpers.study import peers, processes
 from helpers.study.candidates import CANDIDATES, DEFAULT, HUGE_PAGES, Candidate, Task
+from helpers.tooling.lesson import drafts, endings
 
 NETWORKS = ("SimpleCNN", "MLP")
 BOUND = 0.4
@@ -93,7 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     path = Path("build") / str(device).replace(":", "-") / "bench.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     studies: list[dict[str, Any]] = []
     for network in NETWORKS:
         task = Task(network, batch_size=64, device=str(device))
@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 130
         studies.append(study)
-        path.write_text(json.dumps(record(device, studies), indent=1) + "\n", "utf-8")
+        with drafts.replaced(path) as draft:
+            draft.write_text(json.dumps(record(device, studies), indent=1) + "\n", "utf-8")
         print(f"\n{network}, B = 64\n{table(study).to_string()}")
         for name, why in study["missing"].items():
             print(f"  {name}: {why}")
@@ -119,4 +120,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    endings.in_one_sentence()
     sys.exit(main())

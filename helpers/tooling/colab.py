@@ -18,8 +18,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from helpers.tooling.lesson import copies, drafts, files, imports, parameters
-from helpers.tooling.lesson.execution import end_cleanly_on_signals
+from helpers.tooling.lesson import copies, drafts, endings, files, imports, parameters
 
 FOLDER = Path("build/colab")
 README = Path("README.md")
@@ -153,11 +152,11 @@ def build(chosen: Sequence[Path], repo: str | None) -> None:
     """Rebuild the folder of copies with some lessons, and README's links to a repository.
 
     Raises:
-        ValueError: The repository's name is invalid.
+        ValueError: The repository's name is invalid, or another process makes the folder.
     """
     if repo is not None and not re.fullmatch(r"[\w-]+/[\w.-]+", repo):
         raise ValueError(f"REPO must be owner/name, such as ada/gradients, got {repo!r}")
-    with drafts.replaced(FOLDER) as draft:
+    with drafts.alone(FOLDER), drafts.replaced(FOLDER) as draft:
         draft.mkdir()
         for lesson in chosen:
             nbformat.write(standalone(lesson, repo), draft / lesson.name)
@@ -171,7 +170,8 @@ def _write_links(repo: str) -> None:
     links = [f"[{files.number(lesson)}]({opened}{lesson.name})" for lesson in files.find()]
     line = f"Open in Colab: {', '.join(links)}."
     text = re.sub(LINKS, rf"\1{line}\n\2", README.read_text("utf-8"))
-    README.write_text(text, "utf-8")
+    with drafts.replaced(README) as draft:
+        draft.write_text(text, "utf-8")
 
 
 def _section(needed: Sequence[Path]) -> list[NotebookNode]:
@@ -197,7 +197,8 @@ def _folded(identity: str, source: str) -> NotebookNode:
 
 
 if __name__ == "__main__":
-    end_cleanly_on_signals()
+    endings.cleanly_on_signals()
+    endings.in_one_sentence()
     parser = argparse.ArgumentParser("colab")
     parser.add_argument("lessons", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--repo", help="owner/name that links lead to; none means no such links")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import nbformat
 
-from helpers.tooling.lesson import drafts, files, form
-from helpers.tooling.lesson.execution import end_cleanly_on_signals, execute
+from helpers.tooling.lesson import drafts, endings, files, form
+from helpers.tooling.lesson.execution import execute
 
 PICTURE = Path(".github/picture.png")
 """The picture of README.md: the figure that lesson 1 saves."""
@@ -36,17 +36,22 @@ def refresh(lesson: Path, *, timings: bool) -> str | None:
 
     An output that nbval does not compare (a timing, a version) stays as long as its cell's source
     does, unless `timings` are renewed. Returns how the lesson failed, if it did; its file stays.
+
+    Raises:
+        ValueError: Another process executes it, or no kernel can be started.
     """
-    done = execute(lesson, Path("build", "outputs", lesson.name))
-    if done.failure:
-        return done.failure
-    notebook = files.read(lesson)
-    for cell, new in zip(notebook.cells, done.notebook.cells, strict=True):
-        if cell.cell_type == "code" and (timings or not form.keeps_output(cell)):
-            cell.outputs = new.outputs
-    form.normalize(notebook)
-    with drafts.replaced(lesson) as draft:
-        nbformat.write(notebook, draft)
+    draft = Path("build", "outputs", lesson.name)
+    with drafts.alone(draft):
+        done = execute(lesson, draft)
+        if done.failure:
+            return done.failure
+        notebook = files.read(lesson)
+        for cell, new in zip(notebook.cells, done.notebook.cells, strict=True):
+            if cell.cell_type == "code" and (timings or not form.keeps_output(cell)):
+                cell.outputs = new.outputs
+        form.normalize(notebook)
+        with drafts.replaced(lesson) as new_lesson:
+            nbformat.write(notebook, new_lesson)
     return None
 
 
@@ -66,16 +71,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     failures = []
     for lesson in chosen:
-        failure = refresh(lesson, timings=options.timings)
+        try:
+            failure = refresh(lesson, timings=options.timings)
+        except ValueError as error:  # another process has it
+            failure = str(error)
         if failure:
             failures.append(failure)
         if lesson.stem == "01_naive_loop":
-            PICTURE.write_bytes(picture(lesson))
+            with drafts.replaced(PICTURE) as draft:
+                draft.write_bytes(picture(lesson))
     for failure in failures:
         print(f"failed, and left as it was: {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    end_cleanly_on_signals()
+    endings.cleanly_on_signals()
+    endings.in_one_sentence()
     sys.exit(main())

@@ -6,9 +6,10 @@ Run from the folder that holds `notebooks/`: `python -m helpers.tooling.run --he
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from helpers.tooling.lesson import files, parameters
+from helpers.tooling.lesson import drafts, endings, files, parameters
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,41 +25,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for lesson in chosen:
             values_for[lesson] = parameters.check(lesson, options.params)
         from helpers import devices  # torch and papermill take seconds
-        from helpers.tooling.lesson import execution
+        from helpers.tooling.lesson import environment, execution
 
+        environment.prepare()
         device = str(devices.resolve(options.device))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if __name__ == "__main__":
-        execution.end_cleanly_on_signals()
+        endings.cleanly_on_signals()
     folder = Path("build", device.replace(":", "-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    done = []
-    failed = False
-    try:
-        for lesson, values in values_for.items():
-            # A result is never half of one: until the end, it has the name of a failure.
-            draft = folder / f"{lesson.stem}.failed.ipynb"
-            result = folder / lesson.name
-            ended = execution.execute(lesson, draft, values | {"device": device})
-            done.append(ended)
-            if ended.failure:
-                failed = True
-                result.unlink(missing_ok=True)
-            else:
-                draft.replace(result)
-    finally:  # after Ctrl-C, too
-        count = f"{len(done)} of {len(values_for)} lessons were executed"
-        table = f"{execution.table(done)}\n\n{count}; the results are in {folder}/."
-        (folder / "table.txt").write_text(f"{table}\n", "utf-8")
-        print(f"\n{table}", flush=True)
-    for ended in done:
-        if ended.failure:
-            trace = folder / f"{ended.lesson.stem}.failed.ipynb"
-            print(f"failed: {ended.failure}; see {trace}", file=sys.stderr)
+    with ExitStack() as locks:
+        try:
+            for lesson in chosen:
+                locks.enter_context(drafts.alone(folder / lesson.name))
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
+        done = []
+        try:
+            for lesson, values in values_for.items():
+                # A result is never half of one: until the end, it has the name of a failure.
+                draft = folder / f"{lesson.stem}.failed.ipynb"
+                result = folder / lesson.name
+                ended = execution.execute(lesson, draft, values | {"device": device})
+                done.append(ended)
+                if ended.failure:
+                    result.unlink(missing_ok=True)
+                else:
+                    draft.replace(result)
+        finally:  # after Ctrl-C, too
+            count = f"{len(done)} of {len(values_for)} lessons were executed"
+            table = f"{execution.table(done)}\n\n{count}; the results are in {folder}/."
+            with drafts.replaced(folder / "table.txt") as text:
+                text.write_text(f"{table}\n", "utf-8")
+            print(f"\n{table}", flush=True)
+    failed = [ended for ended in done if ended.failure]
+    for ended in failed:
+        trace = folder / f"{ended.lesson.stem}.failed.ipynb"
+        print(f"failed: {ended.failure}; see {trace}", file=sys.stderr)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
+    endings.in_one_sentence()
     sys.exit(main())

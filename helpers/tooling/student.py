@@ -21,8 +21,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from helpers.tooling import colab
-from helpers.tooling.lesson import copies, drafts, files, imports
-from helpers.tooling.lesson.execution import end_cleanly_on_signals
+from helpers.tooling.lesson import copies, drafts, endings, files, imports
 
 FOLDER = Path("build/student")
 COURSE = Path("build/nbgrader")
@@ -102,7 +101,7 @@ def hidden_tests(folder: Path, lesson: Path) -> dict[str, str]:
 
 def build(chosen: Sequence[Path], folder: Path = FOLDER) -> None:
     """Rebuild a folder with the students' notebooks of some lessons, and what they need."""
-    with drafts.replaced(folder) as draft:
+    with drafts.alone(folder), drafts.replaced(folder) as draft:
         notebooks = {}
         for lesson in chosen:
             notebooks[lesson.name] = edition(lesson)
@@ -120,12 +119,13 @@ def build_course(chosen: Sequence[Path], hidden: Path | None, folder: Path = COU
     """Rebuild an nbgrader course with some lessons; return the number of hidden tests.
 
     Raises:
-        ValueError: There is no folder `hidden`, or a test in it matches no check.
+        ValueError: There is no folder `hidden`, a test in it matches no check, or another process
+            makes the course.
     """
     tests: dict[Path, dict[str, str]] = {}
     for lesson in chosen:  # before anything is written
         tests[lesson] = hidden_tests(hidden, lesson) if hidden else {}
-    with drafts.replaced(folder) as draft:
+    with drafts.alone(folder), drafts.replaced(folder) as draft:
         draft.mkdir()
         (draft / "nbgrader_config.py").write_text(CONFIG, "utf-8")
         for lesson in chosen:
@@ -149,7 +149,8 @@ def _write(notebooks: Mapping[str, NotebookNode], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    end_cleanly_on_signals()
+    endings.cleanly_on_signals()
+    endings.in_one_sentence()
     parser = argparse.ArgumentParser("student")
     parser.add_argument("lessons", nargs="*")
     parser.add_argument("--hidden", type=Path)
@@ -157,9 +158,9 @@ if __name__ == "__main__":
     try:
         chosen = files.choose(options.lessons)
         tests = build_course(chosen, options.hidden)
+        build(chosen)
     except ValueError as error:
         sys.exit(str(error))
-    build(chosen)
     print(f"{', '.join(path.stem for path in chosen)}: for students in {FOLDER}, which works alone")
     print(f"for nbgrader in {COURSE}, with the solutions and {tests} hidden tests")
     print("Copy both before they are used: they are rebuilt next time.")

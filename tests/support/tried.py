@@ -5,7 +5,6 @@ with their saved outputs, for `pytest --nbval build/tried`. With parameters, as 
 are executed only: saved outputs are those of the default values.
 """
 
-import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import nbformat
 import papermill
 from nbformat.v4 import new_code_cell
 
-from helpers.tooling.lesson import files, parameters
+from helpers.tooling.lesson import drafts, files, parameters
 from tests.support import answers
 
 TESTS = Path(__file__).parents[1]
@@ -62,7 +61,7 @@ if __name__ == "__main__":
         chosen = files.choose([argument for argument in sys.argv[1:] if "=" not in argument])
     except ValueError as error:
         sys.exit(str(error))
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
-    for lesson in chosen:
-        write(lesson, FOLDER / lesson.name, assignments)
+    with drafts.replaced(FOLDER) as draft:
+        draft.mkdir()
+        for lesson in chosen:
+            write(lesson, draft / lesson.name, assignments)

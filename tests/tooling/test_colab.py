@@ -49,7 +49,6 @@ def execute(notebook, folder, python, monkeypatch):
     (kernels / "kernel.json").write_text(json.dumps(spec), "utf-8")
     monkeypatch.setenv("JUPYTER_PATH", str(kernels.parents[1]))
     monkeypatch.setenv("TQDM_DISABLE", "1")
-    monkeypatch.delenv("PYTHONPATH", raising=False)
     client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
     client.execute(cwd=str(folder))
     return notebook

@@ -1,6 +1,7 @@
 """The environments that `make` works in."""
 
 import subprocess
+import sys
 from importlib import util
 
 import pytest
@@ -31,6 +32,7 @@ def environment(tmp_path, monkeypatch):
         module.calls.append(list(map(str, command[3:])))
         if command[2] == "venv":
             command[-1].mkdir(parents=True, exist_ok=True)
+            return subprocess.CompletedProcess(command, 0, "", "")
         if isinstance(module.complaint, BaseException):
             raise module.complaint
         status = 1 if module.complaint else 0
@@ -69,3 +71,29 @@ def test_what_will_not_do_is_said_and_leaves_no_environment(environment, tmp_pat
     assert environment.make(mark, None).startswith("Python 3.11")
     assert len(environment.calls) == ran
     assert not mark.parent.exists()
+
+
+def test_without_ensurepip_or_with_a_colon_in_the_path(environment, tmp_path, monkeypatch):
+    mark = tmp_path / ".venv" / "made"
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "find_spec", {"ensurepip": None}.get)
+        assert "no ensurepip" in environment.make(mark, None)
+    (tmp_path / "a:b").mkdir()
+    monkeypatch.chdir(tmp_path / "a:b")
+    assert "a:b: move what has ':' in its name" in environment.make(mark, None)
+    assert environment.calls == []
+
+
+def test_where_nothing_can_be_written_one_sentence_says_so(tmp_path):
+    (tmp_path / ".venv").write_text("a file, where a folder should be")
+    script = ROOT / ".ci" / "environment.py"
+    for folder in (".venv", "/proc"):
+        done = subprocess.run(
+            [sys.executable, script, f"{folder}/made"],
+            cwd=tmp_path,
+            capture_output=True,
+            encoding="utf-8",
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"no environment was made in {folder}: "), done.stderr
+        assert done.stderr.count("\n") == 1

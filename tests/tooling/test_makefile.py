@@ -15,7 +15,7 @@ FAKE_PYTHON = """\
 case "$*" in
   .ci/environment.py*) mkdir -p "${2%/*}/bin"; cp "$0" "${2%/*}/bin/python"; touch "$2";;
 esac
-echo "$*" $OMP_NUM_THREADS $PIP_EXTRA_INDEX_URL >> log
+echo "$*" $OMP_NUM_THREADS $PYTHONOPTIMIZE >> log
 """
 LISTS = ("requirements.txt", "tests/requirements.txt", ".ci/constraints.txt")
 MARK = ".venv/made-by-.-fake"
@@ -69,7 +69,9 @@ def test_variables_reach_the_commands_or_are_refused(make):
         assert said in refused.stderr
         assert refused.stderr.count("\n") == 1
         assert log == [], "nothing ran"
-    _, log = make("make run 'LESSON=3 4' DEVICE=cuda:1 PARAMS=seed=1 OMP_NUM_THREADS=2")
+    _, log = make(
+        "PYTHONOPTIMIZE=1 make run 'LESSON=3 4' DEVICE=cuda:1 PARAMS=seed=1 OMP_NUM_THREADS=2"
+    )
     assert log[-1] == "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 2"
 
 

@@ -54,6 +54,18 @@ def test_failed_lesson_stays_as_it_was(capsys):
     assert "01_raises.ipynb, cell 3 (divide): ZeroDivisionError" in capsys.readouterr().err
 
 
+def test_the_picture_is_replaced_in_one_step(desk, monkeypatch):
+    save(lesson(), "01_naive_loop")
+    monkeypatch.setattr(outputs, "refresh", lambda *lesson, timings: None)
+    monkeypatch.setattr(outputs, "picture", lambda lesson: b"new")
+    old, earlier = desk / outputs.PICTURE, desk / "earlier.png"
+    old.parent.mkdir()
+    old.write_bytes(b"old")
+    earlier.hardlink_to(old)
+    assert outputs.main([]) == 0
+    assert (old.read_bytes(), earlier.read_bytes()) == (b"new", b"old")
+
+
 def test_picture_of_readme_is_what_lesson_1_has_saved():
     shown = (ROOT / outputs.PICTURE).read_bytes()
     assert shown == outputs.picture(LESSONS[0]), "`make outputs` renews the picture"

@@ -6,11 +6,13 @@ import sys
 import nbformat
 import papermill
 import pytest
+from nbformat.v4 import new_code_cell
 
 from tests.tooling.samples import DOOR, LESSONS, ROOT, SIZES, cell, run_pytest
 
-# Python imports a module of this name when it starts, in a kernel and in what that starts as well.
-STARTED = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.support.pretend\n"
+IMPORTED = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.support.pretend\n"
+# A kernel takes no folder from outside. What it starts does, and imports sitecustomize by itself.
+FIRST = f"import os\nos.environ['PYTHONPATH'] = {{folder!r}}\n{IMPORTED}"
 CANNOT = {
     "06b_reference": (
         "sparse-gradients",  # would end the process
@@ -71,10 +73,11 @@ def test_lesson(path, desk):
             each.metadata.pop("tags", None)
     for identity in CANNOT.get(path.stem, ()):
         cell(notebook, identity).metadata.tags = ["raises-exception"]
+    start = desk / "start"
+    start.mkdir()
+    (start / "sitecustomize.py").write_text(IMPORTED, "utf-8")
+    notebook.cells.insert(0, new_code_cell(FIRST.format(folder=str(start))))
     nbformat.write(notebook, copy)
-    (desk / "start").mkdir()
-    (desk / "start" / "sitecustomize.py").write_text(STARTED, "utf-8")
     # Without float64, as on a Mac: what needs it has to move to the CPU.
-    options = {"PYTHONPATH": str(desk / "start"), "PRETEND_FLOAT64": "0"}
-    done = run_pytest(desk, "-q", "--nbval-lax", "notebooks", **options)
+    done = run_pytest(desk, "-q", "--nbval-lax", "notebooks", PRETEND_FLOAT64="0")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

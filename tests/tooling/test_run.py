@@ -9,8 +9,8 @@ import time
 import psutil
 import pytest
 
-from helpers.tooling import run
-from helpers.tooling.lesson import execution, files, parameters
+from helpers.tooling import outputs, run
+from helpers.tooling.lesson import drafts, execution, files, parameters
 from tests.tooling.samples import DOOR, LESSONS, SIZES, code, good_lesson, lesson, save
 
 
@@ -26,6 +26,8 @@ def test_every_failure_is_reported_at_the_end(desk, capfd, monkeypatch):
     build = desk / "build" / "cpu"
     build.mkdir(parents=True)
     (build / "02_b.ipynb").write_text("of an earlier run", "utf-8")
+    (build / "table.txt").write_text("of an earlier run", "utf-8")
+    (build / "earlier.txt").hardlink_to(build / "table.txt")
 
     assert run.main(["--device", "cpu", "--params", "batch_size=7", "dataset=random"]) == 1
 
@@ -35,6 +37,7 @@ def test_every_failure_is_reported_at_the_end(desk, capfd, monkeypatch):
     peak = int(re.search(r"01_a.* (\d+) MiB", shown.out)[1])
     assert 100 < peak < 250  # the lesson's own: this process, with torch, holds more
     assert (build / "table.txt").read_text("utf-8") in shown.out
+    assert (build / "earlier.txt").read_text("utf-8") == "of an earlier run", "cut in place"
     words = {"02_b": "divide): ZeroDivision", "03_c": "die): Kernel died", "04_d": "wait): A"}
     for stem, word in words.items():
         said = rf"failed: {stem}.ipynb, cell 3 \({re.escape(word)}.*; see build/cpu/{stem}.failed"
@@ -51,6 +54,52 @@ def test_a_kernel_that_does_not_start_is_a_failure_as_any_other(desk, capfd, mon
     shown = capfd.readouterr()
     assert re.search(r"01_good +failed +\d+\.\d s", shown.out)
     assert "failed: 01_good.ipynb, before its first cell: Kernel died before" in shown.err
+
+
+HOLDS = """
+import time
+from pathlib import Path
+from helpers.tooling.lesson import drafts
+build = Path("build")
+with drafts.alone(build / "cpu/01_good.ipynb"), drafts.alone(build / "outputs/01_good.ipynb"):
+    print("held", flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_the_second_of_two_commands_is_refused_until_the_first_has_ended(desk, capsys):
+    path = save(good_lesson(), "01_good")
+    first = subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE)
+    first.stdout.readline()
+    assert run.main(["--device", "cpu"]) == 2
+    assert outputs.main([]) == 1
+    said = capsys.readouterr().err
+    for folder in ("cpu", "outputs"):
+        assert f"process {first.pid} is making build/{folder}/{path.name}: wait" in said
+    first.kill()
+    first.wait()
+    for folder in ("cpu", "outputs"):
+        with drafts.alone(desk / "build" / folder / path.name):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("command", "link", "place"),
+    [
+        ("run --device cpu", "build/cpu/01_good.failed.ipynb", "/dev/full"),
+        ("outputs", "build", "/proc"),
+    ],
+)
+def test_where_nothing_can_be_written_one_sentence_says_so(command, link, place, desk, monkeypatch):
+    """On a disk that is full, or in a tree that is read-only."""
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    save(good_lesson(), "01_good")
+    (desk / link).parent.mkdir(parents=True, exist_ok=True)
+    (desk / link).symlink_to(place)
+    call = [sys.executable, "-m", *f"helpers.tooling.{command}".split()]
+    done = subprocess.run(call, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert re.match("No space left on device|build/outputs: No such file", done.stderr)
 
 
 REFUSED = [
@@ -101,7 +150,9 @@ def test_choosing_lessons():
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_killed_half_way(number, status, desk):
     waits = "import time\nopen('started', 'w').close()\ntime.sleep(1000)"
     save(lesson(code("sum", "1 + 1")), "00_first")

@@ -1,5 +1,7 @@
-"""Drafts: generated files take their place only when they are complete."""
+"""Drafts: generated files take their place only when they are complete, from one process a time."""
 
+import fcntl
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,3 +29,26 @@ def replaced(path: Path) -> Iterator[Path]:
             if old.exists() and not target.exists():
                 old.replace(target)
             raise
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes from making `path` during the block.
+
+    What locks is not that there is a file beside it, with a process id, but that the process holds
+    it. The system releases what a process held, however it ended.
+
+    Raises:
+        ValueError: Another process is making it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise ValueError(f"process {lock.read()} is making {path}: wait for its end") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield

@@ -1,9 +1,6 @@
 """Execute a lesson with papermill, and report how far it got."""
 
 import ast
-import logging
-import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +12,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 
 import helpers
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import environment, files
 
 OPTIONS = {
     "timeout": 600,  # seconds for a cell
@@ -69,7 +66,11 @@ class Execution(NamedTuple):
 
 
 def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = None) -> Execution:
-    """Execute a lesson in its own folder, and save it in another file as far as it gets."""
+    """Execute a lesson in its own folder, and save it in another file as far as it gets.
+
+    A figure that the saved lesson has and that is not drawn is a failure, too.
+    """
+    environment.prepare()
     to.parent.mkdir(parents=True, exist_ok=True)
     failure = None
     try:
@@ -78,6 +79,8 @@ def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = Non
             to,
             values,
             engine_name="lesson",
+            kernel_name=environment.KERNEL,  # whatever the front end wrote that saved the lesson
+            language="python",
             cwd=lesson.parent,
             progress_bar={"desc": lesson.stem},
         )
@@ -87,10 +90,14 @@ def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = Non
         # A kernel that dies raises DeadKernelError, a RuntimeError; one that does not start raises
         # a plain RuntimeError.
         failure = str(error).partition("\n")[0]
+    saved = files.read(lesson)
     notebook = files.read(to)
     if failure:
-        place = _place_reached(files.read(lesson), notebook)
-        failure = f"{lesson.name}, {place}: {failure}"
+        failure = f"{lesson.name}, {_place_reached(saved, notebook)}: {failure}"
+    else:
+        lost = _lost_figure(saved, notebook)
+        if lost:
+            failure = f"{lesson.name}, {lost}: its saved figure is not drawn (clear it if it went)"
     return Execution(lesson, notebook, failure)
 
 
@@ -107,6 +114,22 @@ def _place_reached(lesson: NotebookNode, executed: NotebookNode) -> str:
     return place
 
 
+def _lost_figure(saved: NotebookNode, executed: NotebookNode) -> str | None:
+    """Name the first cell of a lesson that has a saved figure and drew none."""
+    drawn = set()
+    for cell in files.code_cells(executed):
+        if _has_figure(cell):
+            drawn.add(cell.id)
+    for cell in files.code_cells(saved):
+        if _has_figure(cell) and cell.id not in drawn:
+            return files.place(saved, cell)
+    return None
+
+
+def _has_figure(cell: NotebookNode) -> bool:
+    return any("image/png" in output.get("data", {}) for output in cell.outputs)
+
+
 def table(done: Sequence[Execution]) -> str:
     """Lay out how lessons went: result, run time, peak memory."""
     lines = [f"{'lesson':<24}  result  run time  peak memory"]
@@ -120,14 +143,3 @@ def table(done: Sequence[Execution]) -> str:
         stem = ended.lesson.stem
         lines.append(f"{stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
     return "\n".join(lines)
-
-
-def end_cleanly_on_signals() -> None:
-    """Let Ctrl-C and SIGTERM end this process as `sys.exit` does: kernels and drafts go first."""
-
-    def end(received: int, frame: object) -> None:
-        logging.getLogger("asyncio").disabled = True  # it would log the task that this ends
-        sys.exit(128 + received)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)

@@ -19,8 +19,7 @@ from nbformat import NotebookNode
 from sphinx.cmd.build import build_main
 
 from helpers.tooling import colab
-from helpers.tooling.lesson import drafts, files
-from helpers.tooling.lesson.execution import end_cleanly_on_signals
+from helpers.tooling.lesson import drafts, endings, files
 
 FOLDER = Path("build/html")
 HERE = Path(__file__).parent
@@ -33,7 +32,11 @@ def build(folder: Path = FOLDER) -> None:
     """Write all pages; the folder is there in full or, after a warning of Sphinx, as before."""
     lessons = files.find()
     repo = os.environ.get("REPO")
-    with drafts.replaced(folder) as draft, tempfile.TemporaryDirectory() as temp_dir:
+    with (
+        drafts.alone(folder),
+        drafts.replaced(folder) as draft,
+        tempfile.TemporaryDirectory() as temp_dir,
+    ):
         source = Path(temp_dir, "source")
         source.mkdir()
         for path in (*lessons, *PICTURE.parent.glob(PICTURE.name)):
@@ -90,7 +93,8 @@ def _largest_figure(notebook: NotebookNode) -> str:
 
 
 if __name__ == "__main__":
-    end_cleanly_on_signals()
+    endings.cleanly_on_signals()
+    endings.in_one_sentence()
     try:
         build()
     except ValueError as error:

@@ -1,0 +1,126 @@
+"""One clean place to run: whatever a machine holds, a lesson gives what it was saved with."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from helpers.tooling.lesson import files
+from tests.tooling.samples import ROOT, cell, code, lesson, save
+
+SHOWN = {
+    "interpreter": ("import sys\nprint(sys.prefix)", "{desk}/env\n"),
+    "last-line-alone": ("1\n2", "2"),
+    "asserts": ("print(__debug__)", "True\n"),
+    "warnings": ("print(sys.warnoptions, sys.flags.dev_mode)", "[] False\n"),
+    "nothing-started": ("print({'started', '__session__'} & set(globals()))", "set()\n"),
+    "modules": ("from importlib.util import find_spec\nprint(find_spec('foreign'))", "None\n"),
+    "text": ("import locale\nprint(locale.getpreferredencoding())", "utf-8\n"),
+    "figure": ("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()", "<Figure size 6"),
+    "style": ("print(plt.rcParams['lines.linewidth'])", "1.5\n"),
+}
+"""Cells by their name: the source, and what it shows in a clean place."""
+CONFIG = "c.InteractiveShell.ast_node_interactivity = 'all'\n"
+STYLE = "lines.linewidth: 9\n"
+NOT_OURS = json.dumps({"argv": ["false"], "display_name": "Other", "language": "python"})
+FILES = {
+    "home/.ipython/profile_default/ipython_config.py": CONFIG,
+    "home/.ipython/profile_default/startup/00.py": "started = True",
+    "home/.local/share/jupyter/kernels/python3/kernel.json": NOT_OURS,
+    "home/.config/matplotlib/matplotlibrc": STYLE,
+    "env/etc/ipython/ipython_config.py": CONFIG,
+    "env/etc/ipython/startup/00.py": "started = True",
+    "notebooks/matplotlibrc": STYLE,
+    "foreign/kernels/python3/kernel.json": NOT_OURS,
+    "foreign/foreign.py": "",
+    "foreign/startup.py": "started = True",
+    "foreign/profile_default/ipython_config.py": CONFIG,
+    "foreign/matplotlibrc": STYLE,
+}
+"""What a machine may hold that nobody asked for, in the folder of a test."""
+VARIABLES = {
+    "HOME": "{desk}/home",
+    "IPYTHONDIR": "{desk}/foreign",
+    "JPY_SESSION_NAME": "a.ipynb",
+    "JUPYTER_PATH": "{desk}/foreign",
+    "JUPYTER_PREFER_ENV_PATH": "0",
+    "JUPYTER_RUNTIME_DIR": "/dev/null",
+    "MATPLOTLIBRC": "{desk}/foreign",
+    "MPLBACKEND": "Agg",
+    "PYTHONDEVMODE": "1",
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONPATH": "{desk}/foreign",
+    "PYTHONSTARTUP": "{desk}/foreign/startup.py",
+    "PYTHONUTF8": "0",
+    "PYTHONWARNINGS": "error",
+}
+"""Values that change what a lesson shows unless the environment of its kernel is clean."""
+ALWAYS = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": f"{Path.home()}/.cache"}
+"""A locale whose encoding is ASCII, and the fonts that matplotlib has found here."""
+
+
+@pytest.fixture
+def python(desk) -> Path:
+    """Make a dirty place, with a lesson, and an environment with a configuration of its own."""
+    env = desk / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", env], check=True)
+    where = {"base": str(env), "platbase": str(env)}
+    installed = sysconfig.get_path("purelib")
+    Path(sysconfig.get_path("purelib", vars=where), "installed.pth").write_text(installed, "utf-8")
+    for name, text in FILES.items():
+        (desk / name).parent.mkdir(parents=True, exist_ok=True)
+        (desk / name).write_text(text, "utf-8")
+    cells = []
+    for name, (source, shown) in SHOWN.items():
+        cells.append(code(name, source, printed=shown.format(desk=desk)))
+    save(lesson(*cells), "01_a")
+    return env / "bin" / "python"
+
+
+def call(python: Path, module: str, variables: Mapping[str, str], *arguments: str) -> None:
+    """Run a command of the collection, which must succeed, among a reader's variables."""
+    environment = dict(os.environ)
+    for name, value in (ALWAYS | variables).items():
+        environment[name] = value.format(desk=Path.cwd())
+    done = subprocess.run(
+        [python, "-m", module, *arguments],
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check(path: Path) -> None:
+    """Check that each cell of the lesson shows what it should, and nothing else."""
+    notebook = files.read(path)
+    for name, (_, shown) in SHOWN.items():
+        (output,) = cell(notebook, name).outputs
+        text = output.get("text") or output["data"]["text/plain"]
+        assert text.startswith(shown.format(desk=Path.cwd())), name
+    assert "image/png" in cell(notebook, "figure").outputs[0].data
+
+
+def test_each_tool_runs_a_lesson_as_it_was_saved(python):
+    together = dict(VARIABLES)
+    for slow in ("PYTHONDEVMODE", "PYTHONOPTIMIZE"):  # for the tool that starts the kernel
+        del together[slow]
+    call(python, "helpers.tooling.outputs", together)
+    check(Path("notebooks", "01_a.ipynb"))
+    call(python, "helpers.tooling.run", together, "--device", "cpu")
+    check(Path("build", "cpu", "01_a.ipynb"))
+    options = ["-c", str(ROOT / ".pytest.ini"), "--rootdir", ".", "-p", "no:cacheprovider"]
+    call(python, "pytest", together, *options, "notebooks")
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_alone_changes_nothing(name, python):
+    call(python, "helpers.tooling.outputs", {name: VARIABLES[name]})
+    check(Path("notebooks", "01_a.ipynb"))
