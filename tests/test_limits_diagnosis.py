@@ -376,6 +376,229 @@ def test_finite_differences_find_what_the_loop_gets_wrong(forward, norm):
     assert ("layernorm-third-order" in found(diagnosis)) == wrong
 
 
+def by_jvp(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    """A Laplacian along a basis in float32, which a copy in float64 does not take."""
+
+    def along(point: Tensor) -> Tensor:
+        total = 0
+        for vector in torch.eye(2):
+
+            def slope(x: Tensor, vector: Tensor = vector) -> Tensor:
+                return torch.func.jvp(lambda y: self.net(y[None]).sum(), (x,), (vector,))[1]
+
+            total = total + torch.func.jvp(slope, (point,), (vector,))[1]
+        return total
+
+    return torch.func.vmap(along)(inputs)[:, None]
+
+
+def network_with(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 8), *layers, nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.RMSNorm(8)])
+def test_what_does_not_run_in_float64_is_compared_in_its_own_precision(norm):
+    torch.manual_seed(4)
+    model = zoo.Apply(by_jvp, net=network_with(nn.Tanh(), norm))
+    data, targets = torch.randn(4, 2), torch.ones(4, 1)
+    diagnosis = diagnosed(model, zoo.squared, data, targets)
+    assert "finite differences" in diagnosis.ran
+    if isinstance(norm, nn.RMSNorm):
+        assert found(diagnosis) == []
+        return
+    # A twin in float64, basis included, is as far off along the same directions.
+    torch.set_default_dtype(torch.float64)
+    try:
+        twin = copy.deepcopy(model).double()
+        of_twin = diagnosed(twin, zoo.squared, data.double(), targets.double())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    percent = []
+    for each in (diagnosis, of_twin):
+        (finding,) = each.findings
+        assert finding.entry == "layernorm-third-order"
+        percent.append(float(re.search(r"(\d+)% off", finding.measured)[1]))
+    assert percent[0] == pytest.approx(percent[1], rel=0.05)
+
+
+def double_backward(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    """The residual of a heat equation in (time, place), whose gradient is not 0."""
+    inputs = inputs.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(self.net(inputs).sum(), inputs, create_graph=True)
+    (second,) = torch.autograd.grad(slope[:, 1].sum(), inputs, create_graph=True)
+    return slope[:, :1] - second[:, 1:]
+
+
+def trace(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    def along(point: Tensor) -> Tensor:
+        return torch.func.hessian(lambda x: self.net(x[None]).sum())(point).trace()
+
+    return torch.func.vmap(along)(inputs)[:, None]
+
+
+BENT = [nn.ReLU(), nn.LeakyReLU(), nn.Sequential(nn.MaxPool1d(2), nn.Upsample(8)), nn.Softplus()]
+
+
+@pytest.mark.parametrize("bend", BENT)
+@pytest.mark.parametrize("forward", [trace, by_jvp, double_backward])
+def test_second_derivatives_of_a_piecewise_linear_network(forward, bend):
+    layers = nn.Sequential(nn.Unflatten(1, (1, 8)), bend, nn.Flatten())
+    model = zoo.Apply(forward, net=network_with(layers)).double()
+    if forward is by_jvp:
+        model.float()
+    dtype = next(model.parameters()).dtype
+    data, targets = torch.randn(4, 2, dtype=dtype), torch.ones(4, 1, dtype=dtype)
+    names = set(found(diagnosed(model, zoo.squared, data, targets)))
+    assert ("piecewise-linear" in names) == (not isinstance(bend, nn.Softplus))
+    assert names <= {"piecewise-linear", "requires-grad-inside"}
+
+
+def test_a_derivative_that_is_cut_off_is_no_straight_line():
+    def cut(self, inputs):
+        inputs = inputs.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(inputs).sum(), inputs)  # without create_graph
+        return slope
+
+    model = zoo.Apply(cut, net=network_with(nn.Tanh())).double()
+    names = found(diagnosed(model, zoo.squared, DATA[:, :2], DATA[:, :2]))
+    assert "no-gradient" in names
+    assert "piecewise-linear" not in names
+
+
+class Attending(nn.Linear):
+    def forward(self, inputs: Tensor, keeps: Tensor) -> Tensor:
+        scores = super().forward(inputs) @ inputs.transpose(1, 2)
+        scores = scores.masked_fill(~keeps[:, None], -torch.inf)
+        return (scores.softmax(2) @ inputs).mean(1)
+
+
+TEXTS, KEEPS = torch.randn(4, 5, 3).double(), torch.ones(4, 5, dtype=torch.bool)
+KEEPS[2] = False
+NO_WORDS = torch.tensor([[1, 0, 1], [-100, -100, -100], [0, 0, 1], [-100, 1, 1]])
+CLASSES, SPOTS = torch.tensor([0, 1, 2, 0]), DATA * torch.tensor([1, 1, 1, 0])[:, None]
+ATTENTION = Attending(3, 3).double()
+PLAIN, TALL = (
+    nn.Linear(3, 3).double(),
+    zoo.Apply(lambda m, x: m.fc(x).transpose(1, 2), fc=nn.Linear(3, 2)).double(),
+)
+WITHOUT_BIAS = nn.Linear(3, 2, bias=False).double()
+weightless = functools.partial(F.cross_entropy, weight=torch.tensor([1.0, 0, 1]).double())
+
+
+def of(function) -> nn.Module:
+    return zoo.Apply(lambda m, x: function(m.fc(x)), fc=WITHOUT_BIAS)
+
+
+# The sample without a gradient, and what is diagnosed; and what else must be found.
+LACKING = {
+    "no label": (1, TALL, F.cross_entropy, TEXTS[:, :3], NO_WORDS, "means-of-unequal-units"),
+    "a class of weight 0": (1, PLAIN, weightless, DATA, CLASSES),
+    "a row masked": (2, ATTENTION, zoo.squared, (TEXTS, KEEPS), TEXTS[:, 0]),
+    "sqrt at 0": (3, of(lambda z: z.square().sqrt()), zoo.squared, SPOTS, TARGETS),
+    "log of 0": (3, of(lambda z: z.abs().log()), zoo.squared, SPOTS, TARGETS),
+    "length 0": (3, of(lambda z: z / z.norm(dim=1)[:, None]), zoo.squared, SPOTS, TARGETS),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_samples_without_a_gradient_are_named_and_hide_nothing(name):
+    index, model, loss_fn, data, targets, *others = LACKING[name]
+    diagnosis = diagnosed(model, loss_fn, data, targets)
+    assert found(diagnosis) == ["sample-without-a-gradient", *others]
+    assert f"for sample {index} of the first 4" in diagnosis.findings[0].measured
+    assert {"rows alone and together", "the loss of the batch"} <= set(diagnosis.ran)
+
+
+class Experts(nn.Module):
+    """Two experts a token, with the logits of the router beside the others, in some layout."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.router, self.experts, self.layout = nn.Linear(3, 4), nn.Linear(3, 20), layout
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        scores = self.router(inputs)  # (B, T, E)
+        outputs = self.experts(inputs).unflatten(2, (4, 5))  # (B, T, E, C)
+        logits = (scores.softmax(2)[..., None] * outputs).sum(2)
+        if self.layout == "load":
+            return {"logits": logits, "router": scores.softmax(2).mean((0, 1))}
+        if self.layout == "steps first":
+            scores = scores.transpose(0, 1)
+        return {"router": scores.flatten(0, 1), "logits": logits}
+
+
+def of_tokens(outputs: dict[str, Tensor], words: Tensor) -> Tensor:
+    return F.cross_entropy(outputs["logits"].flatten(0, 1), words.flatten())
+
+
+def balanced(outputs: dict[str, Tensor], words: Tensor) -> Tensor:
+    router = outputs["router"]
+    load = router.softmax(-1).mean(0) if router.dim() == 2 else router
+    return of_tokens(outputs, words) + load.square().sum()
+
+
+def small(outputs: dict[str, Tensor], words: Tensor) -> Tensor:
+    return of_tokens(outputs, words) + outputs["router"].logsumexp(1).square().mean()
+
+
+WORDS = torch.randint(5, (4, 5), generator=torch.Generator().manual_seed(0))
+PADDED = WORDS.masked_fill(torch.arange(5) > torch.tensor([[4], [1], [2], [4]]), -100)
+
+
+@pytest.mark.parametrize("layout", ["tokens", "steps first", "load"])
+@pytest.mark.parametrize("loss_fn", [of_tokens, balanced, small])
+def test_an_output_of_another_length_hides_nothing(loss_fn, layout):
+    if (loss_fn, layout) == (small, "load"):
+        pytest.skip("a load has no logits")
+    model = Experts(layout).double()
+    meets = ["samples-that-meet-in-the-loss"] * (loss_fn is balanced)
+    for words, units in ((WORDS, []), (PADDED, ["means-of-unequal-units"])):
+        diagnosis = diagnosed(model, loss_fn, TEXTS, words)
+        assert found(diagnosis) == [*units, *meets]
+
+
+def noisy(self: zoo.Apply, inputs: Tensor) -> Tensor:
+    return self.fc(inputs) + torch.randn(2).double()
+
+
+class Writing(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + self.offset.add_(1)
+
+
+WRITING = Writing(3, 2).double()
+WRITING.register_buffer("offset", torch.zeros(()).double())
+ROUGH = zoo.Apply(lambda m, x: (1e3 * by_jvp(m, x)).sin(), net=network_with(nn.Tanh()))
+# By the check that cannot be made: a word of the reason, and what is diagnosed.
+SKIPPED = {
+    "gradients": ("raises", model_of(lambda m, x: m.fc(x) * x.sum().item())),
+    "a second call": ("changed", WRITING),
+    "rows alone and together": ("random", model_of(noisy)),
+    "the loss of the batch": ("batch of 4", model_of(lambda m, x: m.fc(x.view(3))[None])),
+    "finite differences": ("two steps differ", ROUGH),
+}
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_a_check_that_cannot_be_made_is_named_with_the_reason(name):
+    reason, model = SKIPPED[name]
+    data = DATA.float()[:, :2] if model is ROUGH else DATA
+    targets = TARGETS[:, :1].float() if model is ROUGH else TARGETS
+    diagnosis = diagnosed(model, zoo.squared, data, targets)
+    assert name not in diagnosis.ran
+    assert reason in diagnosis.skipped[name]
+    for printed in (str(diagnosis), diagnosis._repr_markdown_()):
+        line = next(line for line in printed.splitlines() if reason in line and name in line)
+        assert "not checked" in line.lower()
+
+
+def test_what_was_checked_takes_one_line():
+    diagnosis = diagnosed(nn.Linear(3, 2).double(), zoo.squared, DATA, TARGETS)
+    assert diagnosis.skipped == {}
+    *_, line = str(diagnosis).splitlines()
+    assert line == f"checked: {', '.join(diagnosis.ran)}"
+
+
 RIGHT = {
     "model": Classifier().double(),
     "loss_fn": F.cross_entropy,

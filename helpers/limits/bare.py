@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.func import debug_unwrap, functional_call, grad, vmap
 
 from helpers.benchmark import each_operation
-from helpers.limits.findings import Finding, described, finding_of, format_largest, format_names
+from helpers.limits.findings import (
+    Checks,
+    Finding,
+    described,
+    finding_of,
+    format_largest,
+    format_names,
+)
 from helpers.numbers import differences, largest_difference
 from helpers.transforms import batches, fallback
 from helpers.transforms import randomness as streams
@@ -59,35 +66,43 @@ class Case:
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 """The attributes in which a module holds what `named_parameters` and its like list."""
+SECOND_CALL = "a second call"
+RAISES = "vmap(grad) raises"
+"""Why checks of the composition's gradients are not made."""
 
 
-def run_composition(case: Case) -> tuple[list[Finding], dict[str, Tensor] | None]:
-    """Run the composition; return what was found, and the gradients unless it raises.
+def run_composition(case: Case, checks: Checks) -> dict[str, Tensor] | None:
+    """Run the composition; return the gradients, or None if it raises.
 
     A module that raises in training mode is put into evaluation mode, and all starts again, so that
     what comes after it is found as well.
     """
+    raised: list[Finding] = []
+    grads = None
     if any(isinstance(leaf, Sequences) for leaf in case.batch.leaves):
-        return [Finding("data", "packed, but vmap takes only tensors", "data-dependent")], None
-    findings: list[Finding] = []
-    while True:
+        raised.append(Finding("data", "packed, but vmap takes only tensors", "data-dependent"))
+    is_over = bool(raised)
+    while grads is None and not is_over:
         try:
             with case.put_back() as before:
-                more, grads = _run_twice(case, before)
-            return findings + more, grads
+                grads = _run_twice(case, before, checks)
         except Exception as error:
             if not fallback.leads_to_next_way(error):
                 raise
             finding = finding_of(error, case.model)
-        if finding in findings:  # evaluation mode did not help
-            case.in_eval.popitem()
-            return findings, None
-        findings.append(finding)
-        name = "" if finding.where == "the model" else finding.where
-        module = dict(case.model.named_modules()).get(name)
-        if module is None or not module.training:
-            return findings, None
-        case.in_eval[finding.where] = module
+            if finding in raised:  # evaluation mode did not help
+                case.in_eval.popitem()
+                break
+            raised.append(finding)
+            name = "" if finding.where == "the model" else finding.where
+            module = dict(case.model.named_modules()).get(name)
+            is_over = module is None or not module.training
+            if not is_over:
+                case.in_eval[finding.where] = module
+    checks.findings[:0] = raised  # they came first
+    if grads is None:
+        checks.skipped[SECOND_CALL] = RAISES
+    return grads
 
 
 def _gradients(case: Case) -> dict[str, Tensor]:
@@ -111,7 +126,7 @@ def _gradients(case: Case) -> dict[str, Tensor]:
     return compute(params, buffers, leaves)
 
 
-def _run_twice(case: Case, before: streams.State) -> tuple[list[Finding], dict[str, Tensor]]:
+def _run_twice(case: Case, before: streams.State, checks: Checks) -> dict[str, Tensor]:
     """Compute gradients twice, and note what the first run changed in the model."""
     params = dict(case.model.named_parameters())
     buffers = dict(case.model.named_buffers())
@@ -127,11 +142,14 @@ def _run_twice(case: Case, before: streams.State) -> tuple[list[Finding], dict[s
     if not streams.alike(before, after, outside_torch=True):
         measured = "drew from NumPy's or Python's stream once, for all samples"
         findings.append(Finding("the model", measured, "numpy-draws"))
-    if not findings:
+    if findings:
+        checks.skipped[SECOND_CALL] = "the first one changed something"
+        checks.findings.extend(findings)
+    else:
         # Nothing visible has changed, so from the same random numbers come the same gradients.
         streams.restore_random_state(before)
-        findings += _run_again(case, grads)
-    return findings, grads
+        checks.make(SECOND_CALL, _run_again, case, grads)
+    return grads
 
 
 def _written(

@@ -11,6 +11,8 @@ from helpers.compare import TOLERANCES
 from helpers.limits import bare, finite_differences, trials
 from helpers.limits.bare import Case
 from helpers.limits.findings import (
+    CannotCheckError,
+    Checks,
     Diagnosis,
     Finding,
     described,
@@ -38,9 +40,10 @@ def diagnose(
     It compares `vmap(grad)` over `functional_call`, the loop and `func_gradients` on at most four
     samples; the model before and after; rows alone with rows together; and the loss of the batch
     with those of its samples. If the forward pass itself differentiates, it compares autograd with
-    finite differences, too. Model, mode, buffers and random streams are restored. It cannot see the
-    code that calls the model (a wrong `in_dims`, parameters not detached), and cannot restore state
-    kept outside the model, as by `functools.lru_cache`.
+    finite differences, too. The report lists what was checked, and what could not be, and why.
+    Model, mode, buffers and random streams are restored. It cannot see the code that calls the
+    model (a wrong `in_dims`, parameters not detached), and cannot restore state kept outside the
+    model, as by `functools.lru_cache`.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.
@@ -49,7 +52,8 @@ def diagnose(
         targets: Likewise; `None` where the loss needs none.
 
     Returns:
-        The findings, by module name, and a comparison of `func_gradients` with the loop.
+        The findings, by module name, a comparison of `func_gradients` with the loop, and the
+        checks that ran and that did not.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -84,30 +88,63 @@ def diagnose(
 
 
 def _diagnosed(case: Case) -> Diagnosis:
-    findings, grads = bare.run_composition(case)
+    checks = Checks()
+    grads = bare.run_composition(case, checks)
     singles = []
     for index in range(len(case.batch)):
         singles.append(trials.try_samples(case, slice(index, index + 1)))
-    try:
-        full = trials.try_samples(case, slice(None))
-    except ValueError:  # it works for a batch of one, which is all that is required
-        full = None
 
     tolerance = _tolerance(case, singles)
-    conclusion, expected = _compare_with_loop(case, tolerance)
-    if grads is not None:
-        findings += _compare_gradients(case, grads, expected, tolerance)
-    findings += finite_differences.find_wrong_autograd(case)
-    # Where random numbers are drawn, samples alone and together differ by these.
-    if full is not None and not full.drew and len(singles) > 1:
-        # Kernels for a batch may round in another way than those for one sample.
-        loose = min(100 * tolerance, 0.1)
-        interactions = trials.find_interactions(full, singles, loose)
+    conclusion, expected, failure = _compare_with_loop(case, tolerance)
+    checks.make("gradients", _compare_gradients, case, grads, expected, tolerance)
+    own_grads = expected or grads or {}
+    checks.make("finite samples", trials.find_not_finite, singles, own_grads)
+    kept = trials.finite_samples(singles, own_grads)  # NaN would hide what else there is
+    finite = [single for single, is_kept in zip(singles, kept.tolist(), strict=True) if is_kept]
+
+    noting = finite_differences.note(case)
+    if noting.differentiates:
+        sample = case.batch[kept][:1]
+        arguments = case, sample, noting, [single.predictions for single in finite]
+        checks.make("finite differences", finite_differences.find_wrong_autograd, *arguments)
+    _compare_batch(case, checks, kept, finite, tolerance)
+    if failure and not checks.findings:
+        checks.findings.append(failure)
+    if expected and not checks.findings and not any(map(torch.any, expected.values())):
+        zero = Finding("the loss", "gradients of these samples are 0", "no-gradient")
+        checks.findings.append(zero)
+    findings = checks.findings or _find_refusal(case)
+    return Diagnosis(tuple(findings), conclusion, tuple(checks.ran), checks.skipped)
+
+
+def _compare_batch(
+    case: Case, checks: Checks, kept: Tensor, singles: list[Trial], tolerance: float
+) -> None:
+    """Compare the samples with the batch of those that are kept: their rows, and their loss."""
+    # Kernels for a batch may round in another way than those for one sample.
+    loose = min(100 * tolerance, 0.1)
+    rows, loss = "rows alone and together", "the loss of the batch"
+    full = None
+    reason = ""
+    if len(singles) < 2:
+        reason = "fewer than two samples with finite gradients"
+    else:
+        try:
+            full = trials.try_samples(case, slice(None) if kept.all() else kept)
+        except ValueError as error:  # it works for a batch of one, which is all that is required
+            reason = str(error)
+    if full is not None and full.drew:  # samples alone and together differ by what is drawn
+        reason = "the forward pass draws random numbers"
+    if reason:
+        checks.skipped |= {rows: reason, loss: reason}
+        return
+    before = len(checks.findings)
+    checks.make(rows, trials.find_interactions, full, singles, loose)
+    if len(checks.findings) > before:
         # If predictions depend on the batch, so does the loss, whatever its weights.
-        findings += interactions or trials.find_loss_weights(case, full, singles, loose)
-    if expected and not findings and not any(map(torch.any, expected.values())):
-        findings.append(Finding("the loss", "gradients of these samples are 0", "no-gradient"))
-    return Diagnosis(tuple(findings or _find_refusal(case)), conclusion)
+        checks.skipped[loss] = "the predictions depend on the batch"
+    else:
+        checks.make(loss, trials.find_loss_weights, case, full, singles, loose)
 
 
 def _tolerance(case: Case, singles: list[Trial]) -> float:
@@ -121,22 +158,28 @@ def _tolerance(case: Case, singles: list[Trial]) -> float:
     return largest
 
 
-def _compare_with_loop(case: Case, tolerance: float) -> tuple[str, dict[str, Tensor]]:
-    """Compare `func_gradients` with the loop; return a conclusion and the loop's gradients."""
+def _compare_with_loop(
+    case: Case, tolerance: float
+) -> tuple[str, dict[str, Tensor], Finding | None]:
+    """Compare `func_gradients` with the loop.
+
+    Returns a conclusion, the loop's gradients, and what either raises.
+    """
     results = []
     for method in (gradients.func_gradients, gradients.loop_gradients):
         try:
             with case.put_back():
                 results.append(method(case.model, case.loss_fn, case.batch))
         except ValueError as error:  # a refusal
-            return f"{method.__name__} refuses: {' '.join(str(error).split())}", {}
+            return f"{method.__name__} refuses: {' '.join(str(error).split())}", {}, None
         except Exception as error:
             if not fallback.leads_to_next_way(error):
                 raise
-            return f"{method.__name__} raises {described(error)}", {}
+            raised = f"{method.__name__} raises {described(error)}"
+            return raised, {}, finding_of(error, case.model)
     got, expected = results
     if not expected:
-        return "no parameter requires a gradient, so there is nothing to compare", {}
+        return "no parameter requires a gradient, so there is nothing to compare", {}, None
     wrong = numbers.differences(got, expected, tolerance)
     if wrong:
         conclusion = f"func_gradients and the loop differ in {format_names(wrong)}"
@@ -146,13 +189,15 @@ def _compare_with_loop(case: Case, tolerance: float) -> tuple[str, dict[str, Ten
     conclusion += f", on {count} sample" if count == 1 else f", on {count} samples"
     if case.in_eval:
         conclusion += f", with {format_names(case.in_eval)} in evaluation mode"
-    return conclusion, expected
+    return conclusion, expected, None
 
 
 def _compare_gradients(
-    case: Case, grads: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
+    case: Case, grads: dict[str, Tensor] | None, expected: dict[str, Tensor], tolerance: float
 ) -> list[Finding]:
     """Compare gradients of the bare composition with those of the loop."""
+    if grads is None:
+        raise CannotCheckError(bare.RAISES)
     findings = []
     frozen = []
     for name, parameter in case.model.named_parameters():
@@ -161,6 +206,8 @@ def _compare_gradients(
     if 0 < len(frozen) < len(grads):
         where = format_names(frozen)
         findings.append(Finding(where, "frozen, gets a gradient", "frozen-parameters"))
+    if not expected and not findings:
+        raise CannotCheckError("nothing to compare with")
     wrong = numbers.differences(grads, expected, tolerance)
     if wrong:
         measured = f"differs from the loop, {format_largest(wrong)}"

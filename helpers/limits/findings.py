@@ -1,9 +1,9 @@
-"""What `diagnose` returns: findings, with the entries of the reference, and a conclusion."""
+"""What `diagnose` returns: findings with their entries, a conclusion, and the checks it made."""
 
 import textwrap
 import traceback
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -26,6 +26,28 @@ class Finding:
     entry: str = "unknown"  # its name in the reference
 
 
+class CannotCheckError(Exception):
+    """A check cannot be made, or would tell nothing; the message says why."""
+
+
+@dataclass
+class Checks:
+    """What the checks have found so far, which of them ran, and why the others did not."""
+
+    findings: list[Finding] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def make(self, name: str, check: Callable[..., Iterable[Finding]], *args: object) -> None:
+        """Make a check, which returns what it finds or raises `CannotCheckError`."""
+        try:
+            self.findings.extend(check(*args))
+        except CannotCheckError as reason:
+            self.skipped[name] = str(reason)
+        else:
+            self.ran.append(name)
+
+
 @dataclass(frozen=True)
 class _Row:
     """What is shown of equal findings: the places together, with the cause and fix of the entry."""
@@ -39,10 +61,14 @@ class _Row:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, and how `func_gradients` compares with the loop."""
+    """What was found, how `func_gradients` compares with the loop, and what was checked."""
 
     findings: tuple[Finding, ...]
     conclusion: str
+    ran: tuple[str, ...] = ()
+    """The checks that were made."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """The checks that could not be made, each with the reason."""
 
     def __str__(self) -> str:
         lines = []
@@ -54,6 +80,8 @@ class Diagnosis:
         if not lines:
             lines.append("nothing found")
         lines.append(f"compared with the loop: {self.conclusion}")
+        for label, text in self._checks():
+            lines.append(f"{label}: {text}")
         return "\n".join(lines)
 
     def _repr_markdown_(self) -> str:
@@ -63,7 +91,20 @@ class Diagnosis:
         table = "Nothing found."
         if rows:
             table = markdown(["where", "measured", "entry", "cause", "fix"], rows)
-        return f"{table}\n\n**Compared with the loop.** {self.conclusion}."
+        paragraphs = [table, f"**Compared with the loop.** {self.conclusion}."]
+        for label, text in self._checks():
+            paragraphs.append(f"**{label.capitalize()}.** {text}.")
+        return "\n\n".join(paragraphs)
+
+    def _checks(self) -> Iterator[tuple[str, str]]:
+        """Yield a line for the checks that ran, and one for each reason that others did not."""
+        if self.ran:
+            yield "checked", ", ".join(self.ran)
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            yield "not checked", f"{', '.join(names)} ({reason})"
 
     def _rows(self) -> Iterator[_Row]:
         locations: dict[tuple[str, str], list[str]] = {}
