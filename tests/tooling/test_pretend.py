@@ -36,7 +36,8 @@ SMALLER = {
     "11_tasks_and_ensembles": {"meta_steps": 4, "digit_steps": 4},
     "12_attribution_at_scale": {"halves": 3, "steps": 3, "repeats": 1},
     "12b_through_training": {"halves": 3, "steps": 3, "repeats": 1},
-    "13_language_model": {"pretraining": 4, "fine_tuning": 1},
+    "13_language_model": {"steps": 2},
+    "13b_what_it_learned_from": {"pretraining": 4, "fine_tuning": 1},
 }
 """Sizes at which lessons take a minute, since an operation there goes through Python: that these
 run there is tested, and not what they print."""
