@@ -42,7 +42,7 @@ run: $(made)  ## execute lessons on DEVICE into build/<device>/, with a table
 # BackPACK would bring another torch with its dependencies. A peer that is missing is not measured.
 backpack := backpack-for-pytorch==1.7.1 einops==0.8.2 unfoldNd==0.2.3
 jax := jax==0.10.2 jaxlib==0.10.2 ml_dtypes==0.6.0 numpy==2.4.6 opt_einsum==3.4.0 scipy==1.17.1
-bench: $(made)  ## measure all candidates of lesson 7 on DEVICE into build/<device>/bench.json
+bench: $(made)  ## measure the ways of lessons 7 and 7b on DEVICE into build/<device>/bench.json
 	-@$(python) -c "import backpack" 2> /dev/null || $(python) -m pip install -q --no-deps $(backpack)
 	-@test -e .venv-jax || "$(PYTHON)" -m venv .venv-jax
 	-@.venv-jax/bin/python -c "import jax" 2> /dev/null || .venv-jax/bin/python -m pip install -q $(jax)

@@ -1,4 +1,4 @@
-"""`make bench`: measure the candidates of lesson 7, each in its own process.
+"""`make bench`: measure the candidates of lessons 7 and 7b, each in its own process.
 
 Prints tables and writes `build/<device>/bench.json`, updated after each network.
 """

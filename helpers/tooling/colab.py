@@ -28,7 +28,7 @@ OPEN = "https://colab.research.google.com/github/{repo}/blob/colab/"
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 SECTION = "colab-helpers"
 METADATA = {"colab": {"provenance": [], "collapsed_sections": [SECTION]}}
-GPU = ("07_speed_and_memory",)
+GPU = ("07_speed_and_memory", "07b_which_way")
 """Lessons that ask for a GPU: they measure times. In the others, networks are tiny."""
 NEEDS_OPACUS = "%%needs_opacus"
 """The magic, defined by `OPACUS`, of cells that are run only as far as they can be without it."""

@@ -98,7 +98,7 @@ def test_copy_alone_gives_the_lessons_results(path, gone, tmp_path, colab_python
 def test_copy_as_a_file(path):
     copy = colab.standalone(path, None)
     nbformat.validate(copy)
-    assert copy.metadata.get("accelerator") == ("GPU" if "speed" in path.stem else None)
+    assert copy.metadata.get("accelerator") == ("GPU" if path.stem in colab.GPU else None)
     assert copy.metadata.colab.collapsed_sections == [copy.cells[1].metadata.id]
     ids = [each.id for each in copy.cells]
     assert [each.metadata.id for each in copy.cells] == ids

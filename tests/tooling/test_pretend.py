@@ -23,7 +23,7 @@ CANNOT = {
         # An accelerator has one operation for a cell of an LSTM or a GRU, which a CPU has not.
         *("data-dependent", "data-dependent-fixed", "operator-fallback", "recurrent-rule"),
     ),
-    "07_speed_and_memory": ("ways", "measure", "table", "picture", "small"),  # ExpandedWeights
+    "07b_which_way": ("ways", "peers-times"),  # ExpandedWeights
     "14_inputs": ("check-1",),  # `triu_indices`
 }
 """Cells that cannot run there, or not to the digit."""
