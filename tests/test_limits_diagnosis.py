@@ -557,6 +557,20 @@ def test_an_output_of_another_length_hides_nothing(loss_fn, layout):
         assert found(diagnosis) == [*units, *meets]
 
 
+class WithLoss(Experts):
+    """Return the loss among the outputs, as models of transformers do."""
+
+    def forward(self, inputs: Tensor, words: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(inputs)
+        return {"loss": balanced(outputs, words), **outputs}
+
+
+def test_a_loss_among_the_outputs_hides_nothing():
+    model = WithLoss("tokens").double()
+    diagnosis = diagnosed(model, lambda outputs, _: outputs["loss"], (TEXTS, PADDED), None)
+    assert found(diagnosis) == ["means-of-unequal-units", "samples-that-meet-in-the-loss"]
+
+
 def noisy(self: zoo.Apply, inputs: Tensor) -> Tensor:
     return self.fc(inputs) + torch.randn(2).double()
 

@@ -344,7 +344,9 @@ def _slopes(full: Trial, singles: list[Trial], tolerance: float) -> tuple[list[_
     alone = [single.predictions for single in singles]
     for output, output_alone in _aligned(full.predictions, alone):
         tensors = [output, *output_alone]
-        if all(each.is_floating_point() and each.requires_grad for each in tensors):
+        differentiable = all(each.is_floating_point() and each.requires_grad for each in tensors)
+        # A loss among the outputs would stand between the others and itself.
+        if differentiable and output.dim():
             layouts.append(_layout(output, output_alone))
             of_batch.append(output)
             of_samples.append(output_alone)
