@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.tooling.lesson import files
+from helpers.tooling.lesson import environment, files
 from tests.tooling.samples import ROOT, cell, code, lesson, save
 
 SHOWN = {
@@ -49,7 +50,6 @@ VARIABLES = {
     "JPY_SESSION_NAME": "a.ipynb",
     "JUPYTER_PATH": "{desk}/foreign",
     "JUPYTER_PREFER_ENV_PATH": "0",
-    "JUPYTER_RUNTIME_DIR": "/dev/null",
     "MATPLOTLIBRC": "{desk}/foreign",
     "MPLBACKEND": "Agg",
     "PYTHONDEVMODE": "1",
@@ -60,8 +60,33 @@ VARIABLES = {
     "PYTHONWARNINGS": "error",
 }
 """Values that change what a lesson shows unless the environment of its kernel is clean."""
-ALWAYS = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "XDG_CACHE_HOME": f"{Path.home()}/.cache"}
-"""A locale whose encoding is ASCII, and the fonts that matplotlib has found here."""
+SHOWN_BY_TORCH = {
+    "product": ("import torch\n(torch.eye(64) @ torch.eye(64)).trace()", "tensor(64.)"),
+    "script": ("type(torch.jit.script(torch.nn.ReLU())).__name__", "'RecursiveScriptModule'"),
+    "compiled": ("torch.compile(torch.neg, backend='eager')(torch.eye(1))", "tensor([[-1.]])"),
+    "error": (
+        "try:\n    torch.eye(2) @ torch.eye(3)\nexcept RuntimeError as error:\n    print(error)",
+        "mat1 and mat2 shapes cannot be multiplied (2x2 and 3x3)\n",
+    ),
+    "precision": ("torch.get_float32_matmul_precision()", "'highest'"),
+    "pool": ("import sklearn.cluster\nprint('done')", "done\n"),
+}
+VARIABLES_OF_TORCH = {
+    "MKL_VERBOSE": "1",
+    "OMP_DISPLAY_ENV": "VERBOSE",
+    "PYTORCH_JIT": "0",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+    "TORCH_LOGS": "+dynamo",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+}
+"""The same for what a lesson shows by torch, which takes seconds to import."""
+ALWAYS = {
+    "LC_ALL": "de_DE",
+    "LOCPATH": "{desk}/locales",
+    "PYTHONCOERCECLOCALE": "0",
+    "XDG_CACHE_HOME": f"{Path.home()}/.cache",
+}
+"""A locale that is not UTF-8, or ASCII where none can be made; and the fonts found here before."""
 
 
 @pytest.fixture
@@ -75,21 +100,31 @@ def python(desk) -> Path:
     for name, text in FILES.items():
         (desk / name).parent.mkdir(parents=True, exist_ok=True)
         (desk / name).write_text(text, "utf-8")
-    cells = []
-    for name, (source, shown) in SHOWN.items():
-        cells.append(code(name, source, printed=shown.format(desk=desk)))
-    save(lesson(*cells), "01_a")
+    if shutil.which("localedef"):
+        (desk / "locales").mkdir()
+        subprocess.run(["localedef", "-i", "de_DE", "-f", "ISO-8859-1", desk / "locales" / "de_DE"])
     return env / "bin" / "python"
+
+
+def write(shows: Mapping[str, tuple[str, str]]) -> Path:
+    """Write a lesson that shows this."""
+    cells = []
+    for name, (source, shown) in shows.items():
+        cells.append(code(name, source, printed=shown.format(desk=Path.cwd())))
+    return save(lesson(*cells), "01_a")
 
 
 def call(python: Path, module: str, variables: Mapping[str, str], *arguments: str) -> None:
     """Run a command of the collection, which must succeed, among a reader's variables."""
-    environment = dict(os.environ)
+    values = {}
+    for name, value in os.environ.items():
+        if name not in environment.TABLE:  # which pytest's own process has
+            values[name] = value
     for name, value in (ALWAYS | variables).items():
-        environment[name] = value.format(desk=Path.cwd())
+        values[name] = value.format(desk=Path.cwd())
     done = subprocess.run(
         [python, "-m", module, *arguments],
-        env=environment,
+        env=values,
         capture_output=True,
         encoding="utf-8",
         errors="replace",
@@ -97,24 +132,29 @@ def call(python: Path, module: str, variables: Mapping[str, str], *arguments: st
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def check(path: Path) -> None:
+def check(path: Path, shows: Mapping[str, tuple[str, str]]) -> None:
     """Check that each cell of the lesson shows what it should, and nothing else."""
     notebook = files.read(path)
-    for name, (_, shown) in SHOWN.items():
+    for name, (_, shown) in shows.items():
         (output,) = cell(notebook, name).outputs
         text = output.get("text") or output["data"]["text/plain"]
-        assert text.startswith(shown.format(desk=Path.cwd())), name
-    assert "image/png" in cell(notebook, "figure").outputs[0].data
+        expected = shown.format(desk=Path.cwd())
+        if name == "figure":
+            assert text.startswith(expected)
+            assert "image/png" in output.data
+        else:
+            assert text == expected, name
 
 
 def test_each_tool_runs_a_lesson_as_it_was_saved(python):
+    path = write(SHOWN)
     together = dict(VARIABLES)
     for slow in ("PYTHONDEVMODE", "PYTHONOPTIMIZE"):  # for the tool that starts the kernel
         del together[slow]
     call(python, "helpers.tooling.outputs", together)
-    check(Path("notebooks", "01_a.ipynb"))
+    check(path, SHOWN)
     call(python, "helpers.tooling.run", together, "--device", "cpu")
-    check(Path("build", "cpu", "01_a.ipynb"))
+    check(Path("build", "cpu", path.name), SHOWN)
     options = ["-c", str(ROOT / ".pytest.ini"), "--rootdir", ".", "-p", "no:cacheprovider"]
     call(python, "pytest", together, *options, "notebooks")
 
@@ -122,5 +162,13 @@ def test_each_tool_runs_a_lesson_as_it_was_saved(python):
 @pytest.mark.whole
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_alone_changes_nothing(name, python):
+    path = write(SHOWN)
     call(python, "helpers.tooling.outputs", {name: VARIABLES[name]})
-    check(Path("notebooks", "01_a.ipynb"))
+    check(path, SHOWN)
+
+
+@pytest.mark.whole
+def test_variables_of_torch_change_nothing(python):
+    path = write(SHOWN_BY_TORCH)
+    call(python, "helpers.tooling.outputs", VARIABLES_OF_TORCH)
+    check(path, SHOWN_BY_TORCH)

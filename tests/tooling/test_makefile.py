@@ -87,3 +87,18 @@ def test_the_environment_is_brought_up_to_each_list_that_changed(make):
         _, log = make("make lint")
         assert log == [anew, *LINT], name
         os.utime(name, (0, 0))  # the next one alone is new
+
+
+def test_a_clone_with_autocrlf_has_lines_that_make_and_bash_can_read(tmp_path):
+    there, clone = tmp_path / "there", tmp_path / "clone"
+    (there / ".ci").mkdir(parents=True)
+    names = ["Makefile", ".ci/run", ".gitattributes"]
+    for name in names:
+        shutil.copy(ROOT / name, there / name)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q", there], check=True)
+    subprocess.run([*git, "-C", there, "add", *names], check=True)
+    subprocess.run([*git, "-C", there, "commit", "-q", "-m", "a"], check=True)
+    subprocess.run([*git, "-c", "core.autocrlf=true", "clone", "-q", there, clone], check=True)
+    for name in names:
+        assert b"\r" not in (clone / name).read_bytes(), name

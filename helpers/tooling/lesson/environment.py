@@ -17,13 +17,18 @@ KERNEL = "python3"
 """The name of the kernel that `prepare` writes: this interpreter, started by `kernel.py`."""
 TABLE = {
     "JUPYTER_PATH": ("{folder}/jupyter", "our kernel comes before all others of its name"),
-    "JUPYTER_RUNTIME_DIR": ("{folder}/runtime", "a home that is read-only holds no connections"),
     "IPYTHONDIR": ("{folder}/ipython", "no profile and no startup file of the user's"),
     "JPY_SESSION_NAME": (None, "it names the notebook from which a command is run, not the lesson"),
     "MPLBACKEND": (None, "a kernel chooses the inline backend unless another is set"),
     "MATPLOTLIBRC": (os.devnull, "figures have the default style"),
     "PYTHON*": (None, "no assert is skipped, no warning changed, no file run, no folder searched"),
     "PYTHONUTF8": ("1", "files and processes speak UTF-8 in every locale"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (None, "it rounds products on a GPU to ten bits"),
+    "TORCH_LOGS": (None, "it prints beside a cell's own output"),
+    "TORCH_SHOW_CPP_STACKTRACES": (None, "it prints a stack below each message of torch's"),
+    "PYTORCH_JIT": (None, "with 0, a scripted model is an ordinary one"),
+    "MKL_VERBOSE": (None, "it prints a line for each product of matrices"),
+    "OMP_DISPLAY_ENV": (None, "it prints when a library of threads is loaded"),
 }
 """Each variable, or pattern of several: its value, or None where it is removed, and the reason."""
 
