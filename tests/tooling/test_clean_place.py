@@ -62,7 +62,7 @@ VARIABLES = {
 """Values that change what a lesson shows unless the environment of its kernel is clean."""
 SHOWN_BY_TORCH = {
     "products": (  # so many that what MKL prints does not stay in its buffer
-        "import torch\nfor _ in range(99):\n    square = torch.eye(64) @ torch.eye(64)\nsquare[0, 0]",
+        "import torch\nfor _ in range(99):\n    a = torch.eye(64) @ torch.eye(64)\na[0, 0]",
         "tensor(1.)",
     ),
     "script": ("type(torch.jit.script(torch.nn.ReLU())).__name__", "'RecursiveScriptModule'"),

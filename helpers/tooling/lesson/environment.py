@@ -46,7 +46,7 @@ def prepare() -> None:
         raise ValueError(f"{folder} has a {os.pathsep!r} in its name: set TMPDIR to another folder")
     command = get_kernel_dict()["argv"]
     module = command.index("-m")
-    command[module : module + 2] = [str(Path(__file__).with_name("kernel.py"))]
+    command[module : module + 2] = [str(Path(__file__).resolve().with_name("kernel.py"))]
     write_kernel_spec(Path(folder, "jupyter", "kernels", KERNEL), {"argv": command})
     for variable, (value, _) in TABLE.items():
         for name in fnmatch.filter(os.environ, variable):
