@@ -8,10 +8,13 @@ from torch import Tensor
 from helpers import devices
 
 
-def check_count(name: str, count: int, least: int = 1) -> None:
-    """Raise ValueError unless a count is an integer (not a bool), at least `least`."""
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}, got {count!r}")
+def check_count(name: str, count: int, least: int = 1, most: int | None = None) -> None:
+    """Raise ValueError unless a count is an integer (not a bool), from `least` to `most`."""
+    is_whole = isinstance(count, Integral) and not isinstance(count, bool)
+    if is_whole and count >= least and (most is None or count <= most):
+        return
+    allowed = f", at least {least}" if most is None else f" from {least} to {most}"
+    raise ValueError(f"{name} must be a whole number{allowed}, got {count!r}")
 
 
 def is_real(value: object) -> bool:

@@ -181,10 +181,41 @@ def test_killed_half_way(number, status, desk):
     assert "Traceback" not in (desk / "errors").read_text("utf-8")
 
 
+def ranges(path):
+    """Read what a lesson says its parameters may be: {name: (least, most or None)}."""
+    declared = parameters.declared(path)
+    found = {}
+    for name, (_, meaning) in declared.items():
+        match = re.search(r"; (\w+) (?:to (\d+)|or more)$", meaning)
+        if match:
+            least, most = match.groups()
+            if least in declared:  # another parameter
+                least, _ = declared[least]
+            found[name] = int(least), most and int(most)
+    return found
+
+
+@pytest.mark.parametrize("path", [*filter(ranges, [DOOR, *LESSONS])], ids=lambda path: path.stem)
+def test_a_size_beyond_its_range_is_refused_in_one_sentence_before_anything_else(path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    source = files.code_cells(files.read(path))[1].source
+    checks = re.match(r"(?s).*(?:check_count|raise ValueError)\([^\n]+", source)[0]
+    defaults = {}
+    for name, (default, _) in parameters.declared(path).items():
+        defaults[name] = default
+    for name, (least, most) in ranges(path).items():
+        for allowed in (least, most or 10**9):
+            exec(checks, defaults | {name: allowed})
+        for refused in (least - 1, most + 1) if most else (least - 1,):
+            with pytest.raises(ValueError, match=rf"^{name} must be [^\n]*, got {refused}$"):
+                exec(checks, defaults | {name: refused})
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
 def test_lesson_runs_on_the_random_stand_in(path, tmp_path):
-    given = ["dataset=random", "batch_size=4"]
+    least, _ = ranges(path).get("batch_size", (1, None))
+    given = ["dataset=random", f"batch_size={max(least, 4)}"]
     for name, value in SIZES.get(path.stem, {}).items():
         given.append(f"{name}={value}")
     values = parameters.check(path, given)
