@@ -112,7 +112,7 @@ def _nearest(query: str) -> list[Entry]:
 
     An entry scores the weights of the words that it shares with the query, and once more those in
     its name. It is a hit with more than half of the score that the query's own words give, or if it
-    holds the query as it stands.
+    holds the query as it stands. Entries that hold all of the words come before others.
     """
     if re.search(r"\w(Error|Warning): ", query):
         return []
@@ -123,14 +123,15 @@ def _nearest(query: str) -> list[Entry]:
         words[entry] = _words(texts[entry])
     weights = _weights(_words(query), list(words.values()))
 
-    ranks: dict[Entry, tuple[bool, float]] = {}
+    ranks: dict[Entry, tuple[bool, bool, float]] = {}
     for entry, text in texts.items():
         # `layer-norm` is found as layer_norm, too.
         in_name = _words(f"{entry.name} {entry.name.replace('-', '_')}")
         score = _score(words[entry], weights) + _score(in_name, weights)
         holds_query = query.lower() in text.lower()
         if holds_query or score > sum(weights.values()) / 2:
-            ranks[entry] = (holds_query, score)
+            holds_all = weights.keys() <= words[entry]
+            ranks[entry] = (holds_query, holds_all, score)
     return sorted(ranks, key=ranks.__getitem__, reverse=True)[:3]
 
 
