@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_gradtrackingtensor
 from torch.func import debug_unwrap
 from torch.overrides import TorchFunctionMode
 
@@ -53,7 +52,7 @@ class Noting(TorchFunctionMode):
         for tensor in tensors_in([args, kwargs]):
             order = 0
             while debug_unwrap(tensor, recurse=False) is not tensor:  # a transform wraps it
-                order += is_gradtrackingtensor(tensor)
+                order += _tracks_gradients(tensor)
                 tensor = debug_unwrap(tensor, recurse=False)
                 self.differentiates = True
             if order > 1:
@@ -73,6 +72,15 @@ class Noting(TorchFunctionMode):
         for slope in tensors_in(list(results)):
             if slope.grad_fn is not None:
                 self._slopes.add(slope.grad_fn)
+
+
+def _tracks_gradients(tensor: Tensor) -> bool:
+    """Tell whether a transform wraps a tensor to differentiate it, rather than to batch it."""
+    try:
+        from torch._C._functorch import is_gradtrackingtensor
+    except ImportError:  # private, so it may go away: then no second derivative is noted here
+        return False
+    return is_gradtrackingtensor(tensor)
 
 
 def note(case: Case) -> Noting:
