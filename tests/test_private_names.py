@@ -27,6 +27,7 @@ LATER = {
     "_unwrap_batched": "test_without_them_gradients_are_formed",
     "_cache_enabled": "without it, a cache around a call is not refused",
     "_torchdynamo_orig_callable": "without it, what is compiled is refused where it is traced",
+    "_apply": "without it, an AttributeError: `to` leaves complex parameters as they are",
     "_version": "without it, an AttributeError: no public name tells of a write",
     "_post_accumulate_grad_hooks": "without it, an AttributeError",
     "_python_dispatch": "what torch's notes on extending name; measures alone",

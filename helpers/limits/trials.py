@@ -16,6 +16,7 @@ from helpers.transforms import batches
 from helpers.transforms import randomness as streams
 from helpers.transforms.batches import tensors_in
 from helpers.transforms.fallback import find_place
+from helpers.transforms.loop import graph
 
 _MEET = "samples-that-meet-in-the-loss"
 
@@ -387,11 +388,9 @@ def _partial_slopes(loss: Tensor, outputs: list[Tensor]) -> tuple[list[Tensor], 
     )
     slopes = list(totals)
 
-    def made_at(place: int) -> int:
-        node = outputs[place].grad_fn
-        return -1 if node is None else node._sequence_nr()
-
-    order = sorted(range(len(outputs)), key=made_at, reverse=True)  # the last first
+    # What is made from another output has a larger graph, which holds that output's.
+    sizes = [len(set(graph(output))) for output in outputs]
+    order = sorted(range(len(outputs)), key=sizes.__getitem__, reverse=True)
     for position, place in enumerate(order):
         earlier = order[position + 1 :]
         if earlier and slopes[place].any():
