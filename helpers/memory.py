@@ -34,8 +34,9 @@ def keep_freed() -> Iterator[bool]:
     glibc caches what it cuts off for that as such small blocks. So these caches are filled first
     (this thread's), or disabled (`M_MXFAST`).
 
-    The setting holds for all threads, and ends with the outermost block: free pages are returned,
-    and tensors of 32 MiB or more (the threshold glibc itself grows to) get their own mappings.
+    The setting holds for all threads, though in others than the main one, tensors of 64 MiB or more
+    still get their own mappings. It ends with the outermost block: free pages are returned, and
+    tensors of 32 MiB or more (the threshold glibc itself grows to) get their own mappings.
 
     Yields:
         Whether memory is kept: `False` without glibc (macOS, Windows, musl), where nothing is done,
