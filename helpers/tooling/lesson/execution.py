@@ -12,7 +12,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 
 import helpers
-from helpers.tooling.lesson import environment, files
+from helpers.tooling.lesson import environment, files, form
 
 OPTIONS = {
     "timeout": 600,  # seconds for a cell
@@ -41,6 +41,7 @@ if torch and torch.cuda.is_initialized():
 class _Client(PapermillNotebookClient):
     def papermill_execute_cells(self) -> None:
         super().papermill_execute_cells()
+        form.describe_figures(self.nb)
         request = self.kc.execute(PEAK, silent=True, user_expressions={"peak": "peak"})
         reply = self.wait_for_reply(request)["content"]
         if reply["status"] == "ok":  # helpers beside a copy of a lesson need not have `memory`

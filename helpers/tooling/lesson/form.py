@@ -31,9 +31,18 @@ def keeps_output(cell: NotebookNode) -> bool:
     return not files.is_compared(cell) and cell.metadata.get("output_of") == _hash(cell.source)
 
 
+def describe_figures(notebook: NotebookNode) -> None:
+    """Write a cell's alternative text beside its figures, where nbconvert and Jupyter look."""
+    for cell in files.code_cells(notebook):
+        for output in cell.outputs:
+            if "alt" in cell.metadata and "image/png" in output.get("data", {}):
+                output.metadata.setdefault("image/png", {})["alt"] = cell.metadata.alt
+
+
 def normalize(notebook: NotebookNode) -> None:
     """Leave in an executed notebook only what is the same whenever and wherever it ran."""
     notebook.metadata = nbformat.from_dict(METADATA)
+    describe_figures(notebook)
     for cell in notebook.cells:
         metadata = {}
         for name in CELL_METADATA:
