@@ -87,6 +87,9 @@ def _outputs(cell: NotebookNode) -> None:
         for kind, content in output.get("data", {}).items():
             if kind in ("image/png", "image/svg+xml"):
                 has_figure = True
+            if kind == "image/png":
+                beside = output.metadata.get(kind, {}).get("alt")
+                assert beside == cell.metadata.get("alt"), f"{cell.id}: `alt` beside its figure"
             if "text" in kind:
                 texts.append(content)
         if files.is_compared(cell):

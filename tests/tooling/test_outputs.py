@@ -1,5 +1,7 @@
 """Saved outputs: renewed where they must be, and otherwise the same to the byte."""
 
+from pathlib import Path
+
 import pytest
 
 from helpers.tooling import outputs
@@ -43,6 +45,17 @@ def test_twice_is_once_and_timings_stay():
     cell(renewed, "clock").source += "  # of this process"
     assert outputs.main([str(save(renewed, "01_a"))]) == 0
     assert cell(files.read(path), "clock").outputs != cell(before, "clock").outputs
+
+
+@pytest.mark.usefixtures("desk")
+def test_the_text_of_a_figure_is_where_nbconvert_and_jupyter_look():
+    source = lesson(code("draw", "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"))
+    cell(source, "draw").metadata["alt"] = "A line that rises."
+    path = save(source, "01_a")
+    assert outputs.main([]) == 0
+    for result in (path, Path("build", "outputs", path.name)):  # saved, and as it ran
+        (figure,) = cell(files.read(result), "draw").outputs
+        assert figure.metadata["image/png"]["alt"] == "A line that rises."
 
 
 @pytest.mark.usefixtures("desk")
