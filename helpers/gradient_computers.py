@@ -2,7 +2,7 @@
 
 The interface is that of TRAK (Park et al. 2023, arXiv:2303.14186), so the package `traker` can use
 a computer of this module as one of its own. The functional computer is fast, on `torch.func`; the
-iterative one takes any differentiable model.
+iterative one takes any differentiable model. Lesson 5 writes both without their checks.
 
 Both return the same dictionary for the same model, with the names, zeros, and refusals of
 `helpers.gradients`, and restore the model.

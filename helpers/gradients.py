@@ -2,6 +2,7 @@
 
 Both functions take `(model, loss_fn, data, targets, *, wrt=None)` and return a dictionary from
 parameter name to a tensor `(B, *parameter.shape)`: the gradient of the loss of each sample alone.
+Lesson 1 writes the loop in a few lines, lesson 3 the fast way, lesson 3b what else it takes.
 
 - Names: all with `requires_grad`, in the order of `model.named_parameters()`; with `wrt`, those
   names, in its order, and only they are differentiated.

@@ -1,7 +1,8 @@
 """Full per-sample Jacobians `(B, Y, P)`: every output with respect to every parameter.
 
 The P columns are the parameters with `requires_grad`, in the order of `model.named_parameters()`,
-each flattened. Refusals, and how the model is left, are as in `helpers.gradients`.
+each flattened. Lesson 4 writes both ways in a few lines. Refusals, and how the model is left, are
+as in `helpers.gradients`.
 """
 
 from functools import partial

@@ -2,7 +2,7 @@
 
 On Linux, the C library (glibc) maps memory for each large tensor and unmaps it when the tensor is
 freed. The next tensor gets a new mapping, and the system fills every page with zeros on first use:
-a page fault for each 4096 bytes. Memory that is kept causes none.
+a page fault for each 4096 bytes. Memory that is kept causes none. Lesson 7 measures both.
 """
 
 import contextlib

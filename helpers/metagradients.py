@@ -2,7 +2,7 @@
 
 A training is a function of these weights. Its derivative says what a sample did in *this* run, with
 this initialization and this order (Maclaurin, Duvenaud and Adams 2015, arXiv:1502.03492; Engstrom
-et al. 2025, arXiv:2503.13751).
+et al. 2025, arXiv:2503.13751). Lesson 12b writes it for one training.
 
 Plain `vjp` would keep the graph of all S steps. Instead, about sqrt(S) states are kept. From each,
 the steps up to the next one run again, and only their graph is held, for one more forward pass.

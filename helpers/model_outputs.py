@@ -3,7 +3,7 @@
 A model output f(z, theta) is a function of a sample z and of the parameters. TRAK (Park et al.
 2023, arXiv:2303.14186, Section 3) needs its value, to differentiate it with respect to theta, and
 the derivative of the training loss with respect to it. A task computes both, and serves every
-gradient computer.
+gradient computer. Lesson 5b derives what they are for.
 """
 
 from abc import ABC, abstractmethod

@@ -3,6 +3,7 @@
 With G the mean and Sigma the covariance matrix of the samples' gradients, the mean gradient of a
 batch of B has noise tr(Sigma) / B around G. The scale is the B at which this equals |G|^2: B_simple
 of McCandlish et al. (2018), "An Empirical Model of Large-Batch Training", arXiv:1812.06162.
+Lesson 9 derives the estimate, and says what it predicts.
 """
 
 import math

@@ -3,7 +3,8 @@
 The batch is taken in chunks. In each, one forward and backward pass (`helpers.layers.recorder`)
 gives the activations of linear layers, convolutions and embeddings and the gradients at their
 outputs, from which norms and sums follow, and the gradients themselves of every parameter that is
-used in another way. Refusals, and how the model is left, are as in `helpers.gradients`.
+used in another way. Lesson 7b writes it for linear layers. Refusals, and how the model is left,
+are as in `helpers.gradients`.
 
 Opacus 1.6.0 does this for linear layers and embeddings, but misses other uses of their weights.
 """

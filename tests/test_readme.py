@@ -1,5 +1,6 @@
 """The pages for newcomers tell the truth: README's code runs, links and commands lead somewhere."""
 
+import importlib
 import os
 import re
 import shlex
@@ -89,6 +90,22 @@ def test_every_lesson_has_its_row_with_its_title_and_minutes():
         lesson = (ROOT / "notebooks" / name).read_text("utf-8")
         assert f'"# {title}\\n"' in lesson
         assert f'"*Reading: {minutes} minutes' in lesson
+
+
+DERIVED = re.findall(r"(?m)^\| (`helpers.+?) \| (.+) \| (\[.+\)) \|$", TEXTS["helpers/README.md"])
+
+
+@pytest.mark.parametrize(("modules", "holds", "pages"), DERIVED, ids=[row[0] for row in DERIVED])
+def test_helper_and_lesson_point_at_each_other(modules, holds, pages):
+    documented = ""
+    for name in re.findall(r"`helpers\.(\w+)`", modules):
+        documented += importlib.import_module(f"helpers.{name}").__doc__
+    lessons = ""
+    for number, path in re.findall(r"\[(\w+)\]\(\.\./(.+?)\)", pages):
+        assert re.search(rf"(?i)lesson {number}\b", documented), number
+        lessons += (ROOT / path).read_text("utf-8")
+    functions = re.findall(r"`(\w+)`", holds) + re.findall(r"`helpers\.(\w+)`", modules)
+    assert any(function in lessons for function in functions)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -4,6 +4,7 @@
 of sample j, over all parameters with `requires_grad` (Jacot et al., arXiv:1806.07572). Linear
 layers use their structure, everything else Jacobians; both are compared by Novak, Sohl-Dickstein
 and Schoenholz (arXiv:2206.08720). At most two chunks of samples are in memory at a time.
+Lesson 10 writes it as one product of Jacobians.
 """
 
 import torch

@@ -5,6 +5,7 @@ same probability (`poisson_batches`), adds noise to the sum of the clipped gradi
 (`private_sum`), and divides by the *expected* batch size, a constant chosen independently of the
 data. `epsilon` computes, with Opacus' accountants, what all steps together guarantee for data sets
 that differ by one added sample; `noise_multiplier_for` finds the noise for a target `epsilon`.
+Lesson 8 writes the step, and an accountant in twenty lines.
 
 Several processes draw the same batches from generators with one seed, each passes its share
 `batch[rank::world_size]`, only the first adds noise, and `all_reduce` adds the sums. The noise is

@@ -1,7 +1,8 @@
 """Random projection of per-sample gradients, `(B, P)` to `(B, k)`, nearly keeping inner products.
 
 By the lemma of Johnson and Lindenstrauss (1984), a random matrix `(P, k)` keeps inner products of
-gradients x and y up to an error of order `|x| |y| / sqrt(k)`. There are three kinds:
+gradients x and y up to an error of order `|x| |y| / sqrt(k)`. Lesson 5b shows it with a dense
+matrix. There are three kinds:
 
 - `"rademacher"`: a dense matrix of random signs, at the cost of B x P x k;
 - `"sparse"`: one nonzero entry a row, with the same error at B x P (`helpers.projection.sketches`);

@@ -54,7 +54,7 @@ def _index(lessons: list[Path], repo: str | None) -> str:
     """Write the first screen of README, and its groups with an entry for each lesson."""
     by_name = {lesson.name: lesson for lesson in lessons}
     readme = Path("README.md").read_text("utf-8")
-    opening, _, rest = readme.partition("\n## Two commands\n")
+    opening, _, rest = readme.partition("\n## Start here\n")
     text = re.sub(r"\]\((notebooks|\.github)/", "](", opening)  # all pages are in one folder
     text += (HERE / "index.md").read_text("utf-8")
     # A group is a name in bold, its purpose, and a table of lessons.
