@@ -95,4 +95,4 @@ def test_copy_says_what_it_is_and_how_to_find_its_helpers(beside):
         assert copy.cells[0].source.count(copies.COPY) == 1
         text = "\n".join(each.source for each in copy.cells)
         assert copies.LOST not in text
-        assert f'raise FileNotFoundError("no folder `helpers` here or above: {beside}")' in text
+        assert f'raise FileNotFoundError(f"{{looked}}: {beside}")' in text

@@ -8,12 +8,17 @@ from nbformat import NotebookNode
 from helpers.tooling.lesson import files
 
 SETUP = """\
+import os
 import sys
 from pathlib import Path
 
-root = next((p for p in (Path.cwd(), *Path.cwd().parents) if (p / "helpers").is_dir()), None)
+# VS Code and Jupyter say where this notebook is. Without them, it is in the working folder.
+told = globals().get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME") or "here"
+folders = [*Path(told).resolve().parents, *Path("here").resolve().parents]
+root = next((p for p in folders if (p / "helpers" / "compare.py").is_file()), None)
 if root is None:
-    raise FileNotFoundError("no folder `helpers` here or above: download the whole collection")
+    looked = f"no folder `helpers` of this collection in {folders[0]} or above"
+    raise FileNotFoundError(f"{looked}: download the whole collection")
 sys.path.insert(0, str(root))
 """
 """How the first cell that imports helpers begins."""
