@@ -29,7 +29,7 @@ CANNOT = {
 """Cells that cannot run there, or not to the digit."""
 SMALLER = {
     "06b_reference": {},  # entries draw from the device's own stream
-    "08_private_training": {"steps": 3, "repeats": 1},
+    "08_private_training": {"steps": 3, "repeats": 2},
     "08b_is_it_private": {"steps": 3, "repeats": 1},
     "08c_noise_with_memory": {"repeats": 2},
     "09_gradient_noise": {"starts": 1},
