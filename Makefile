@@ -25,13 +25,19 @@ $(foreach v,LAX TIMINGS,$(if $(filter-out 1,$($v)),$(error $v is 1 or not given)
 pinned := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 environment := $(if $(TORCH),build/torch-$(TORCH),.venv)
 python := $(environment)/bin/python
+# Files that say which lists it was made from. What only tests or pages need is installed by the
+# first target that needs it.
 made := $(environment)/made-by-$(subst :,-,$(subst /,-,$(PYTHON)))
-lists := requirements.txt tests/requirements.txt
+tested := $(environment)/with-tests
+published := $(environment)/with-pages
+tests := tests/requirements.txt
+pages := helpers/tooling/pages/requirements.txt
 pytest := $(python) -m pytest $(if $(LAX)$(filter-out $(pinned),$(TORCH)),--nbval-lax)
 
 # Variables of Python's own would skip asserts, find other modules, or print more.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
+.NOTPARALLEL:  # two lists would be installed at once
 .PHONY: help run bench gpu test test-all nbval outputs colab student html lab lint lock clean
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
@@ -39,13 +45,13 @@ help:  ## list this
 	@sed -n 's/^#   /  /p' Makefile
 run: $(made)  ## execute lessons on DEVICE into build/<device>/, with a table
 	@exec $(python) -m helpers.tooling.run $(LESSON) --device "$(DEVICE)" --params $(PARAMS)
-# BackPACK would bring another torch with its dependencies. A peer that is missing is not measured.
-backpack := backpack-for-pytorch==1.7.1 einops==0.8.2 unfoldNd==0.2.3
-jax := jax==0.10.2 jaxlib==0.10.2 ml_dtypes==0.6.0 numpy==2.4.6 opt_einsum==3.4.0 scipy==1.17.1
+# A peer that is missing, since it could not be installed, is not measured.
 bench: $(made)  ## measure the ways of lessons 7 and 7b on DEVICE into build/<device>/bench.json
-	-@$(python) -c "import backpack" 2> /dev/null || $(python) -m pip install -q --no-deps $(backpack)
+	-@$(python) -c "import backpack" 2> /dev/null || $(python) -m pip install -q --no-deps \
+		-r helpers/study/peers.txt
 	-@test -e .venv-jax || "$(PYTHON)" -m venv .venv-jax
-	-@.venv-jax/bin/python -c "import jax" 2> /dev/null || .venv-jax/bin/python -m pip install -q $(jax)
+	-@.venv-jax/bin/python -c "import jax" 2> /dev/null || .venv-jax/bin/python -m pip install -q \
+		-r helpers/study/jax.txt
 	@exec $(python) -m helpers.tooling.bench --device "$(DEVICE)"
 gpu: $(made)  ## in at most 12 minutes, what a GPU should tell, into build/gpu/
 	@exec $(python) .ci/gpu.py --device "$(DEVICE)"
@@ -58,12 +64,12 @@ test test-all nbval: export MALLOC_TRIM_THRESHOLD_ := 1099511627776
 test test-all nbval: export TQDM_DISABLE := 1
 test test-all: export OMP_NUM_THREADS ?= 1
 parallel := $(pytest) --numprocesses 2 --dist loadfile --no-loadscope-reorder
-test: lint  ## what a change can break: lint, unit tests, each lesson executed once
+test: lint $(published)  ## what a change can break: lint, unit tests, each lesson executed once
 	$(python) -m tests.support.tried
 	$(parallel) -m "not whole" build/tried tests
 test-all: test  ## then all that takes long: full sizes, editions, Colab's packages, kills
 	$(parallel) -m whole
-nbval: $(made)  ## execute lessons, and answers behind them, and compare their saved outputs
+nbval: $(tested)  ## execute lessons, and answers behind them, and compare their saved outputs
 	@$(python) -m tests.support.tried $(LESSON) && exec $(pytest) build/tried
 outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README
 	@exec $(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
@@ -71,22 +77,26 @@ colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab
 	@exec $(python) -m helpers.tooling.colab $(LESSON) $(if $(REPO),--repo="$(REPO)")
 student: $(made)  ## make build/student/ anew, lessons with stubs, and build/nbgrader/, their course
 	@exec $(python) -m helpers.tooling.student $(LESSON) $(if $(HIDDEN),--hidden "$(HIDDEN)")
-html: $(made)  ## make build/html/ anew: the lessons as pages to read, with an index
+html: $(published)  ## make build/html/ anew: the lessons as pages to read, with an index
 	@exec $(python) -m helpers.tooling.pages
 lab: $(made)  ## open lesson 0 in JupyterLab, the others and build/ beside it
 	$(python) -m jupyter lab --allow-root --LabApp.news_url=None --ServerApp.root_dir=. \
 		notebooks/00_in_ten_minutes.ipynb
-lint: $(made)  ## check style and format of code and lessons
+lint: $(tested)  ## check style and format of code and lessons
 	$(python) -m ruff check && $(python) -m ruff format --check
-lock:  ## renew .ci/constraints.txt: what both lists bring today, but not what is for CUDA alone
-	"$(PYTHON)" -m venv --clear build/lock-env
-	build/lock-env/bin/python -m pip install $(lists:%=-r %)
-	build/lock-env/bin/python -m pip freeze --all > build/lock
-	sed -E '/^(pip==|nvidia-|cuda-|triton==)/d; s/\+[a-z0-9]+$$//' build/lock > .ci/constraints.txt
+lock:  ## bring .ci/constraints.txt up to all lists; it keeps what it pins (to renew all, remove it)
+	"$(PYTHON)" -m venv build/lock
+	build/lock/bin/python -m pip install -q uv==0.13.9
+	build/lock/bin/uv pip compile -q --universal --python-version 3.11 --annotation-style line \
+		--custom-compile-command "make lock" requirements.txt $(tests) $(pages) -o .ci/constraints.txt
 clean:  ## remove what was generated: build/ and caches, not .venv, .venv-jax
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find helpers notebooks tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-# Made anew for another interpreter, or if it was left half-made; else brought up to the lists.
-$(made): $(lists) .ci/constraints.txt
-	@"$(PYTHON)" .ci/environment.py $@ $(TORCH)
+# Made anew for another interpreter, or if it was left half-made; else brought up to its lists.
+$(made): requirements.txt .ci/constraints.txt
+	@"$(PYTHON)" .ci/environment.py $@ requirements.txt $(TORCH)
+$(tested): $(made) $(tests)
+	@"$(PYTHON)" .ci/environment.py $@ $(tests) $(TORCH)
+$(published): $(made) $(pages)
+	@"$(PYTHON)" .ci/environment.py $@ $(pages) $(TORCH)

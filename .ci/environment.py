@@ -1,6 +1,8 @@
-"""Make an environment for `make`, or bring it up to the lists: `environment.py MARK [TORCH]`.
+"""Make an environment for `make`, or bring it up to a list: `environment.py MARK LIST [TORCH]`.
 
-MARK is a file in the environment, written last: where it is missing, the environment is made anew.
+MARK is a file in the environment, written last. The first list is requirements.txt: where its mark
+is missing, the environment is made anew. Other lists are installed into what is there.
+
 Without TORCH all is pinned. With it, that release takes the place of the pinned torch, and what
 torch itself needs comes in versions that go with it; everything else stays as pinned.
 """
@@ -15,9 +17,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-LISTS = ["requirements.txt", "tests/requirements.txt"]
+FIRST = "requirements.txt"
 LOCK = ".ci/constraints.txt"
-OF_TORCH = ("torch", "setuptools", "sympy", "networkx", "fsspec", "filelock")
+OF_TORCH = r"(torch|setuptools|sympy|networkx|fsspec|filelock|triton|nvidia-.*|cuda-.*)=="
 """What torch bounds by itself, and no lesson imports."""
 SPACE = 12  # GB: the newest builds for Linux bring CUDA
 
@@ -43,22 +45,29 @@ def refusal(torch: str | None, new: bool) -> str | None:
 
 def pins(name: str) -> list[str]:
     """Read a list without its comments, and without what goes with torch."""
-    pinned = re.sub("#.*", "", Path(name).read_text("utf-8")).split()
-    return [each for each in pinned if each.split("==")[0] not in OF_TORCH]
+    found = []
+    for line in Path(name).read_text("utf-8").splitlines():
+        pin = line.partition("#")[0].strip()
+        if pin and not re.match(OF_TORCH, pin):
+            found.append(pin)
+    return found
 
 
-def arguments(torch: str | None, folder: Path) -> list[str]:
+def arguments(listed: str, torch: str | None, folder: Path) -> list[str]:
     """List what pip shall install, and within which constraints."""
     if not torch:
-        return [*(f"-r{name}" for name in LISTS), f"-c{LOCK}"]
+        return [f"-r{listed}", f"-c{LOCK}"]
     lock = folder / "constraints.txt"
     lock.write_text("\n".join(pins(LOCK)), "utf-8")
-    return [f"torch=={torch}", *pins(LISTS[0]), *pins(LISTS[1]), f"-c{lock}"]
+    return [f"torch=={torch}", *pins(listed), f"-c{lock}"]
 
 
-def make(mark: Path, torch: str | None) -> str | None:
-    """Make the environment; return what went wrong, if anything did, and then leave none."""
-    folder, new = mark.parent, not mark.exists()
+def make(mark: Path, listed: str, torch: str | None) -> str | None:
+    """Make the environment, or add a list; return what went wrong, if anything did.
+
+    Where another torch cannot be installed, no environment is left.
+    """
+    folder, new = mark.parent, listed == FIRST and not mark.exists()
     said = refusal(torch, new)
     if said:
         return said
@@ -69,12 +78,14 @@ def make(mark: Path, torch: str | None) -> str | None:
             made = subprocess.run(venv, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
             if made.returncode:
                 return f"no environment was made in {folder}: {made.stderr.strip()}"
-        pip = [folder / "bin" / "python", "-m", "pip", "install", *arguments(torch, folder)]
+        # Python compiles a module when it is first imported. All would take half of the time.
+        pip = [folder / "bin" / "python", "-m", "pip", "install", "--no-compile"]
+        pip += arguments(listed, torch, folder)
         # What pip prints stays in sight, as it takes minutes; its errors are read as well.
         ran = subprocess.run(pip, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
         done = ran.returncode == 0
     finally:
-        if torch and not done:
+        if new and torch and not done:
             shutil.rmtree(folder, ignore_errors=True)
     if done:
         mark.touch()
@@ -88,6 +99,6 @@ def make(mark: Path, torch: str | None) -> str | None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(make(Path(sys.argv[1]), *sys.argv[2:] or [None]))
+        sys.exit(make(Path(sys.argv[1]), sys.argv[2], *sys.argv[3:] or [None]))
     except OSError as error:  # a full disk, a tree that is read-only
         sys.exit(f"{error.filename}: {error.strerror}")

@@ -7,7 +7,8 @@ from pathlib import Path
 from docutils.utils.math import MathError
 from nbformat import NotebookNode
 
-from helpers.tooling.lesson import copies, files, form, formulas
+from helpers.tooling.lesson import copies, files, form
+from helpers.tooling.pages import formulas
 
 TAGS = {"parameters", "solution", "needs-opacus", "nbval-ignore-output", "nbval-check-output"}
 TAGS |= {"hide-cell", "hide-input", "hide-output"}

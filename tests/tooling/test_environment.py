@@ -11,7 +11,10 @@ from tests.tooling.samples import ROOT
 LISTS = {
     "requirements.txt": "torch==2.13.0  # exactly\n\nnumpy==2.4.6  # arrays\n",
     "tests/requirements.txt": "# Tests.\npytest==9.2.0\n",
-    ".ci/constraints.txt": "numpy==2.4.6\nsetuptools==84.2.1\ntorch==2.13.0\n",
+    ".ci/constraints.txt": (
+        "# made\nnumpy==2.4.6 ; os_name == 'posix'  # via pandas\nsetuptools==84.2.1\n"
+        "torch==2.13.0\nnvidia-nccl-cu13==2.29.7 ; sys_platform == 'linux'\n"
+    ),
 }
 ABSENT = "ERROR: no version that satisfies the requirement torch==9.9.9 (from versions: 2.6.0)"
 
@@ -42,33 +45,49 @@ def environment(tmp_path, monkeypatch):
     return module
 
 
-def test_all_is_pinned_or_all_but_torch(environment, tmp_path):
-    lists = ["install", "-rrequirements.txt", "-rtests/requirements.txt", "-c.ci/constraints.txt"]
+INSTALL = ["install", "--no-compile"]
+
+
+def test_all_is_pinned(environment, tmp_path):
     mark = tmp_path / ".venv" / "made"
-    for _ in "12":  # the second time it is there, and brought up to the lists
-        assert environment.make(mark, None) is None
-    assert environment.calls == [["--clear", str(mark.parent)], lists, lists]
-    lock = tmp_path / "build" / "torch-2.15.0" / "constraints.txt"
-    assert environment.make(lock.with_name("made"), "2.15.0") is None
-    pins = ["torch==2.15.0", "numpy==2.4.6", "pytest==9.2.0", f"-c{lock}"]
-    assert environment.calls[-1] == ["install", *pins]
-    assert lock.read_text("utf-8") == "numpy==2.4.6"
+    for _ in "12":  # the second time it is there, and brought up to the list
+        assert environment.make(mark, "requirements.txt", None) is None
+    first = [*INSTALL, "-rrequirements.txt", "-c.ci/constraints.txt"]
+    assert environment.calls == [["--clear", str(mark.parent)], first, first]
+    more = mark.with_name("more")
+    assert environment.make(more, "tests/requirements.txt", None) is None
+    assert environment.calls[3:] == [[*INSTALL, "-rtests/requirements.txt", first[-1]]]
+    assert mark.exists()
+    assert more.exists()
+
+
+def test_all_but_torch_is_pinned(environment, tmp_path):
+    mark = tmp_path / "build" / "torch-2.15.0" / "made"
+    lock = mark.with_name("constraints.txt")
+    assert environment.make(mark, "requirements.txt", "2.15.0") is None
+    pins = ["torch==2.15.0", "numpy==2.4.6", f"-c{lock}"]
+    assert environment.calls[-1] == [*INSTALL, *pins]
+    assert lock.read_text("utf-8") == "numpy==2.4.6 ; os_name == 'posix'"
+    environment.complaint = "ERROR: no network"
+    assert environment.make(mark.with_name("more"), "tests/requirements.txt", "2.15.0")
+    assert environment.calls[-1] == [*INSTALL, "torch==2.15.0", "pytest==9.2.0", f"-c{lock}"]
+    assert mark.exists(), "what was there stays"
 
 
 def test_what_will_not_do_is_said_and_leaves_no_environment(environment, tmp_path, monkeypatch):
     mark = tmp_path / "build" / "torch-9.9.9" / "made"
     for complaint, said in ((ABSENT, "no torch 9.9.9"), ("ERROR: no network", "no network")):
         environment.complaint = complaint
-        assert said in environment.make(mark, "9.9.9")
+        assert said in environment.make(mark, "requirements.txt", "9.9.9")
     environment.complaint = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        environment.make(mark, "9.9.9")
+        environment.make(mark, "requirements.txt", "9.9.9")
     ran = len(environment.calls)
-    assert environment.make(mark, "2.15").startswith("TORCH must be a release")
+    assert environment.make(mark, "requirements.txt", "2.15").startswith("TORCH must be a release")
     monkeypatch.setattr(environment, "SPACE", 10**9)
-    assert "GB are free" in environment.make(mark, "2.15.0")
+    assert "GB are free" in environment.make(mark, "requirements.txt", "2.15.0")
     monkeypatch.setattr("sys.version_info", (3, 10, 4))
-    assert environment.make(mark, None).startswith("Python 3.11")
+    assert environment.make(mark, "requirements.txt", None).startswith("Python 3.11")
     assert len(environment.calls) == ran
     assert not mark.parent.exists()
 
@@ -77,10 +96,10 @@ def test_without_ensurepip_or_with_a_colon_in_the_path(environment, tmp_path, mo
     mark = tmp_path / ".venv" / "made"
     with monkeypatch.context() as patch:
         patch.setattr(environment, "find_spec", {"ensurepip": None}.get)
-        assert "no ensurepip" in environment.make(mark, None)
+        assert "no ensurepip" in environment.make(mark, "requirements.txt", None)
     (tmp_path / "a:b").mkdir()
     monkeypatch.chdir(tmp_path / "a:b")
-    assert "a:b: move what has ':' in its name" in environment.make(mark, None)
+    assert "a:b: move what has ':' in its name" in environment.make(mark, "requirements.txt", None)
     assert environment.calls == []
 
 
@@ -89,7 +108,7 @@ def test_where_nothing_can_be_written_one_sentence_says_so(tmp_path):
     script = ROOT / ".ci" / "environment.py"
     for folder in (".venv", "/proc"):
         done = subprocess.run(
-            [sys.executable, script, f"{folder}/made"],
+            [sys.executable, script, f"{folder}/made", "requirements.txt"],
             cwd=tmp_path,
             capture_output=True,
             encoding="utf-8",

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,17 @@ case "$*" in
 esac
 echo "$*" $OMP_NUM_THREADS $PYTHONOPTIMIZE >> log
 """
-LISTS = ("requirements.txt", "tests/requirements.txt", ".ci/constraints.txt")
-MARK = ".venv/made-by-.-fake"
 LINT = ["-m ruff check", "-m ruff format --check"]
+FIRST = ".ci/environment.py .venv/made-by-.-fake requirements.txt"
+TESTS = ".ci/environment.py .venv/with-tests tests/requirements.txt"
+PAGES = ".ci/environment.py .venv/with-pages helpers/tooling/pages/requirements.txt"
+ANEW = {
+    ".ci/constraints.txt": [FIRST, TESTS, PAGES],
+    "requirements.txt": [FIRST, TESTS, PAGES],
+    "tests/requirements.txt": [TESTS],
+    "helpers/tooling/pages/requirements.txt": [PAGES],
+}
+"""What is installed when a list has changed."""
 REFUSED = {
     "make run devcie=cuda": "make run does not read devcie",
     "TORCH=2.15.0 make outputs": "make outputs does not read TORCH",
@@ -31,7 +40,7 @@ REFUSED = {
 def make(tmp_path, monkeypatch):
     """Run commands in a checkout in a folder with spaces; get how they end, and the log."""
     folder = tmp_path / "a folder with spaces"
-    for name in ("Makefile", *LISTS):
+    for name in ("Makefile", *ANEW):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / "fake").write_text(FAKE_PYTHON, "utf-8")
@@ -75,18 +84,24 @@ def test_variables_reach_the_commands_or_are_refused(make):
     assert log[-1] == "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 2"
 
 
-def test_the_environment_is_brought_up_to_each_list_that_changed(make):
-    anew = f".ci/environment.py {MARK}"
+def test_each_list_is_installed_when_it_is_first_needed_and_when_it_changes(make):
+    run, lint, html = "-m helpers.tooling.run", LINT, "-m helpers.tooling.pages"
+    _, log = make("make run")
+    assert [log[0], log[1][: len(run)]] == [FIRST, run]
     _, log = make("make lint")
-    assert log == [anew, *LINT]
-    _, log = make("make lint")
-    assert log == LINT
-    for name in LISTS:
-        os.utime(MARK, (2**32, 2**32))
-        os.utime(name, (2**32 + 1, 2**32 + 1))
-        _, log = make("make lint")
-        assert log == [anew, *LINT], name
-        os.utime(name, (0, 0))  # the next one alone is new
+    assert log == [TESTS, *lint]
+    _, log = make("make html")
+    assert log == [PAGES, html]
+    _, log = make("make lint html")
+    assert log == [*lint, html], "all is there"
+    for name, installed in ANEW.items():
+        for each in ANEW:
+            os.utime(each, (10, 10))
+        for mark in Path(".venv").glob("*-*"):
+            os.utime(mark, (20, 20))
+        os.utime(name, (30, 30))
+        _, log = make("make lint html")
+        assert set(log) == {*installed, *lint, html}, name
 
 
 def test_a_clone_with_autocrlf_has_lines_that_make_and_bash_can_read(tmp_path):

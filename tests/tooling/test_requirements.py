@@ -1,4 +1,4 @@
-"""What is installed: the lists name all that is imported, and the lock pins all that they bring."""
+"""What is installed: lists name what is used, nothing else, and the lock pins what they bring."""
 
 import ast
 import re
@@ -15,18 +15,33 @@ from tests.tooling.samples import ROOT
 
 OPTIONAL = {"backpack", "jax", "trak", "torchvision"}
 """What is imported only where it is found, or has a stand-in in tests."""
+RUN = {
+    "jupyterlab": ("Makefile", "-m jupyter lab"),
+    "nbval": (".pytest.ini", "--nbval"),
+    "pytest-xdist": ("Makefile", "--numprocesses"),
+    "ruff": ("Makefile", "-m ruff"),
+    "myst-nb": ("helpers/tooling/pages/conf.py", "myst_nb"),
+    "sphinx-book-theme": ("helpers/tooling/pages/conf.py", "sphinx_book_theme"),
+    "sphinx-copybutton": ("helpers/tooling/pages/conf.py", "sphinx_copybutton"),
+}
+"""What no file imports: the file that runs it, and how."""
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
-"""Other systems bring a few packages more; the lock is made on this one."""
+"""Other systems bring a few packages more; those that are installed here are looked at."""
 
 
-def read(name: str) -> dict[str, str]:
-    """Read the pins of a list: `{name: version}`."""
-    pins = re.findall(r"(?m)^([\w.-]+)==([^\s#]+)", (ROOT / name).read_text("utf-8"))
-    return {canonicalize_name(name): pinned for name, pinned in pins}
+def read(name: str) -> dict[str, set[str]]:
+    """Read the pins of a list: `{name: versions}`, of which a lock has some for other Pythons."""
+    pins = {}
+    for package, version in re.findall(
+        r"(?m)^([\w.-]+)==([^\s#;]+)", (ROOT / name).read_text("utf-8")
+    ):
+        pins.setdefault(canonicalize_name(package), set()).add(version)
+    return pins
 
 
-PINS = read("requirements.txt")
-BOTH = PINS | read("tests/requirements.txt")
+FIRST = read("requirements.txt")
+PAGES = read("helpers/tooling/pages/requirements.txt")
+TESTS = read("tests/requirements.txt")
 
 
 def imported(source: str) -> set[str]:
@@ -41,36 +56,58 @@ def imported(source: str) -> set[str]:
     return names
 
 
-def test_what_is_imported_is_listed():
-    packages = metadata.packages_distributions()
-    for folder, pins in (("helpers", PINS), ("notebooks", PINS), ("tests", BOTH)):
-        names = set()
+PUBLISHER = "helpers/tooling/pages"
+
+
+def packages_of(*folders: str) -> set[str]:
+    """Return the packages that the code in some folders imports, by the names of lists."""
+    modules = set()
+    for folder in folders:
         for path in (ROOT / folder).rglob("*.py"):
-            names |= imported(path.read_text("utf-8"))
+            if folder == PUBLISHER or PUBLISHER not in path.as_posix():
+                modules |= imported(path.read_text("utf-8"))
         for path in (ROOT / folder).rglob("*.ipynb"):
             for cell in files.code_cells(files.read(path)):
-                names |= imported(cell.source)
-        for name in names - sys.stdlib_module_names - {"helpers", "tests"} - OPTIONAL:
-            providers = map(canonicalize_name, packages.get(name, []))
-            assert pins.keys() & set(providers), name
+                modules |= imported(cell.source)
+    providers = metadata.packages_distributions()
+    names = set()
+    for module in modules - sys.stdlib_module_names - {"helpers", "tests"} - OPTIONAL:
+        assert module in providers, f"{module} is not installed"
+        names |= set(map(canonicalize_name, providers[module]))
+    return names
+
+
+def test_what_is_imported_is_listed():
+    assert packages_of("helpers", "notebooks") <= FIRST.keys()
+    assert packages_of(PUBLISHER) <= FIRST.keys() | PAGES.keys()
+    assert packages_of("tests") <= FIRST.keys() | PAGES.keys() | TESTS.keys()
+
+
+def test_what_is_listed_is_used():
+    for name, (file, command) in RUN.items():
+        assert command in (ROOT / file).read_text("utf-8"), name
+    assert FIRST.keys() <= packages_of("helpers", "notebooks") | RUN.keys()
+    assert PAGES.keys() <= packages_of(PUBLISHER) | RUN.keys()
+    imported_if_there = {"traker"}
+    assert TESTS.keys() - imported_if_there <= packages_of("tests") | RUN.keys()
 
 
 @pytest.mark.skipif(
-    torch.__version__.partition("+")[0] != PINS["torch"],
+    torch.__version__.partition("+")[0] not in FIRST["torch"],
     reason="another torch brings other versions",
 )
 def test_lock_pins_all_that_is_installed():
     """If not: `make lock`, or install what the lists say: remove .venv, and make will."""
     pinned = read(".ci/constraints.txt")
     seen = set()
-    todo = [(name, "") for name in BOTH]  # a package, and one of its extras
+    todo = [(name, "") for name in FIRST | PAGES | TESTS]  # a package, and one of its extras
     while todo:
         name, extra = todo.pop()
         if (name, extra) in seen or re.match("nvidia|cuda|triton", name):
             continue
         seen.add((name, extra))
         build, _, _ = metadata.version(name).partition("+")  # without +cpu
-        assert pinned.get(name) == build, name
+        assert build in pinned.get(name, ()), name
         for needed in map(Requirement, metadata.requires(name) or []):
             if needed.marker is None or needed.marker.evaluate(LINUX | {"extra": extra}):
                 for own in ("", *needed.extras):

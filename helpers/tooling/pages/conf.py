@@ -7,7 +7,7 @@ from docutils.utils.math import MathError
 from sphinx.util import logging
 
 from helpers.tooling import pages
-from helpers.tooling.lesson import formulas
+from helpers.tooling.pages import formulas
 
 logger = logging.getLogger(__name__)
 
