@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for lesson in chosen:
             values_for[lesson] = parameters.check(lesson, options.params)
         from helpers import devices  # torch and papermill take seconds
-        from helpers.tooling.lesson import environment, execution
+        from helpers.tooling.lesson import environment, together
 
         environment.prepare()
         device = str(devices.resolve(options.device))
@@ -35,31 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if __name__ == "__main__":
         endings.cleanly_on_signals()
     folder = Path("build", device.replace(":", "-"))
-    with ExitStack() as locks:
+    with ExitStack() as stack:
         try:
             for lesson in chosen:
-                locks.enter_context(drafts.alone(folder / lesson.name))
+                stack.enter_context(drafts.alone(folder / lesson.name))
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
-        done = []
-        try:
-            for lesson, values in values_for.items():
-                # A result is never half of one: until the end, it has the name of a failure.
-                draft = folder / f"{lesson.stem}.failed.ipynb"
-                result = folder / lesson.name
-                ended = execution.execute(lesson, draft, values | {"device": device})
-                done.append(ended)
-                if ended.failure:
-                    result.unlink(missing_ok=True)
-                else:
-                    draft.replace(result)
-        finally:  # after Ctrl-C, too
-            count = f"{len(done)} of {len(values_for)} lessons were executed"
-            table = f"{execution.table(done)}\n\n{count}; the results are in {folder}/."
-            with drafts.replaced(folder / "table.txt") as text:
-                text.write_text(f"{table}\n", "utf-8")
-            print(f"\n{table}", flush=True)
+        done = together.execute_into(folder, values_for, device)
     failed = [ended for ended in done if ended.failure]
     for ended in failed:
         trace = folder / f"{ended.lesson.stem}.failed.ipynb"

@@ -8,10 +8,11 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from helpers.tooling import outputs, run
 from helpers.tooling.lesson import drafts, execution, files, parameters
-from tests.tooling.samples import DOOR, LESSONS, SIZES, code, good_lesson, lesson, save
+from tests.tooling.samples import DOOR, LESSONS, SIZES, cell, code, good_lesson, lesson, save
 
 
 def test_every_failure_is_reported_at_the_end(desk, capfd, monkeypatch):
@@ -149,11 +150,47 @@ def test_choosing_lessons():
     assert files.choose(["02_bad", "notebooks/02_bad.ipynb"]) == [paths[1]]
 
 
+NOTES = """
+import os, time
+begun = time.time()
+time.sleep(2)
+print(begun, time.time(), os.environ.get("OMP_NUM_THREADS"))
+"""
+
+
+def test_lessons_run_side_by_side_but_not_those_that_measure_time(desk, monkeypatch, capfd):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    timed = save(lesson(code("notes", f"from torch.utils.benchmark import Timer\n{NOTES}")), "01_a")
+    first = save(lesson(code("notes", NOTES)), "02_b")
+    second = save(lesson(code("notes", NOTES)), "03_c")
+    dies = "import os\nos.kill(os.getppid(), 9)"
+    killed = save(lesson(code("dies", dies)), "04_d")
+
+    assert run.main(["--device", "cpu"]) == 1
+
+    noted = {}
+    for path in (timed, first, second):
+        executed = files.read(desk / "build" / "cpu" / path.name)
+        begun, ended, threads = cell(executed, "notes").outputs[0].text.split()
+        noted[path] = (float(begun), float(ended), threads)
+    assert max(noted[first][0], noted[second][0]) < min(noted[first][1], noted[second][1])
+    assert noted[first][2] == noted[second][2] == "1", "its share of two threads"
+    assert noted[timed][0] > max(noted[first][1], noted[second][1])
+    assert noted[timed][2] == "None", "all threads"
+    shown = capfd.readouterr()
+    assert re.findall(r"(?m)^0._. +(\w+) ", shown.out) == ["passed", "passed", "passed", "failed"]
+    assert f"failed: {killed.name}: its process ended with status -9" in shown.err
+
+
 @pytest.mark.whole
+@pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_killed_half_way(number, status, desk):
+def test_killed_half_way(number, status, threads, desk, monkeypatch):
+    """One lesson after another, on one thread, or side by side, on two."""
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     waits = "import time\nopen('started', 'w').close()\ntime.sleep(1000)"
     save(lesson(code("sum", "1 + 1")), "00_first")
     save(lesson(code("wait", waits)), "01_a")
@@ -163,7 +200,8 @@ def test_killed_half_way(number, status, desk):
     command = [sys.executable, "-m", "helpers.tooling.run", "--device", "cpu"]
     with open("errors", "w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stderr=errors)
-    while not (desk / "notebooks" / "started").exists():
+    first = build / "00_first.ipynb"
+    while not (desk / "notebooks" / "started").exists() or not first.exists():
         assert process.poll() is None
         time.sleep(0.1)
     kernels = psutil.Process(process.pid).children(recursive=True)

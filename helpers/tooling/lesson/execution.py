@@ -1,6 +1,13 @@
-"""Execute a lesson with papermill, and report how far it got."""
+"""Execute a lesson with papermill, and report how far it got.
+
+As a command, `python -m helpers.tooling.lesson.execution LESSON TO VALUES` prints the failure or
+null; VALUES and what it prints are JSON.
+"""
 
 import ast
+import json
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +19,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 
 import helpers
-from helpers.tooling.lesson import environment, files, form
+from helpers.tooling.lesson import endings, environment, files, form
 
 OPTIONS = {
     "timeout": 600,  # seconds for a cell
@@ -66,7 +73,9 @@ class Execution(NamedTuple):
     failure: str | None  # which cell failed, and how, in a sentence
 
 
-def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = None) -> Execution:
+def execute(
+    lesson: Path, to: Path, values: Mapping[str, int | str] | None = None, *, progress: bool = True
+) -> Execution:
     """Execute a lesson in its own folder, and save it in another file as far as it gets.
 
     A figure that the saved lesson has and that is not drawn is a failure, too.
@@ -83,7 +92,7 @@ def execute(lesson: Path, to: Path, values: Mapping[str, int | str] | None = Non
             kernel_name=environment.KERNEL,  # whatever the front end wrote that saved the lesson
             language="python",
             cwd=lesson.parent,
-            progress_bar={"desc": lesson.stem},
+            progress_bar={"desc": lesson.stem} if progress else False,
         )
     except papermill.PapermillExecutionError as error:
         failure = f"{error.ename}: {error.evalue}"
@@ -137,10 +146,19 @@ def table(done: Sequence[Execution]) -> str:
     for ended in done:
         metadata = ended.notebook.metadata
         result = "failed" if ended.failure else "passed"
-        seconds = metadata.papermill.duration
+        # Nothing was noted of a lesson whose process was killed.
+        seconds = metadata.get("papermill", {}).get("duration") or math.nan
         sizes = []
         for kind, size in metadata.get("peak_memory", {}).items():
             sizes.append(f"{size / 2**20:,.0f} MiB ({kind})")
         stem = ended.lesson.stem
         lines.append(f"{stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    endings.cleanly_on_signals()
+    endings.in_one_sentence()
+    _lesson, _to, _values = sys.argv[1:]
+    _ended = execute(Path(_lesson), Path(_to), json.loads(_values), progress=False)
+    print(json.dumps(_ended.failure))
