@@ -65,12 +65,12 @@ test test-all nbval: export TQDM_DISABLE := 1
 test test-all: export OMP_NUM_THREADS ?= 1
 parallel := $(pytest) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test: lint $(published)  ## what a change can break: lint, unit tests, each lesson executed once
-	$(python) -m tests.support.tried
+	$(python) -m tests.lessons.tried
 	$(parallel) -m "not whole" build/tried tests
 test-all: test  ## then all that takes long: full sizes, editions, Colab's packages, kills
 	$(parallel) -m whole
 nbval: $(tested)  ## execute lessons, and answers behind them, and compare their saved outputs
-	@$(python) -m tests.support.tried $(LESSON) && exec $(pytest) build/tried
+	@$(python) -m tests.lessons.tried $(LESSON) && exec $(pytest) build/tried
 outputs: $(made)  ## execute lessons and save their outputs in place, and the picture of README
 	@exec $(python) -m helpers.tooling.outputs $(if $(TIMINGS),--timings) $(LESSON)
 colab: $(made)  ## make build/colab/ anew: lessons that stand alone, for Colab

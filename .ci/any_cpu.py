@@ -3,9 +3,9 @@
 torch, oneDNN and MKL choose their kernels by the CPU and the number of threads. Each adds in an
 order of its own, so results differ by rounding. A lesson that compares what rounding can change by
 more (which of two nearly equal values a max-pooling picks, say) passes on one machine and fails on
-another. So this runs lessons, and the answers in tests/exercises behind them, with the kernels of
-older CPUs, on one thread and two, and with several seeds; at the saved seed, 0, it also compares
-the saved outputs. Run it with the environment's Python from anywhere:
+another. So this runs lessons, and the answers in tests/lessons/exercises behind them, with the
+kernels of older CPUs, on one thread and two, and with several seeds; at the saved seed, 0, it also
+compares the saved outputs. Run it with the environment's Python from anywhere:
 
     .venv/bin/python .ci/any_cpu.py 01 03 --seeds 10 --params dataset=random
 
@@ -69,7 +69,7 @@ def run(lesson: str, seed: int, params: list[str], environment: dict[str, str]) 
     if seed != 0:  # a parameter that is given means that saved outputs are not compared
         assignments.append(f"seed={seed}")
     steps = [
-        ["-m", "tests.support.tried", lesson, *assignments],
+        ["-m", "tests.lessons.tried", lesson, *assignments],
         ["-m", "pytest", "-q", "-p", "no:cacheprovider", "build/tried"],
     ]
     said = ""

@@ -133,7 +133,7 @@ def main() -> int:
             finish(part)
     together = [part for part in chosen if not part.alone]
     if any(part.name == "compared cells" for part in together):
-        subprocess.run([sys.executable, "-m", "tests.support.tried"], cwd=ROOT)
+        subprocess.run([sys.executable, "-m", "tests.lessons.tried"], cwd=ROOT)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(finish, together))
 

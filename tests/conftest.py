@@ -21,6 +21,5 @@ def seeded() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long first, so that workers side by side end together: lessons, pipeline."""
-    items.sort(
-        key=lambda item: (HERE in item.path.parents, HERE / "tooling" not in item.path.parents)
-    )
+    slow = {HERE / "lessons", HERE / "tooling"}
+    items.sort(key=lambda item: (HERE in item.path.parents, slow.isdisjoint(item.path.parents)))

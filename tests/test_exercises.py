@@ -1,4 +1,4 @@
-"""Verdicts that no answer to a lesson gets: those in tests/exercises/ try the others."""
+"""Verdicts that no answer to a lesson gets: those in tests/lessons/exercises/ try the others."""
 
 import warnings
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tooling.samples import ROOT
+from tests.support.samples import ROOT
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from helpers.study import processes
 from helpers.study.candidates import CANDIDATES, DEFAULT, HUGE_PAGES, Candidate
 from helpers.tooling import bench
-from tests.tooling.samples import ROOT
+from tests.support.samples import ROOT
 
 
 def row(method, iqr, **settings):

@@ -17,9 +17,9 @@ from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab
 from helpers.tooling.lesson import files, imports
-from tests.tooling.samples import DOOR, LESSONS, ROOT, cell, quick
+from tests.support.samples import DOOR, LESSONS, ROOT, cell, quick
 
-REQUIREMENTS = ROOT / "tests" / "colab" / "requirements.txt"
+REQUIREMENTS = ROOT / "tests" / "tooling" / "colab_requirements.txt"
 TORCH = torch.__version__.partition("+")[0]
 INSTALLS = r"^\s*[!%].*\bpip\b|[\"']pip[\"']"  # as a command, or as a word in a list of them
 (PRIVATE,) = (path for path in LESSONS if path.stem == "08_private_training")

@@ -6,7 +6,7 @@ from importlib import util
 
 import pytest
 
-from tests.tooling.samples import ROOT
+from tests.support.samples import ROOT
 
 LISTS = {
     "requirements.txt": "torch==2.13.0  # exactly\n\nnumpy==2.4.6  # arrays\n",

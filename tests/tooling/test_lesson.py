@@ -8,7 +8,7 @@ from nbformat.v4 import new_markdown_cell, new_output
 
 from helpers.tooling import colab, student
 from helpers.tooling.lesson import copies, drafts, imports
-from tests.tooling.samples import LESSONS, cell, code, lesson
+from tests.support.samples import LESSONS, cell, code, lesson
 
 SOURCES = {
     "__init__.py": "",

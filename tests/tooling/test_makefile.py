@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tooling.samples import ROOT
+from tests.support.samples import ROOT
 
 # Stands in for Python: makes an environment of itself, and logs what it is told to do.
 FAKE_PYTHON = """\

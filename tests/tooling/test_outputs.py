@@ -6,7 +6,7 @@ import pytest
 
 from helpers.tooling import outputs
 from helpers.tooling.lesson import files
-from tests.tooling.samples import LESSONS, ROOT, cell, code, lesson, save
+from tests.support.samples import LESSONS, ROOT, cell, code, lesson, save
 
 CLOCK = "from tqdm import tqdm\nlist(tqdm('ab'))\nimport time\nprint(time.perf_counter())"
 

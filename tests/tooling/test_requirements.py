@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from helpers.tooling.lesson import files
-from tests.tooling.samples import ROOT
+from tests.support.samples import ROOT
 
 OPTIONAL = {"backpack", "jax", "trak", "torchvision"}
 """What is imported only where it is found, or has a stand-in in tests."""

@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell
 from helpers.tooling import student
 from helpers.tooling.lesson import copies, files
 from helpers.tooling.lesson.execution import execute
-from tests.tooling.samples import LESSONS, SIZES, cell, good_lesson, save
+from tests.support.samples import LESSONS, SIZES, cell, good_lesson, save
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)

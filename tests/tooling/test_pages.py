@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from helpers.tooling import colab
 from helpers.tooling.lesson import files, form, predictions
 from helpers.tooling.pages import __main__ as pages
-from tests.tooling.samples import DOOR, LESSONS, ROOT, browse, good_lesson, save
+from tests.support.samples import DOOR, LESSONS, ROOT, browse, good_lesson, save
 
 # Of the theme and of MyST, both pinned, which call what Sphinx 11 will not have.
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")

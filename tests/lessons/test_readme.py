@@ -15,7 +15,7 @@ from helpers import data, gradients, jacobians
 from helpers.models import SimpleCNN
 from tests.support.oracle import assert_equal
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 CLASS, CHANGES = "notebooks/teaching.md", ".github/CONTRIBUTING.md"
 PAGES = ("README.md", "helpers/README.md", "notebooks/README.md", CLASS, CHANGES)

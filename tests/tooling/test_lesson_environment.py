@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.tooling.lesson import environment, files
-from tests.tooling.samples import ROOT, cell, code, lesson, save
+from tests.support.samples import ROOT, cell, code, lesson, save
 
 SHOWN = {
     "interpreter": ("import sys\nprint(sys.prefix)", "{desk}/env\n"),

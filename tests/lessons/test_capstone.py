@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from tests.tooling.samples import ROOT
+from tests.support.samples import ROOT
 
-SCRIPT, HIDDEN = ROOT / "notebooks" / "capstone.py", ROOT / "tests" / "hidden" / "capstone.py"
+SCRIPT = ROOT / "notebooks" / "capstone.py"
+HIDDEN = ROOT / "tests" / "lessons" / "hidden" / "capstone.py"
 SHUFFLED = "torch.randperm(count, generator=generator)[:size]"
 POISSON = "(torch.rand(count, generator=generator) < rate).nonzero()[:, 0]"
 WHOLE = "torch.cat([each.flatten() for each in grads]).norm()"

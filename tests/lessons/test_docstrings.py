@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODULES = []
 for _file in sorted(ROOT.glob("helpers/**/*.py")):
     if ">>> " in _file.read_text("utf-8"):

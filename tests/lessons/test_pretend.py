@@ -8,7 +8,7 @@ import papermill
 import pytest
 from nbformat.v4 import new_code_cell
 
-from tests.tooling.samples import DOOR, LESSONS, ROOT, SIZES, cell, run_pytest
+from tests.support.samples import DOOR, LESSONS, ROOT, SIZES, cell, run_pytest
 
 IMPORTED = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.support.pretend\n"
 # A kernel takes no folder from outside. What it starts does, and imports sitecustomize by itself.
@@ -63,8 +63,10 @@ def test_helpers_and_the_zoo(has_float64):
 
 @pytest.mark.whole
 @pytest.mark.parametrize("path", [DOOR, *LESSONS], ids=lambda path: path.stem)
-def test_lesson(path, desk):
-    copy = desk / "notebooks" / path.name
+def test_lesson(path, tmp_path):
+    copy = tmp_path / "notebooks" / path.name
+    copy.parent.mkdir()
+    (tmp_path / "helpers").symlink_to(ROOT / "helpers")
     sizes = {"device": "auto"} | SIZES.get(path.stem, {}) | SMALLER.get(path.stem, {})
     notebook = papermill.execute_notebook(path, copy, sizes, prepare_only=True, progress_bar=False)
     for each in notebook.cells:
@@ -77,11 +79,11 @@ def test_lesson(path, desk):
             each.metadata.pop("tags", None)
     for identity in CANNOT.get(path.stem, ()):
         cell(notebook, identity).metadata.tags = ["raises-exception"]
-    start = desk / "start"
+    start = tmp_path / "start"
     start.mkdir()
     (start / "sitecustomize.py").write_text(IMPORTED, "utf-8")
     notebook.cells.insert(0, new_code_cell(FIRST.format(folder=str(start))))
     nbformat.write(notebook, copy)
     # Without float64, as on a Mac: what needs it has to move to the CPU.
-    done = run_pytest(desk, "-q", "--nbval-lax", "notebooks", PRETEND_FLOAT64="0")
+    done = run_pytest(tmp_path, "-q", "--nbval-lax", "notebooks", PRETEND_FLOAT64="0")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.tooling import student
 from helpers.tooling.lesson import copies, files
-from tests.tooling.samples import LESSONS, ROOT, cell
+from tests.support.samples import LESSONS, ROOT, cell
 
 (LESSON,) = (path for path in LESSONS if path.stem == "02_legacy_functorch")
 PACKAGES = ["nbgrader==0.9.6", "alembic==1.18.4", "mako==1.4.3", "rapidfuzz==3.14.6"]
@@ -91,7 +91,7 @@ def sources(notebook):
 def test_ten_sorts_of_submissions_get_their_marks(environment, tmp_path):
     given, course = tmp_path / "given", tmp_path / "course"
     student.build([LESSON], given)
-    assert student.build_course([LESSON], ROOT / "tests" / "hidden", course) == 3
+    assert student.build_course([LESSON], ROOT / "tests" / "lessons" / "hidden", course) == 3
     archive = course / "downloaded" / LESSON.stem / "archive"
     archive.mkdir(parents=True)
     for name, text in handed_in(given):

@@ -1,4 +1,4 @@
-# Hidden tests, as `make student HIDDEN=tests/hidden` reads them: an example for everybody.
+# Hidden tests, as `make student HIDDEN=tests/lessons/hidden` reads them: an example for everybody.
 
 ### BEGIN HIDDEN TESTS
 # check-1

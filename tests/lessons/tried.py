@@ -1,6 +1,6 @@
 """Lessons as `make test` tries them: with small sizes, and each answer appended to its lesson.
 
-`python -m tests.support.tried 3 04` writes copies of these lessons, or of all, into build/tried/,
+`python -m tests.lessons.tried 3 04` writes copies of these lessons, or of all, into build/tried/,
 with their saved outputs, for `pytest --nbval build/tried`. With parameters, as in `3 seed=1`, they
 are executed only: saved outputs are those of the default values.
 """
@@ -15,11 +15,11 @@ import papermill
 from nbformat.v4 import new_code_cell
 
 from helpers.tooling.lesson import drafts, files, parameters
-from tests.support import answers
+from tests.lessons import answers
 
-TESTS = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 FOLDER = Path("build/tried")
-SIZES = tomllib.loads((TESTS / "sizes.toml").read_text("utf-8"))
+SIZES = tomllib.loads((HERE / "sizes.toml").read_text("utf-8"))
 """The parameters that make a lesson shorter in tests, by its name."""
 
 GOOD_GUEST = """\
@@ -42,7 +42,7 @@ def write(lesson: Path, copy: Path, assignments: Sequence[str] = ()) -> None:
     values = SIZES.get(lesson.stem, {}) | parameters.check(lesson, assignments)
     notebook = papermill.execute_notebook(lesson, copy, values, prepare_only=True)
     notebook.cells.append(new_code_cell(GOOD_GUEST, id="good-guest"))
-    blocks = answers.read(TESTS / "exercises" / f"{lesson.stem}.py")
+    blocks = answers.read(HERE / "exercises" / f"{lesson.stem}.py")
     for name, source, check, verdict in answers.answers(notebook, blocks):
         notebook.cells += [
             new_code_cell(source, id=name),

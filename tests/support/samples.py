@@ -15,7 +15,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from helpers.tooling.lesson import files, form
-from tests.support.tried import SIZES
+from tests.lessons.tried import SIZES
 
 ROOT = Path(__file__).parents[2]
 DOOR, *LESSONS = files.find(ROOT / files.FOLDER)

@@ -1,7 +1,7 @@
 """Hidden tests of the capstone, an example: is a mended `capstone.py` what it claims to be?
 
-`SCRIPT=anna.py .venv/bin/python -m pytest tests/hidden/capstone.py` tries a script. It runs as you:
-for a stranger's, in a container.
+`SCRIPT=anna.py .venv/bin/python -m pytest tests/lessons/hidden/capstone.py` tries a script. It runs
+as you: for a stranger's, in a container.
 """
 
 import inspect

@@ -4,11 +4,13 @@ import copy
 import re
 from pathlib import Path
 
+import pytest
 from docutils.utils.math import MathError
 from nbformat import NotebookNode
 
 from helpers.tooling.lesson import copies, files, form
 from helpers.tooling.pages import formulas
+from tests.support.samples import DOOR, LESSONS
 
 TAGS = {"parameters", "solution", "needs-opacus", "nbval-ignore-output", "nbval-check-output"}
 TAGS |= {"hide-cell", "hide-input", "hide-output"}
@@ -27,8 +29,8 @@ VARYING = {
 """What differs from one machine or run to the next."""
 
 
-def check(lesson: Path) -> None:
-    """Raise AssertionError with what is wrong with a lesson as it lies there, and in which cell."""
+@pytest.mark.parametrize("lesson", [DOOR, *LESSONS], ids=lambda path: path.stem)
+def test_lesson_is_sound_as_a_file(lesson: Path) -> None:
     notebook = files.read(lesson)
     _saved(notebook)
     for cell in notebook.cells:
