@@ -54,7 +54,8 @@ def loop_gradients(
 
     Slow, but correct for any model that autograd differentiates correctly, so it is the reference
     for the other ways. Where autograd itself is wrong, so is the loop: a forward pass that takes a
-    Laplacian through `nn.LayerNorm` is one case (lesson 14; tests/test_derivatives.py has a list).
+    Laplacian through `nn.LayerNorm` is one case (lesson 14). tests/of_torch/test_derivatives.py has
+    a list.
 
     Args:
         model: Any module that maps `(B, ...)` to predictions `(B, ...)`.

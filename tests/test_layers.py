@@ -17,13 +17,13 @@ from helpers.layers.recorder import LAYER_RULES, RecordedGradients
 from helpers.models import GPT, MLP, SimpleCNN
 from helpers.transforms.fallback import FallbackWarning
 from helpers.transforms.known_wrong import Refusal
+from tests.of_torch.test_torch_faults import Tripled
 from tests.support import contract
 from tests.support.architectures import case_of
 from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
 from tests.support.ways import WAYS, empty_out
 from tests.support.wild import Product
 from tests.support.zoo import Apply, Case, squared
-from tests.test_torch_faults import Tripled
 
 close = torch.testing.assert_close
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from helpers.limits import Diagnosis, diagnose, entries
 from helpers.transforms.fallback import FallbackWarning
+from tests.matrix.test_every_way import CASES, prepare, truth_of
 from tests.support import zoo
 from tests.support.lesson_06 import run, top
 from tests.support.oracle import assert_equal
 from tests.support.snapshot import Snapshot
-from tests.test_matrix import CASES, prepare, truth_of
 
 IMAGES, LABELS = top()["images"], top()["labels"]
 Classifier, per_sample_grads = top()["Classifier"], top()["per_sample_grads"]

@@ -95,7 +95,7 @@ def in_each_process() -> tuple[dict[str, dict[str, str]], dict[str, Tensor]]:
 def test_every_helper_refuses_it_in_one_sentence_and_the_way_out_is_exact(tmp_path):
     data, targets = samples()
     expected = gradients.loop_gradients(network(), F.cross_entropy, data, targets)
-    for refused, copied in workers.run("tests.test_parallel:in_each_process", 2, tmp_path):
+    for refused, copied in workers.run("tests.matrix.test_parallel:in_each_process", 2, tmp_path):
         for what, sentence in SAID.items():
             assert refused[what].keys() == helpers(network()).keys()
             for said in refused[what].values():

@@ -13,7 +13,7 @@ from helpers.transforms.fallback import FallbackWarning
 from tests.support import zoo
 from tests.support.ways import empty_out
 
-HELPERS = Path(__file__).parents[1] / "helpers"
+HELPERS = Path(__file__).parents[2] / "helpers"
 TREES = {}
 for _path in HELPERS.rglob("*.py"):
     TREES[_path.relative_to(HELPERS).as_posix()] = ast.parse(_path.read_text("utf-8"))
