@@ -78,7 +78,7 @@ def test_the_second_of_two_commands_is_refused_until_the_first_has_ended(desk, c
     for folder in ("cpu", "outputs"):
         assert f"process {first.pid} is making build/{folder}/{path.name}: wait" in said
     first.kill()
-    first.wait()
+    first.communicate()  # closes its pipe, too
     for folder in ("cpu", "outputs"):
         with drafts.alone(desk / "build" / folder / path.name):
             pass
