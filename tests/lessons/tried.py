@@ -17,9 +17,8 @@ from nbformat.v4 import new_code_cell
 from helpers.tooling.lesson import drafts, files, parameters
 from tests.lessons import answers
 
-HERE = Path(__file__).parent
 FOLDER = Path("build/tried")
-SIZES = tomllib.loads((HERE / "sizes.toml").read_text("utf-8"))
+SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text("utf-8"))
 """The parameters that make a lesson shorter in tests, by its name."""
 
 GOOD_GUEST = """\
@@ -42,13 +41,12 @@ def write(lesson: Path, copy: Path, assignments: Sequence[str] = ()) -> None:
     values = SIZES.get(lesson.stem, {}) | parameters.check(lesson, assignments)
     notebook = papermill.execute_notebook(lesson, copy, values, prepare_only=True)
     notebook.cells.append(new_code_cell(GOOD_GUEST, id="good-guest"))
-    blocks = answers.read(HERE / "exercises" / f"{lesson.stem}.py")
-    for name, source, check, verdict in answers.answers(notebook, blocks):
-        notebook.cells += [
-            new_code_cell(source, id=name),
-            new_code_cell(f"%%capture said\n{check.source}", id=f"{name}-checked"),
-            new_code_cell(JUDGED.format(name=f"{name}:\n", verdict=verdict), id=f"{name}-judged"),
-        ]
+    for check, (name, verdict, source) in answers.to_try(notebook, answers.read(lesson.stem)):
+        judged = JUDGED.format(name=f"{name}:\n", verdict=verdict)
+        notebook.cells.append(new_code_cell(source, id=name))
+        checked = f"%%capture said\n{check.source}"
+        notebook.cells.append(new_code_cell(checked, id=f"{name}-checked"))
+        notebook.cells.append(new_code_cell(judged, id=f"{name}-judged"))
     if assignments:  # after the answers, which are found by their tags
         for cell in files.code_cells(notebook):
             cell.metadata["tags"] = ["nbval-ignore-output"]
@@ -56,9 +54,14 @@ def write(lesson: Path, copy: Path, assignments: Sequence[str] = ()) -> None:
 
 
 if __name__ == "__main__":
-    assignments = [argument for argument in sys.argv[1:] if "=" in argument]
+    names, assignments = [], []
+    for argument in sys.argv[1:]:
+        if "=" in argument:
+            assignments.append(argument)
+        else:
+            names.append(argument)
     try:
-        chosen = files.choose([argument for argument in sys.argv[1:] if "=" not in argument])
+        chosen = files.choose(names)
     except ValueError as error:
         sys.exit(str(error))
     with drafts.replaced(FOLDER) as draft:
