@@ -32,7 +32,8 @@ tested := $(environment)/with-tests
 published := $(environment)/with-pages
 tests := tests/requirements.txt
 pages := helpers/tooling/pages/requirements.txt
-pytest := $(python) -m pytest $(if $(LAX)$(filter-out $(pinned),$(TORCH)),--nbval-lax)
+other := $(filter-out $(pinned),$(TORCH))
+pytest := $(python) -m pytest $(if $(LAX)$(other),--nbval-lax) $(if $(other),-W default)
 
 # Variables of Python's own would skip asserts, find other modules, or print more.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))

@@ -229,6 +229,8 @@ def test_a_model_that_fails_by_itself_raises_its_own_error_and_nothing_of_transf
     assert "torch/_functorch" not in "".join(traceback.format_exception(raised.value))
 
 
+# In chunks, the first one has told by then that vmap cannot batch the model.
+@pytest.mark.filterwarnings("ignore::helpers.transforms.fallback.FallbackWarning")
 @every_method
 def test_a_model_that_fails_for_a_later_sample_says_so(method):
     def run(self: Apply, inputs: Tensor) -> Tensor:
