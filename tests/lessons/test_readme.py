@@ -132,4 +132,4 @@ def test_what_is_there_is_named_and_what_is_named_is_there():
     shown = re.findall(r"[\w-]+\.png", "".join(TEXTS.values()))
     assert {path.name for path in (ROOT / ".github").glob("*.png")} == set(shown)
     for path in re.findall(r"`((?:helpers|tests|notebooks|\.ci)/[\w./-]*)`", TEXTS[CHANGES]):
-        assert "NN_name" in path or (ROOT / path).exists(), path
+        assert "NAME" in path or (ROOT / path).exists(), path
