@@ -77,7 +77,7 @@ def test_links_lead_somewhere(page):
     assert targets
     for target in targets:
         path, _, anchor = target.partition("#")
-        there = (ROOT / page).parent / path
+        there = (ROOT / page).parent / path if path else ROOT / page
         assert there.exists(), target
         assert not anchor or anchor in anchors(there.read_text("utf-8")), target
 
