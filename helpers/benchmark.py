@@ -170,7 +170,8 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 
 def each_operation(note: Callable[[Any, Any, Any, Any], None]) -> Any:
     """Return a context in which `note(func, args, kwargs, result)` is called for each operation."""
-    from torch.utils._python_dispatch import TorchDispatchMode  # as in torch's notes on extending
+    # Its address is private, but torch's notes on extending it give it.
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701
 
     class Noted(TorchDispatchMode):
         def __torch_dispatch__(

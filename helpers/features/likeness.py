@@ -31,8 +31,9 @@ def facts_of(model: nn.Module) -> dict[str, str]:
             first_name = first_names[id(tensor)]
             if first_name != prefix + name:
                 fact += f", tied to {first_name}"
-            if tensor._backward_hooks:
-                fact += f", {len(tensor._backward_hooks)} hooks"
+            hooks = tensor._backward_hooks  # noqa: SLF001 - no public name lists them
+            if hooks:
+                fact += f", {len(hooks)} hooks"
             facts[prefix + name] = fact
         for name, value in vars(module).items():
             if name in _OF_EVERY_MODULE:

@@ -26,6 +26,7 @@ from helpers.transforms.functional import standing_in
 from helpers.transforms.known_wrong import Refusal, Watched
 from helpers.transforms.loop import by_backward
 from helpers.transforms.problem import LOOPED, RECORDED, VMAPPED, Gradients
+from helpers.transforms.restore import version
 
 LAYER_RULES: dict[Callable, Matcher] = {**linear.RULES, **convolution.RULES, **embedding.RULES}
 """The layer rules, by the torch function that a layer calls."""
@@ -116,7 +117,7 @@ class _Record(Watched):
         self._names: dict[int, str] = {}  # of the parameters that rules describe
         for name, tensor in problem.params.items():
             self.leaves[name] = tensor.expand(size, *tensor.shape).requires_grad_()
-            self._versions.append(tensor._version)
+            self._versions.append(version(tensor))
             # A complex gradient is the conjugate of what the rules compute: its leaf gets it.
             if not tensor.is_complex():
                 self._names[id(parameters[name])] = name
@@ -137,7 +138,7 @@ class _Record(Watched):
     def backward(self, losses: Tensor) -> dict[str, list[LayerCall]]:
         """Return the calls of each parameter; the last holds the gradient of its leaf."""
         # Torch forbids most writes into a batch that shares its memory, but not all.
-        if self._versions != [tensor._version for tensor in self._params.values()]:
+        if self._versions != [version(tensor) for tensor in self._params.values()]:
             raise Refusal("the model writes into its weights")
         if not losses.requires_grad:
             return {}
@@ -220,7 +221,7 @@ def _once(value: Any) -> Any:
     """Return a tensor without the dimension of `vmap`, if all samples share it."""
     if not isinstance(value, Tensor):
         return value
-    inner, dim = _internals()._unwrap_batched(value, 1)
+    inner, dim = _unwrapped(value)
     if dim is None:
         return value
     # Shared samples lie in the same memory; and a single sample shares with itself.
@@ -255,7 +256,7 @@ def _attention_of_all(
         # (B, 1, heads, T, channels) to (B, heads, T, channels), since a sample is a batch of one
         whole = [_of_all(side, size).flatten(0, 1) for side in sides]
         outputs = F.scaled_dot_product_attention(*whole, is_causal=is_causal, **options)
-        return _internals()._add_batch_dim(outputs.unflatten(0, (size, len(query))), 0, 1)
+        return _wrapped(outputs.unflatten(0, (size, len(query))))
 
 
 def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Callable) -> Tensor:
@@ -268,12 +269,12 @@ def _passed_on(outputs: Tensor, activations: Tensor, probe: Tensor, arrive: Call
     with around.lower():
         whole = [_of_all(tensor, size) for tensor in (outputs, activations)]
         passed = _Recorded.apply(*whole, probe, arrive)
-        return _internals()._add_batch_dim(passed, 0, 1)
+        return _wrapped(passed)
 
 
 def _of_all(tensor: Tensor, size: int) -> Tensor:
     """Return a tensor of all samples, `(B, ...)`."""
-    inner, dim = _internals()._unwrap_batched(tensor, 1)
+    inner, dim = _unwrapped(tensor)
     if dim is None:  # all samples share it
         return inner.expand(size, *inner.shape)
     return inner.movedim(dim, 0)
@@ -282,8 +283,10 @@ def _of_all(tensor: Tensor, size: int) -> Tensor:
 def _vmap_around() -> Any:
     """Return the `vmap` around a call, or `None` if it is within a transform of the model."""
     try:
-        from torch._C._functorch import TransformType
-        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+        from torch._C._functorch import TransformType  # noqa: PLC2701
+        from torch._functorch.pyfunctorch import (  # noqa: PLC2701
+            retrieve_current_functorch_interpreter,
+        )
     except ImportError as error:  # private, so they may go away
         raise Refusal("this torch lacks vmap internals") from error
     around = retrieve_current_functorch_interpreter()
@@ -291,9 +294,19 @@ def _vmap_around() -> Any:
     return around if is_ours else None
 
 
+def _unwrapped(tensor: Tensor) -> tuple[Tensor, int | None]:
+    """Return what `vmap` wraps, and the dimension of its samples; `None` if it wraps nothing."""
+    return _internals()._unwrap_batched(tensor, 1)  # noqa: SLF001
+
+
+def _wrapped(tensor: Tensor) -> Tensor:
+    """Return a tensor of all samples, `(B, ...)`, as `vmap` has it for one."""
+    return _internals()._add_batch_dim(tensor, 0, 1)  # noqa: SLF001
+
+
 def _internals() -> Any:
     try:
-        from torch._C import _functorch
+        from torch._C import _functorch  # noqa: PLC2701
     except ImportError as error:
         raise Refusal("this torch lacks vmap internals") from error
     return _functorch

@@ -1,6 +1,6 @@
 """The bare composition, `vmap(grad(loss))` over `functional_call`: its errors and side effects."""
 
-import sys
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -188,7 +188,8 @@ def _noting_fallbacks(model: nn.Module, fallbacks: dict[str, str]) -> Callable[.
     `vmap` then runs the operation in a loop, on slices that it selects just before. A backward
     operation is attributed to the module of its forward one.
     """
-    from torch._C import DispatchKey
+    # No public name tells which operations `vmap` has a rule for.
+    from torch._C import DispatchKey  # noqa: PLC2701
 
     names = {}
     for name, module in model.named_modules():
@@ -211,7 +212,7 @@ def _noting_fallbacks(model: nn.Module, fallbacks: dict[str, str]) -> Callable[.
 
 def _calling_module(names: dict[int, str]) -> str:
     """Name the innermost module whose code is running; `""` if there is none."""
-    frame = sys._getframe()
+    frame = inspect.currentframe()
     while frame:
         owner = frame.f_locals.get("self")
         if id(owner) in names:

@@ -77,7 +77,7 @@ class Noting(TorchFunctionMode):
 def _tracks_gradients(tensor: Tensor) -> bool:
     """Tell whether a transform wraps a tensor to differentiate it, rather than to batch it."""
     try:
-        from torch._C._functorch import is_gradtrackingtensor
+        from torch._C._functorch import is_gradtrackingtensor  # noqa: PLC2701
     except ImportError:  # private, so it may go away: then no second derivative is noted here
         return False
     return is_gradtrackingtensor(tensor)
@@ -183,7 +183,7 @@ def _in_float64(case: Case, sample: Batch) -> _Derivatives:
     where = devices.for_float64(sample.leaves[0].device)
     data, targets = sample.whole()
     model = copy.deepcopy(case.model).to(where)
-    model._apply(_double)  # `to` would leave complex parameters as they are
+    model._apply(_double)  # noqa: SLF001 - `to` would leave complex parameters as they are
     data = batches.mapped(_double_leaf, data)
     targets = batches.mapped(_double_leaf, targets)
     return _measure(case, model, data, targets, STEP)

@@ -176,7 +176,7 @@ def select_parameters(
         # Its gradient would have to pass on to what it was computed from.
         if not parameter.is_leaf:
             raise ValueError(f"{name} was computed from other tensors: differentiate those instead")
-        hooks = parameter._post_accumulate_grad_hooks
+        hooks = parameter._post_accumulate_grad_hooks  # noqa: SLF001 - no public name lists them
         if hooks:
             raise ValueError(
                 f"{name} has {len(hooks)} hooks on its .grad, which no per-sample gradient passes "

@@ -1,5 +1,6 @@
 """The fallback from one way to the next: which errors lead there, and the warning."""
 
+import inspect
 import sys
 import traceback
 import warnings
@@ -113,7 +114,7 @@ def warn(
     warning = category(text)
     warning.__cause__ = cause
     level = 2  # 1 is this function
-    frame = sys._getframe(1)
+    frame = inspect.currentframe().f_back
     while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
         level += 1

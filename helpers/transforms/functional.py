@@ -63,7 +63,8 @@ def functional(problem: "Problem", *contexts: str) -> Callable[..., Any]:
 def standing_in(tensors: Mapping[str, Tensor], substitutes: Mapping[str, Tensor]) -> Iterator[None]:
     """Swap other tensors in for a model's, by name; identity, class and attributes stay."""
     try:
-        from torch._C import _swap_tensor_impl as swap  # where torch.utils.swap_tensors ends
+        # Where torch.utils.swap_tensors ends, which swaps classes and attributes as well.
+        from torch._C import _swap_tensor_impl as swap  # noqa: PLC2701
     except ImportError as error:
         raise Refusal("this torch cannot exchange tensors") from error
 

@@ -225,7 +225,7 @@ class Problem:
         if any(isinstance(leaf, Sequences) for leaf in self.batch.leaves):
             raise Refusal("samples are of unequal length")
         for name in self.params:  # for each chunk, since a forward pass may register them
-            if self.parts.parameters[name]._backward_hooks:
+            if self.parts.parameters[name]._backward_hooks:  # noqa: SLF001 - no public name
                 raise Refusal(f"the parameter {name} has hooks on its gradient")
         if self._outside is None:
             self._outside = streams.OutsideTorch(self.snapshot.generators)

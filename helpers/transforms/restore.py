@@ -35,6 +35,11 @@ _EMPTY = object()  # the value of a slot that is not set
 _FOREIGN = ("torch._", "torch.jit", "torch.fx", "_thread", "threading", "logging", "weakref")
 
 
+def version(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place, which no public name tells."""
+    return tensor._version  # noqa: SLF001
+
+
 @contextmanager
 def preserved(
     model: nn.Module,
@@ -68,7 +73,7 @@ def preserved(
     before = []
     for parameter in parameters.values():
         data = parameter.data
-        before.append((parameter.requires_grad, parameter.grad, parameter._version, data))
+        before.append((parameter.requires_grad, parameter.grad, version(parameter), data))
     try:
         for name, parameter in parameters.items():
             parameter.requires_grad = name in names  # vmap forbids `requires_grad_()`
@@ -81,9 +86,9 @@ def preserved(
             parameter.requires_grad = flag
             parameter.grad = gradient
 
-    for (name, parameter), (_, _, version, data) in zip(parameters.items(), before, strict=True):
+    for (name, parameter), (_, _, written, data) in zip(parameters.items(), before, strict=True):
         moved = parameter.layout is torch.strided and not parameter.is_set_to(data)
-        if moved or parameter._version != version:
+        if moved or version(parameter) != written:
             fallback.warn(
                 f"the forward pass writes into the parameter {name}, which stays as written: "
                 "each sample after a write was computed with the new values",
@@ -144,7 +149,7 @@ class Snapshot:
     def _note_tensor(self, tensor: Tensor) -> None:
         # A tensor with a graph is what an earlier forward left, or a view of a parameter.
         if tensor.grad_fn is None and not tensor.is_inference() and not tensor.is_meta:
-            self._tensors.append((tensor, tensor.detach().clone(), tensor._version))
+            self._tensors.append((tensor, tensor.detach().clone(), version(tensor)))
 
     def restore(self) -> None:
         """Restore the state."""
@@ -176,12 +181,12 @@ class Snapshot:
     def _changed_tensors(self) -> list[tuple[Tensor, Tensor]]:
         """Return the tensors that changed, with their former numbers."""
         changed, on_devices, flags = [], [], []
-        for tensor, values, version in self._tensors:
+        for tensor, values, written in self._tensors:
             # A write into `tensor.data` leaves no trace but the numbers.
             if tensor.grad_fn is not None or tensor.shape != values.shape:
                 changed.append((tensor, values))
             elif tensor.layout is not torch.strided:
-                if tensor._version != version:
+                if version(tensor) != written:
                     changed.append((tensor, values))
             elif tensor.device.type == "cpu":
                 if not torch.equal(tensor, values):

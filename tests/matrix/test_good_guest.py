@@ -7,6 +7,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -365,6 +366,43 @@ def test_what_another_thread_drew_in_one_way_does_not_refuse_the_next():
     with ThreadPoolExecutor(1) as pool, pytest.warns(FallbackWarning) as heard:
         case.pass_to(norms.gradient_norms)
     assert "cannot be recorded" in str(heard[0].message), "and then all at once, not in a loop"
+
+
+def code_of_torch() -> dict[tuple[str, ...], object]:
+    """Return the functions and classes that modules of torch hold, and the methods of classes."""
+    held = {}
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] != "torch":
+            continue
+        for name, value in list(vars(module).items()):
+            if callable(value):
+                held[module_name, name] = value
+            if isinstance(value, type):
+                for attribute, method in list(vars(value).items()):
+                    if callable(method):
+                        held[module_name, name, attribute] = method
+    return held
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_code_of_torch_is_replaced_during_a_call(way):
+    """Or another thread would notice."""
+    seen = []
+
+    def looks(self: Apply, inputs: Tensor) -> Tensor:
+        seen.append(code_of_torch())
+        return self.fc(inputs)
+
+    case = one_linear(looks)
+    truth = SimpleNamespace(limit=0.1)
+    WAYS[way].compute(case, truth)  # what is imported then is there below
+    before = code_of_torch()
+    seen.clear()
+    WAYS[way].compute(case, truth)
+    assert seen
+    for now in (*seen, code_of_torch()):
+        replaced = [name for name in before if now.get(name) is not before[name]]
+        assert not replaced
 
 
 NOT_OF_THE_ENGINE = {
