@@ -1,7 +1,6 @@
 """What is known of layers: whatever function uses a weight, gradients, norms and sums are right."""
 
 import functools
-import math
 import warnings
 from collections.abc import Callable
 
@@ -14,13 +13,13 @@ from torch import Tensor, nn
 from helpers import benchmark, gradients, jacobians, norms
 from helpers.layers.layer_call import Dense, LayerCall, MatchedCall
 from helpers.layers.recorder import LAYER_RULES, RecordedGradients
-from helpers.models import GPT, MLP, SimpleCNN
+from helpers.models import GPT, MLP
 from helpers.transforms.fallback import FallbackWarning
 from helpers.transforms.known_wrong import Refusal
 from tests.of_torch.test_torch_faults import Tripled
 from tests.support import contract
 from tests.support.architectures import case_of
-from tests.support.oracle import TOLERANCE, TOLERANCES, Truth, assert_equal, oracle
+from tests.support.oracle import TOLERANCE, Truth, assert_equal, oracle
 from tests.support.ways import WAYS, empty_out
 from tests.support.wild import Product
 from tests.support.zoo import Apply, Case, squared
@@ -279,66 +278,6 @@ def test_convolutions_of_large_images_place_by_place(dims, dilation, groups):
     check(seeded(build, *shape))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_what_cancels_is_not_taken_from_gram_matrices(dtype):
-    torch.manual_seed(0)
-    model = nn.Linear(40, 40, bias=False).to(dtype)
-    tokens = torch.randn(3, 1, 40, dtype=dtype)
-    data = torch.cat([tokens, -tokens * (1 - 1e-3)], dim=1)
-    case = Case(model, data, torch.ones_like(data), lambda p, t: (p * t).sum())
-    expected = case.pass_to(oracle)["weight"].flatten(1).norm(dim=1)
-    found = case.pass_to(norms.gradient_norms)
-    assert_equal({"": found}, {"": expected}, TOLERANCES[dtype])
-
-
-@pytest.mark.parametrize("size", [1, 257, 1_000_001])
-def test_squares_of_many_numbers_are_added_up_without_loss(size):
-    """In float32, of a bias: its gradient is the loss's."""
-    torch.manual_seed(0)
-    model = Apply(lambda m, x: x + m.bias, bias=nn.Parameter(torch.zeros(size)))
-    numbers = torch.randn(2, size)
-    got = norms.gradient_norms(model, lambda p, t: (p * t).sum(), torch.zeros(2, 1), numbers)
-    close(got.double(), numbers.double().norm(dim=1), rtol=5e-7, atol=0)
-
-
-def test_sums_in_half_precision_are_those_of_all_samples():
-    """The gradient of each sample is 1, and in bfloat16 512 + 2 is 512."""
-    model = nn.Linear(1, 1, bias=False).bfloat16()
-    data = torch.ones(1024, 1, dtype=torch.bfloat16)
-    total = norms.clipped_sum(model, lambda z, t: z.sum(), data, data, 2.0, chunk_size=2)
-    assert total["weight"].dtype == torch.float32
-    assert total["weight"].item() == 1024
-
-
-def test_autocast_in_the_forward():
-    torch.manual_seed(0)
-
-    def run(self: Apply, inputs: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.b(self.a(inputs).tanh()).float()
-
-    case = case_of(Apply(run, a=nn.Linear(4, 4), b=nn.Linear(4, 2)), (4,), 3, torch.float32)
-    truth = Truth(lambda: case)
-    truth.gradients = case.pass_to(gradients.func_gradients)
-    # bfloat16 keeps 8 bits: one rounding is 4e-3
-    close(case.pass_to(norms.gradient_norms), truth.norms.float(), rtol=2e-2, atol=0)
-    for total in case.pass_to(norms.clipped_sum, 1.0).values():
-        assert total.dtype == torch.float32
-
-
-def test_memory_of_sums_does_not_grow_with_the_batch():
-    model = SimpleCNN()
-    for function in SUMS:
-        peaks = []
-        for size in (16, 64):
-            data, targets = torch.randn(size, 1, 28, 28), torch.randint(10, (size,))
-            case = Case(model, data, targets, F.cross_entropy)
-            call = functools.partial(case.pass_to, function, chunk_size=16)
-            peaks.append(benchmark.memory(call).peak)
-        gradients_of_a_chunk = 16 * 4 * sum(p.numel() for p in model.parameters())
-        assert peaks[1] < 1.05 * peaks[0] < gradients_of_a_chunk
-
-
 def test_nothing_is_held_in_a_second_copy():
     """Neither what is written into given tensors, nor chunks, nor the columns of Jacobians."""
     images, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
@@ -453,28 +392,6 @@ def test_what_does_not_touch_the_samples_is_recorded(name):
     with warnings.catch_warnings(action="error"):
         found = norms.gradient_norms(model, squared, data, targets)
     close(found, sum(squares).sqrt())
-
-
-ODD_LAYERS = {
-    "embedding": (nn.Embedding(3, 2), torch.tensor([0, 1])),
-    "convolution": (nn.Conv1d(1, 2, 2), torch.ones(2, 1, 3)),
-    "linear": (nn.Linear(3, 2, bias=False), torch.ones(2, 3)),
-}
-
-
-@pytest.mark.parametrize("name", ODD_LAYERS)
-def test_a_chunk_whose_only_odd_samples_are_not_finite(name):
-    model, data = ODD_LAYERS[name]
-    factors = torch.tensor([1.0, math.nan])
-    loss_fn = lambda outputs, factor: (outputs * factor).sum()  # noqa: E731
-    expected = norms.clipped_sum(model, loss_fn, data[:1], factors[:1], 1.0)
-    for size in (None, 1):
-        found = norms.clipped_sum(model, loss_fn, data, factors, 1.0, chunk_size=size)
-        close(found, expected)
-    if name == "embedding":
-        row = torch.full((2,), 0.5**0.5)
-        close(found["weight"][0], row, rtol=1e-4, atol=0)
-        assert not found["weight"][1:].any()
 
 
 def test_what_the_forward_pass_keeps_does_not_meet_the_check_of_unused_parameters(recwarn):
