@@ -129,6 +129,9 @@ def test_what_is_there_is_named_and_what_is_named_is_there():
             names.append(path.name)
     listed = re.findall(r"`helpers\.(\w+)`", TEXTS["helpers/README.md"].split("## The modules")[1])
     assert sorted(names) == sorted(listed)
+    # CONTRIBUTING says where the others are tested.
+    for name in set(names) - {"plots", "tooling", "transforms"}:
+        assert list((ROOT / "tests").glob(f"test_{name}*.py")), name
     shown = re.findall(r"[\w-]+\.png", "".join(TEXTS.values()))
     assert {path.name for path in (ROOT / ".github").glob("*.png")} == set(shown)
     for path in re.findall(r"`((?:helpers|tests|notebooks|\.ci)/[\w./-]*)`", TEXTS[CHANGES]):
