@@ -54,7 +54,7 @@ bench: $(made)  ## measure the ways of lessons 7 and 7b on DEVICE into build/<de
 	-@.venv-jax/bin/python -c "import jax" 2> /dev/null || .venv-jax/bin/python -m pip install -q \
 		-r helpers/study/jax.txt
 	@exec $(python) -m helpers.tooling.bench --device "$(DEVICE)"
-gpu: $(made)  ## in at most 12 minutes, what a GPU should tell, into build/gpu/
+gpu: $(tested)  ## in at most 12 minutes, what a GPU should tell, into build/gpu/
 	@exec $(python) .ci/gpu.py --device "$(DEVICE)"
 # Threads that wait by spinning stand in each other's way, and two processes with a thread each take
 # less time than one with two; a lesson's cells stay in one of them.

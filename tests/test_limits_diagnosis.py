@@ -606,13 +606,6 @@ def test_a_check_that_cannot_be_made_is_named_with_the_reason(name):
         assert "not checked" in line.lower()
 
 
-def test_what_was_checked_takes_one_line():
-    diagnosis = diagnosed(nn.Linear(3, 2).double(), zoo.squared, DATA, TARGETS)
-    assert diagnosis.skipped == {}
-    *_, line = str(diagnosis).splitlines()
-    assert line == f"checked: {', '.join(diagnosis.ran)}"
-
-
 RIGHT = {
     "model": Classifier().double(),
     "loss_fn": F.cross_entropy,
