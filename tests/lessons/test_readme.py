@@ -5,11 +5,11 @@ import os
 import re
 import shlex
 import subprocess
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from helpers import data, gradients, jacobians
 from helpers.models import SimpleCNN
@@ -31,35 +31,32 @@ def test_example_prints_what_it_says(capsys):
     assert capsys.readouterr().out.splitlines() == said
 
 
-SHEET = TEXTS["notebooks/README.md"].split("\n## Cheat sheet\n")[1].split("\n## ")[0]
-# Imports, then for each way a comment with its name, and its code.
-PARTS = re.split(r"(?m)^# (.+)\n", re.search(r"(?s)```py\n(.*?)```", SHEET)[1])
-IMPORTS = PARTS[0]
-CODE = dict(zip(PARTS[1::2], PARTS[2::2], strict=True))
-KINDS = dict(re.findall(r"(?m)^\| (?!way)([\w. ]+) \| (\w+)", SHEET))
-
-
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # functorch says that it is old
 def test_cheat_sheet_is_right():
-    assert list(CODE) == list(KINDS)
-    for way, code in CODE.items():
+    _, _, sheet = TEXTS["notebooks/README.md"].partition("\n## Cheat sheet\n")
+    # A table with the type of each result; then a block of code: imports, and for each way a
+    # comment with its name, and its code.
+    kinds = dict(re.findall(r"(?m)^\| (?!way)([\w. ]+) \| (\w+)", sheet.partition("\n## ")[0]))
+    block = re.search(r"(?s)```py\n(.*?)```", sheet)[1]
+    imports, *parts = re.split(r"(?m)^# (.+)\n", block)
+    names, codes = parts[0::2], parts[1::2]
+    assert names == list(kinds)
+    for way, code in zip(names, codes, strict=True):
         torch.manual_seed(0)
         model = SimpleCNN()
         images, labels = data.load_batch(batch_size=3)
-        names = {"model": model, "X": images, "T": labels}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # functorch says that it is old
-            exec(IMPORTS + code, names)
-        got = names["result"]
-        assert type(got).__name__ == KINDS[way]
-        loss_fn = torch.nn.functional.cross_entropy
-        grads = gradients.loop_gradients(model, loss_fn, images, labels)
+        variables = {"model": model, "X": images, "T": labels}
+        exec(imports + code, variables)
+        result = variables["result"]
+        assert type(result).__name__ == kinds[way]
         if way == "Jacobian":
-            assert list(got) == list(grads)
-            flat = torch.cat([jacobian.flatten(2) for jacobian in got.values()], dim=2)
-            assert_equal({"J": flat}, {"J": jacobians.func_jacobians(model, images)}, 1e-5)
-        else:
-            named = got if isinstance(got, dict) else dict(zip(grads, got, strict=True))
-            assert_equal(named, grads, 1e-5)
+            flat = torch.cat([jacobian.flatten(2) for jacobian in result.values()], dim=2)
+            assert_equal({"": flat}, {"": jacobians.func_jacobians(model, images)}, 1e-5)
+            continue
+        grads = gradients.loop_gradients(model, F.cross_entropy, images, labels)
+        if not isinstance(result, dict):  # a tuple, in the order of the parameters
+            result = dict(zip(grads, result, strict=True))
+        assert_equal(result, grads, 1e-5)
 
 
 def anchors(text: str) -> set[str]:

@@ -1,13 +1,14 @@
-"""What the tools share: files replaced at once, modules that a lesson reaches, editions."""
+"""What the tools share: files replaced at once, modules that a lesson reaches, editions, folds."""
 
 import contextlib
 from pathlib import Path
 
 import pytest
-from nbformat.v4 import new_markdown_cell, new_output
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell, new_notebook, new_output
 
 from helpers.tooling import colab, student
-from helpers.tooling.lesson import copies, drafts, imports
+from helpers.tooling.lesson import copies, drafts, imports, predictions
 from tests.support.samples import LESSONS, cell, code, lesson
 
 SOURCES = {
@@ -33,28 +34,29 @@ def test_imports_are_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(imports, "ROOT", tmp_path)
     monkeypatch.setattr(imports, "PACKAGE", tmp_path / "helpers")
     for source, names in REACHED.items():
-        found = imports.reached(lesson(code("here", source)))
-        assert [path.as_posix() for path in found] == [f"helpers/{n}" for n in names.split()]
+        expected = [Path("helpers", name) for name in names.split()]
+        assert imports.reached(lesson(code("here", source))) == expected
 
 
 @pytest.mark.parametrize("error", [None, KeyError("no"), SystemExit(143)])
 def test_a_file_or_a_folder_is_replaced_unless_it_fails(error, tmp_path):
-    folder, file = tmp_path / "build" / "edition", tmp_path / "file"
+    folder = tmp_path / "build" / "edition"
     folder.mkdir(parents=True)
-    for old in (folder / "old", file):
-        old.write_text("old", "utf-8")
+    (folder / "old").touch()
+    file = tmp_path / "file"
+    file.write_text("old", "utf-8")
     ends = contextlib.suppress(KeyError, SystemExit)
-    with ends, drafts.replaced(folder) as draft, drafts.replaced(file) as text:
-        draft.mkdir()
-        (draft / "new").touch()
-        text.write_text("new", "utf-8")
+    with ends, drafts.replaced(folder) as folder_draft, drafts.replaced(file) as file_draft:
+        folder_draft.mkdir()
+        (folder_draft / "new").touch()
+        file_draft.write_text("new", "utf-8")
         assert file.read_text("utf-8") == "old"
         if error:
             raise error
     state = "old" if error else "new"
-    assert (file.read_text("utf-8"), [*folder.iterdir()]) == (state, [folder / state])
-    assert sorted(tmp_path.iterdir()) == [folder.parent, file]
-    assert [*folder.parent.iterdir()] == [folder]
+    assert file.read_text("utf-8") == state
+    # And nothing else is left behind.
+    assert sorted(tmp_path.rglob("*")) == [folder.parent, folder, folder / state, file]
 
 
 def test_an_interrupt_while_a_folder_takes_its_place_leaves_the_old_one(tmp_path, monkeypatch):
@@ -96,3 +98,43 @@ def test_copy_says_what_it_is_and_how_to_find_its_helpers(beside):
         text = "\n".join(each.source for each in copy.cells)
         assert copies.LOST not in text
         assert f'raise FileNotFoundError(f"{{looked}}: {beside}")' in text
+
+
+def folded(*cells: NotebookNode) -> list[tuple[str | None, str]]:
+    """Return what cells become: what each has as its answer, and the source."""
+    notebook = new_notebook(cells=list(cells))
+    predictions.fold(notebook)
+    return [(each.metadata.get("answer"), each.source) for each in notebook.cells]
+
+
+@pytest.mark.parametrize(
+    ("answer", "rest"),
+    [
+        ("Seven.\n\nAs it had to be.", ""),
+        ("Seven.\n\n```\nrun\n\n# twice\n```", ""),
+        ("Seven.\n\n", "## 2. More\n\nText."),
+        ("", "**7** it is.\n\nSo."),
+        ("Seven.\n\n", "And then? **Predict** it."),
+        ("Seven. And then? ", "**Predict** it."),
+    ],
+)
+def test_an_answer_ends_where_something_else_begins(answer, rest):
+    run = code("run", "run()", "hide-output", printed="7")
+    expected = [(answer, "run()")]
+    if rest:
+        expected.append((None, rest))
+    assert folded(run, new_markdown_cell(answer + rest)) == expected
+
+
+def test_a_prediction_is_answered_by_all_outputs_up_to_the_next_text():
+    question = new_markdown_cell("**Predict** it.")
+    said = new_markdown_cell("Seven.")
+    silent = code("silent", "silent")
+    first = code("first", "first", printed="7")
+    last = code("last", "last", printed="7")
+    more = new_markdown_cell("More.")
+    later = code("later", "later", printed="7")
+    kept = [(None, question.source), (None, "silent")]
+    assert folded(question, silent, said) == [*kept, (None, "Seven.")]
+    answered = [("", "first"), ("Seven.", "last"), (None, "More."), (None, "later")]
+    assert folded(question, silent, first, last, said, more, later) == kept + answered

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from helpers.tooling import colab
 from helpers.tooling.lesson import files, form, predictions
@@ -68,23 +67,22 @@ def test_links_lead_somewhere_and_nothing_is_fetched_from_outside(book, written)
 
 @pytest.mark.whole
 def test_index_has_each_lesson_with_its_doors_and_lessons_their_copies_for_colab(book, written):
-    entries = book["index"].select("article section section section")
-    groups = book["index"].select("article section section:has(> section) > h2")
-    assert [group.text.split()[0] for group in groups] == ["Start", "Use", "Look"]
     opened = "https://colab.research.google.com/github/ada/gradients/blob/colab/"
-    in_order = sorted(entries, key=lambda entry: entry.h3.a["href"])
-    for lesson, entry in zip(ALL, in_order, strict=True):
+    entries = {}
+    for entry in book["index"].select("article section section section"):
+        entries[entry.h3.a["href"]] = entry
+    assert sorted(entries) == [f"{lesson.stem}.html" for lesson in ALL]
+    for lesson in ALL:
         page = f"{lesson.stem}.html"
-        assert entry.h3.a["href"] == page
         has_figure = any(cell.metadata.get("alt") for cell in files.read(lesson).cells)
-        assert bool(entry.select_one("img.thumbnail")) == has_figure
-        doors = [link["href"] for link in entry.find_all("p")[1].find_all("a")]
-        assert doors[:2] == [page, opened + lesson.name]
-        _, colab_copy, file = doors
-        assert files.read(written / file) == colab.standalone(lesson, "ada/gradients")
+        assert bool(entries[page].select_one("img.thumbnail")) == has_figure
+        _, doors = entries[page].find_all("p")[:2]
+        read, colab_copy, download = [link["href"] for link in doors.find_all("a")]
+        assert (read, colab_copy) == (page, opened + lesson.name)
+        assert files.read(written / download) == colab.standalone(lesson, "ada/gradients")
         links = [link["href"] for link in book[lesson.stem].select("a[href]")]
         assert colab_copy in links
-        assert file in links
+        assert download in links
 
 
 @pytest.mark.whole
@@ -107,84 +105,71 @@ def test_formulas_and_texts_of_figures_are_those_of_the_source(lesson, book):
     assert len(article.find_all("math")) == formulas
 
 
+def folds_of(article) -> dict[str, list]:
+    """Find the folds of a page, none of which is open, by the first word of their names."""
+    found = {name: [] for name in ("Set-up", "Solution", "Code", "Hint", "Show")}
+    for fold in article.find_all("details"):
+        assert not fold.has_attr("open")
+        found.setdefault(fold.summary.text.split()[0], []).append(fold)
+    return found
+
+
+def code_in(folds) -> list[str]:
+    return [fold.pre.text.strip() for fold in folds]
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
-def test_folds_are_those_of_the_source(lesson, book):
-    notebook, article = files.read(lesson), book[lesson.stem].article
-    predicted = files.read(lesson)
-    predictions.fold(predicted)
-    answers = [cell for cell in predicted.cells if "answer" in cell.metadata]
-    # Code that is folded as well as its answer has a fold of the answer's name.
-    with_answer = [cell.id for cell in answers]
-    hints = 0
-    hidden = {"Solution": [], "Set-up": [], "Code": []}  # by the first word of a fold
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            hints += cell.source.count("<details><summary>Hint ")
-        elif cell.source.startswith(form.SETUP):
+def test_code_is_folded_as_in_the_source(lesson, book):
+    notebook = files.read(lesson)
+    predictions.fold(notebook)
+    hidden = {"Set-up": [], "Solution": [], "Code": []}
+    for cell in files.code_cells(notebook):
+        if cell.source.startswith(form.SETUP):
             hidden["Set-up"].append(cell.source)
         elif "solution" in files.tags(cell):
             hidden["Solution"].append(cell.source)
-        elif "hide-input" in files.tags(cell) and cell.id not in with_answer:
+        # With its answer, code is in a fold of another name: see the test of predictions.
+        elif "hide-input" in files.tags(cell) and "answer" not in cell.metadata:
             hidden["Code"].append(cell.source)
-    folds = {}
-    for fold in article.find_all("details"):
-        assert not fold.has_attr("open")
-        folds.setdefault(fold.summary.text.split()[0], []).append(fold)
+    folds = folds_of(book[lesson.stem].article)
     for name, sources in hidden.items():
-        assert [fold.pre.text.strip() for fold in folds.get(name, [])] == sources
-    found = folds.get("Hint", [])
-    assert len(found) == hints
-    assert hints or not hidden["Solution"], "an exercise has hints"
-    for hint in found:
-        prose = [each for each in hint.strings if not each.find_parent("code")]
-        assert not re.search(r"[`$]|\*\*", "".join(prose)), "Markdown that was not converted"
-    shown = folds.get("Show", [])
-    code = [fold.pre.text.strip() for fold in shown if fold.select_one(".cell_input")]
-    assert code == [cell.source for cell in answers if "hide-input" in files.tags(cell)]
-    results = [fold for fold in shown if not fold.select_one(".cell_input")]
-    for fold, cell in zip(results, answers, strict=True):
+        assert code_in(folds[name]) == sources
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_hints_are_folded_and_converted_from_markdown(lesson, book):
+    hints = 0
+    for cell in files.read(lesson).cells:
+        if cell.cell_type == "markdown":
+            hints += cell.source.count("<details><summary>Hint ")
+    folds = folds_of(book[lesson.stem].article)
+    assert len(folds["Hint"]) == hints
+    assert hints or not folds["Solution"], "an exercise has hints"
+    for hint in folds["Hint"]:
+        for text in hint.strings:
+            if not text.find_parent("code"):
+                assert not re.search(r"[`$]|\*\*", text), "Markdown that was not converted"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_what_answers_a_prediction_is_folded_below_its_code(lesson, book):
+    notebook = files.read(lesson)
+    predictions.fold(notebook)
+    answered = [cell for cell in notebook.cells if "answer" in cell.metadata]
+    code, results = [], []
+    for fold in folds_of(book[lesson.stem].article)["Show"]:
+        (code if fold.select_one(".cell_input") else results).append(fold)
+    hidden = [cell.source for cell in answered if "hide-input" in files.tags(cell)]
+    assert code_in(code) == hidden
+    for fold, cell in zip(results, answered, strict=True):
         assert fold.parent.select_one(".cell_input").text.strip() == cell.source
         assert fold.select_one(".cell_output > *")
         assert not fold.find("strong", string=re.compile("Predict"))
-        assert re.match(r"[\w ]*", cell.metadata.answer)[0] in fold.text
-
-
-def folded(*cells) -> list[tuple[str | None, str]]:
-    """Return what cells become: answer and source; `>` begins a text, `!` tagged code."""
-    notebook = new_notebook()
-    for each in cells:
-        if each.startswith(">"):
-            notebook.cells.append(new_markdown_cell(each[1:]))
-            continue
-        cell = new_code_cell(each)
-        if each.startswith("!"):
-            cell.metadata["tags"] = ["hide-output"]
-        if each != "silent":
-            cell.outputs.append(new_output("stream", text="7"))
-        notebook.cells.append(cell)
-    predictions.fold(notebook)
-    return [(cell.metadata.get("answer"), cell.source) for cell in notebook.cells]
-
-
-def test_answer_takes_every_output_and_ends_where_something_else_begins():
-    for answer, rest in (
-        ("Seven.\n\nAs it had to be.", ""),
-        ("Seven.\n\n```\nrun\n\n# twice\n```", ""),
-        ("Seven.\n\n", "## 2. More\n\nText."),
-        ("", "**7** it is.\n\nSo."),
-        ("Seven.\n\n", "And then? **Predict** it."),
-        ("Seven. And then? ", "**Predict** it."),
-    ):
-        expected = [(answer, "!code")]
-        if rest:
-            expected.append((None, rest))
-        assert folded("!code", f">{answer}{rest}") == expected
-    question, *shown = folded(">**Predict** it.", "silent", "first", "last", ">Seven.", "more")
-    assert question == (None, "**Predict** it.")
-    assert shown == [(None, "silent"), ("", "first"), ("Seven.", "last"), (None, "more")]
-    shown = folded(">**Predict** it.", "silent", ">Seven.")
-    assert shown[1:] == [(None, "silent"), (None, "Seven.")]
+        begins = re.match(r"[\w ]*", cell.metadata.answer)[0]
+        assert begins in fold.text
 
 
 def test_formula_that_cannot_be_converted_is_named_and_leaves_the_old_pages(desk, capfd):
@@ -202,78 +187,15 @@ def test_formula_that_cannot_be_converted_is_named_and_leaves_the_old_pages(desk
     assert old.read_text("utf-8") == "old"
 
 
-# Each list names what is wrong, also in what was folded. The theme needs some time for its tables.
-PROBE = """<script>addEventListener("load", () => setTimeout(() => {
-  const all = (selector) => [...document.querySelectorAll(`.bd-article ${selector}`)];
-  const texts = (elements) => elements.map((each) => each.textContent);
-  const box = (each) => each.getBoundingClientRect();
-  const state = () => [all("details[open]").length, document.documentElement.dataset.theme];
-  document.documentElement.dataset.theme = "dark";
-  const print = [state()];
-  for (const event of ["beforeprint", "afterprint"]) {
-    dispatchEvent(new Event(event));
-    print.push(state());
-  }
-  for (const button of all(".unfold")) button.click();
-  const kept = (box) => {
-    const marks = localStorage.length;
-    box.click();
-    return localStorage.length == marks + 1;
-  };
-  const tight = (pair) => {
-    const [sign, ...limits] = [...pair.children].map(box);
-    return limits.some((limit) => limit.top < sign.bottom - 1 && limit.bottom > sign.top + 1);
-  };
-  const lines = (text, start, end) => {
-    const range = document.createRange();
-    range.setStart(text, start);
-    range.setEnd(text, end);
-    return range.getClientRects().length;
-  };
-  const broken = (cell) => {
-    const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), words = [];
-    for (let text; (text = walk.nextNode()); )
-      for (const word of text.data.matchAll(/[A-Za-z]+/g))
-        if (lines(text, word.index, word.index + word[0].length) > 1) words.push(word[0]);
-    return words;
-  };
-  const squashed = ({ width, height, naturalWidth, naturalHeight }) =>
-    Math.abs((width / height) * (naturalHeight / naturalWidth) - 1) > 0.03;
-  const lost = (entry) => {
-    const field = entry.parentElement.previousElementSibling.querySelector("input");
-    const seen = (said) => {
-      field.value = said;
-      field.dispatchEvent(new Event("input"));
-      return [...entry.parentElement.children].filter((each) => box(each).width);
-    };
-    const codes = texts([...entry.querySelectorAll("code")]);
-    const said = codes.filter((each) => each.includes(": ..."));
-    const found = [entry.querySelector("a").textContent, ...said].map((each) =>
-      seen(each.replaceAll("...", " 0x7f ")));
-    return found.some((few) => !few.includes(entry) || few.length > 12) || !seen("").length;
-  };
-  parent.postMessage([NAME, {
-    inner: innerWidth,
-    wide: document.documentElement.scrollWidth > innerWidth,
-    uncopied: all(":not(.highlight-myst-ansi) > .highlight > pre:not(:has(+ .copybtn))").length,
-    undrawn: texts(all("math").filter((each) => !box(each).width)),
-    tight: texts(all('math[display="block"] :is(munder, mover, munderover)').filter(tight)),
-    broken: [...all("td"), ...all("th")].flatMap(broken),
-    squashed: all(".cell_output img").filter(squashed).map((each) => each.alt),
-    lost: texts(all(".filter + ul > li").filter(lost)),
-    fields: all(".filter").length,
-    print: print,
-    open: all("details[open]").length,
-    done: all(".done input").filter(kept).length,
-  }], "*");
-}, 1000));</script>"""
 # A window of a browser cannot be as narrow as a phone; a frame in it can.
 PHONE = """<!DOCTYPE html><script>
 const found = {};
 addEventListener("message", (event) => {
-  found[event.data[0]] = event.data[1];
+  const [page, looks] = event.data;
+  found[page] = looks;
   document.documentElement.dataset.found = JSON.stringify(found);
 });</script>"""
+PROBE = (ROOT / "tests" / "tooling" / "pages_probe.js").read_text("utf-8")
 
 
 @pytest.mark.whole
@@ -283,10 +205,10 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
     phones = PHONE
     for name in book:
         page = copy / f"{name}.html"
-        probe = PROBE.replace("NAME", json.dumps(name))
+        probe = f"<script>const PAGE = {json.dumps(name)};\n{PROBE}</script>"
         page.write_text(page.read_text("utf-8").replace("</body>", f"{probe}</body>"), "utf-8")
-        phones += f'<iframe src="{page.name}" style="width: {width}px; height: 800px; border: 0">'
-        phones += "</iframe>"
+        style = f"width: {width}px; height: 800px; border: 0"
+        phones += f'<iframe src="{page.name}" style="{style}"></iframe>'
     (copy / "phones.html").write_text(phones, "utf-8")
     results = browse(copy / "phones.html", width + 100)
     assert results.keys() == book.keys()
@@ -299,4 +221,4 @@ def test_pages_can_be_read_at_this_width(width, book, written, tmp_path):
         assert found.pop("fields") == (1 if name == "06b_reference" else 0), name
         exercises = book[name].find_all("strong", string=re.compile(r"^Exercise \d+$"))
         assert found.pop("done") == len(exercises), name
-        assert not any(found.values()), (name, found)
+        assert not any(found.values()), (name, found)  # what is left are faults
