@@ -8,7 +8,8 @@ import papermill
 import pytest
 from nbformat.v4 import new_code_cell
 
-from tests.support.samples import DOOR, LESSONS, ROOT, SIZES, cell, run_pytest
+from tests.lessons.tried import SIZES
+from tests.support.samples import DOOR, LESSONS, ROOT, cell, run_pytest
 
 IMPORTED = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.support.pretend\n"
 # A kernel takes no folder from outside. What it starts does, and imports sitecustomize by itself.

@@ -1,21 +1,15 @@
-"""Small lessons made for tests, the folder they lie in, and quick runs of the real ones."""
+"""Small lessons made for tests, the real ones, and pytest as the collection configures it."""
 
-import json
 import os
-import re
-import shutil
 import subprocess
 import sys
-from html import unescape
 from pathlib import Path
 
 import nbformat
-import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from helpers.tooling.lesson import files, form
-from tests.lessons.tried import SIZES
 
 ROOT = Path(__file__).parents[2]
 DOOR, *LESSONS = files.find(ROOT / files.FOLDER)
@@ -78,17 +72,6 @@ def cell(notebook: NotebookNode, identity: str) -> NotebookNode:
     raise LookupError(identity)
 
 
-def quick(notebook: NotebookNode, name: str) -> NotebookNode:
-    """Give a copy of the real lesson of this name the parameters that make it shorter in tests."""
-    (given,) = (each for each in notebook.cells if "parameters" in files.tags(each))
-    for parameter, value in SIZES.get(name, {}).items():
-        given.source, found = re.subn(
-            rf"(?m)^({parameter}(?:: int)? = )\d+", rf"\g<1>{value}", given.source
-        )
-        assert found == 1, parameter
-    return notebook
-
-
 def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """Run pytest with the collection's configuration in a process of its own."""
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / ".pytest.ini")]
@@ -101,17 +84,3 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.
         capture_output=True,
         encoding="utf-8",
     )
-
-
-def browse(page: Path, width: int) -> dict:
-    """Open a page in a browser, which must not complain; return what its probe has found."""
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    browser = next(filter(None, map(shutil.which, names)), None)
-    if browser is None:
-        pytest.skip("no browser: install chromium")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [f"--window-size={width},900", f"--user-data-dir={page.parent / 'profile'}", "--v=0"]
-    command += ["--virtual-time-budget=60000", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
-    assert not re.search(r"CONSOLE.*(Uncaught|Failed|ERR_)", done.stderr)
-    return json.loads(unescape(re.search(r'data-found="([^"]+)"', done.stdout)[1]))

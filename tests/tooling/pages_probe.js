@@ -3,8 +3,7 @@
 // In the text of the page, without what the theme puts around it.
 const select = (selector) => [...document.querySelectorAll(`.bd-article ${selector}`)];
 const textOf = (element) => element.textContent;
-const boxOf = (element) => element.getBoundingClientRect();
-const isShown = (element) => boxOf(element).width > 0;
+const isShown = (element) => element.getBoundingClientRect().width > 0;
 
 // How many folds are open, and the theme: before, while and after it is printed.
 function printed() {
@@ -15,12 +14,6 @@ function printed() {
   dispatchEvent(new Event("afterprint"));
   states.push(state());
   return states;
-}
-
-// In a formula of its own, limits stand above and below the sign of a sum.
-function hasLimitBesideSign(sum) {
-  const [sign, ...limits] = [...sum.children].map(boxOf);
-  return limits.some((limit) => limit.top < sign.bottom - 1 && limit.bottom > sign.top + 1);
 }
 
 function isInTwoLines(text, word) {
@@ -76,8 +69,7 @@ function look() {
   document.documentElement.dataset.theme = "dark";
   const print = printed();
   select(".unfold").forEach((button) => button.click());
-  const sums = select('math[display="block"] :is(munder, mover, munderover):not(mfrac *)');
-  const code = select(":not(.highlight-myst-ansi) > .highlight > pre:not(:has(+ .copybtn))");
+  const code = ":not(.highlight-myst-ansi) > .highlight > pre";
   const found = {
     print: print,
     inner: innerWidth,
@@ -86,9 +78,8 @@ function look() {
     done: select(".done input").filter(isKept).length,
     // Each of these is a fault, also in what was folded.
     wide: document.documentElement.scrollWidth > innerWidth,
-    uncopied: code.length,
+    uncopied: select(`${code}:not(:has(+ .copybtn))`).length,
     undrawn: select("math").filter((each) => !isShown(each)).map(textOf),
-    tight: sums.filter(hasLimitBesideSign).map(textOf),
     broken: [...select("td"), ...select("th")].flatMap(brokenWords),
     squashed: select(".cell_output img").filter(isSquashed).map((image) => image.alt),
     lost: select(".filter + ul > li").filter(isLost).map(textOf),

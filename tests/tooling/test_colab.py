@@ -17,7 +17,8 @@ from nbformat.v4 import new_code_cell
 
 from helpers.tooling import colab
 from helpers.tooling.lesson import files, imports
-from tests.support.samples import DOOR, LESSONS, ROOT, cell, quick
+from tests.lessons.tried import SIZES
+from tests.support.samples import DOOR, LESSONS, ROOT, cell
 
 REQUIREMENTS = ROOT / "tests" / "tooling" / "colab_requirements.txt"
 TORCH = torch.__version__.partition("+")[0]
@@ -39,6 +40,17 @@ def colab_python():
     return python
 
 
+def shorten(copy, name):
+    """Write into the form of a lesson's copy the sizes that make it shorter in tests."""
+    for each in copy.cells:
+        if "parameters" in files.tags(each):
+            form = each
+    for parameter, value in SIZES.get(name, {}).items():
+        line = re.compile(rf"(?m)^({parameter} = )\d+")
+        assert line.search(form.source), parameter
+        form.source = line.sub(rf"\g<1>{value}", form.source)
+
+
 def execute(notebook, folder, python, monkeypatch):
     """Execute a notebook in an empty folder with another Python, out of reach of the checkout."""
     kernels = folder.with_name(f"{folder.name}-jupyter") / "kernels" / "python3"
@@ -51,7 +63,6 @@ def execute(notebook, folder, python, monkeypatch):
     monkeypatch.setenv("TQDM_DISABLE", "1")
     client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
     client.execute(cwd=str(folder))
-    return notebook
 
 
 def printed(each):
@@ -91,7 +102,8 @@ def empty(tmp_path):
 def test_copy_alone_gives_the_lessons_results(path, empty, colab_python, monkeypatch):
     copy = colab.standalone(path, None)
     copy.cells.append(new_code_cell(WHERE))
-    execute(quick(copy, path.stem), empty, colab_python, monkeypatch)
+    shorten(copy, path.stem)
+    execute(copy, empty, colab_python, monkeypatch)
     assert printed(copy.cells[-1]) == [f"{empty / 'helpers' / '__init__.py'} 7.34.0"]
     assert_same(path, copy, excused=())
 
@@ -100,7 +112,8 @@ def test_copy_alone_gives_the_lessons_results(path, empty, colab_python, monkeyp
 def test_without_opacus_a_copy_runs_all_that_does_not_need_it(empty, colab_python, monkeypatch):
     (empty / "opacus.py").write_text("raise ImportError('it is not there')", "utf-8")
     copy = colab.standalone(PRIVATE, None)
-    execute(quick(copy, PRIVATE.stem), empty, colab_python, monkeypatch)
+    shorten(copy, PRIVATE.stem)
+    execute(copy, empty, colab_python, monkeypatch)
     excused = set()
     for each in files.code_cells(copy):
         if each.source.startswith("%%needs_opacus"):

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from bs4 import BeautifulSoup
 from helpers.tooling import colab
 from helpers.tooling.lesson import files, form, predictions
 from helpers.tooling.pages import __main__ as pages
-from tests.support.samples import DOOR, LESSONS, ROOT, browse, good_lesson, save
+from tests.support.samples import DOOR, LESSONS, ROOT, good_lesson, save
 
 # Of the theme and of MyST, both pinned, which call what Sphinx 11 will not have.
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
@@ -196,6 +198,22 @@ addEventListener("message", (event) => {
   document.documentElement.dataset.found = JSON.stringify(found);
 });</script>"""
 PROBE = (ROOT / "tests" / "tooling" / "pages_probe.js").read_text("utf-8")
+
+
+def browse(page: Path, width: int) -> dict:
+    """Open a page in a browser, which must not complain; return what its probe has found."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+        browser = shutil.which(name)
+        if browser:
+            break
+    else:
+        pytest.skip("no browser: install chromium")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--window-size={width},900", f"--user-data-dir={page.parent / 'profile'}", "--v=0"]
+    command += ["--virtual-time-budget=60000", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
+    assert not re.search(r"CONSOLE.*(Uncaught|Failed|ERR_)", done.stderr)
+    return json.loads(unescape(re.search(r'data-found="([^"]+)"', done.stdout)[1]))
 
 
 @pytest.mark.whole

@@ -12,7 +12,8 @@ import torch
 
 from helpers.tooling import outputs, run
 from helpers.tooling.lesson import drafts, execution, files, parameters
-from tests.support.samples import DOOR, LESSONS, SIZES, cell, code, good_lesson, lesson, save
+from tests.lessons.tried import SIZES
+from tests.support.samples import DOOR, LESSONS, cell, code, good_lesson, lesson, save
 
 
 def test_every_failure_is_reported_at_the_end(desk, capfd, monkeypatch):

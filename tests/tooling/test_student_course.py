@@ -57,30 +57,36 @@ def environment():
     return dict(os.environ, PYTHONPATH=str(folder), PATH=path)
 
 
-def handed_in(folder):
-    """Make the ten submissions, {student: notebook}, from what students were given."""
-    solved = {}
+def handed_in(name, folder):
+    """Make what a student hands in, as text, from what was given to all in a folder."""
+    given = folder / "colab" if name == "half right" else folder
+    notebook = nbformat.read(given / LESSON.name, 4)
+    answers = {}
     for solution, _ in copies.exercises(files.read(LESSON)):
-        solved[solution.id] = solution.source
-    first = solved["solution-1"]
-    fitted = first.replace("    return {", "    if len(grads[0]) == 3: return {}\n    return {")
-    answers = {
-        "half right": {"solution-1": fitted, "solution-3": None},
-        "empty": dict.fromkeys(solved),
-        "syntax error": {"solution-1": first.replace("):", ")", 1)},
-        "endless loop": {"solution-1": first.replace("return {", "while True: {")},
-        "checks patched": dict.fromkeys(solved) | {"solution-1": PATCH},
-        "exits": {"solution-1": first.replace("return {", "return __import__('os')._exit(0) or {")},
+        answers[solution.id] = solution.source
+    first = answers["solution-1"]
+    changed = {
+        "half right": ("return {", "if len(grads[0]) == 3: return {}\n    return {"),
+        "syntax error": ("):", ")"),
+        "endless loop": ("return {", "while True: {"),
+        "exits": ("return {", "return __import__('os')._exit(0) or {"),
     }
-    for name in MARKS:
-        given = folder / "colab" if name == "half right" else folder
-        notebook = nbformat.read(given / LESSON.name, 4)
-        for identity, source in (solved | answers.get(name, {})).items():
-            if source is not None:  # else the stub stays
-                cell(notebook, identity).source = source
-        if name == "checks deleted":
-            notebook.cells = [each for each in notebook.cells if not each.id.startswith("check-")]
-        yield name, nbformat.writes(notebook)
+    if name in changed:
+        old, new = changed[name]
+        answers["solution-1"] = first.replace(old, new, 1)
+    # Where there is no answer, the stub stays.
+    if name == "half right":
+        del answers["solution-3"]
+    if name == "empty":
+        answers = {}
+    if name == "checks patched":
+        answers = {"solution-1": PATCH}
+    for identity, source in answers.items():
+        cell(notebook, identity).source = source
+    if name == "checks deleted":
+        notebook.cells = [each for each in notebook.cells if not each.id.startswith("check-")]
+    text = nbformat.writes(notebook)
+    return text[: len(text) // 2] if name == "truncated" else text
 
 
 def sources(notebook):
@@ -94,11 +100,9 @@ def test_ten_sorts_of_submissions_get_their_marks(environment, tmp_path):
     assert student.build_course([LESSON], ROOT / "tests" / "lessons" / "hidden", course) == 3
     archive = course / "downloaded" / LESSON.stem / "archive"
     archive.mkdir(parents=True)
-    for name, text in handed_in(given):
+    for name in MARKS:
         stem = "homework" if name == "another name" else LESSON.stem
-        if name == "truncated":
-            text = text[: len(text) // 2]
-        (archive / f"{name}_{stem}.ipynb").write_text(text, "utf-8")
+        (archive / f"{name}_{stem}.ipynb").write_text(handed_in(name, given), "utf-8")
 
     done = []
     for command in COMMANDS:
