@@ -109,6 +109,22 @@ def test_copy_alone_gives_the_lessons_results(path, empty, colab_python, monkeyp
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("path", [LESSONS[0]], ids=lambda path: path.stem)
+def test_a_lesson_beside_the_whole_repository_as_a_zip(path, empty, colab_python, monkeypatch):
+    """As README says for those who have installed nothing."""
+    repository = empty.with_name("download") / "name-main"
+    shutil.copytree(ROOT / "helpers", repository / "helpers", ignore=lambda *_: ["__pycache__"])
+    shutil.make_archive(empty / "name-main", "zip", repository.parent)
+    lesson = files.read(path)
+    line = re.search(r"!unzip .+", (ROOT / "README.md").read_text("utf-8"))[0]
+    lesson.cells.insert(0, new_code_cell(line))
+    lesson.cells.append(new_code_cell(WHERE))
+    execute(lesson, empty, colab_python, monkeypatch)
+    assert printed(lesson.cells[-1]) == [f"{empty / 'helpers' / '__init__.py'} 7.34.0"]
+    assert_same(path, lesson, excused=())
+
+
+@pytest.mark.whole
 def test_without_opacus_a_copy_runs_all_that_does_not_need_it(empty, colab_python, monkeypatch):
     (empty / "opacus.py").write_text("raise ImportError('it is not there')", "utf-8")
     copy = colab.standalone(PRIVATE, None)
