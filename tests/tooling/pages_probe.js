@@ -16,25 +16,6 @@ function printed() {
   return states;
 }
 
-function isInTwoLines(text, word) {
-  const range = document.createRange();
-  range.setStart(text, word.index);
-  range.setEnd(text, word.index + word[0].length);
-  return range.getClientRects().length > 1;
-}
-
-// Words of a cell of a table that are broken within.
-function brokenWords(cell) {
-  const broken = [];
-  const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    for (const word of walk.currentNode.data.matchAll(/[A-Za-z]+/g)) {
-      if (isInTwoLines(walk.currentNode, word)) broken.push(word[0]);
-    }
-  }
-  return broken;
-}
-
 function isSquashed(image) {
   const shape = image.width / image.height;
   return Math.abs((shape * image.naturalHeight) / image.naturalWidth - 1) > 0.03;
@@ -80,7 +61,6 @@ function look() {
     wide: document.documentElement.scrollWidth > innerWidth,
     uncopied: select(`${code}:not(:has(+ .copybtn))`).length,
     undrawn: select("math").filter((each) => !isShown(each)).map(textOf),
-    broken: [...select("td"), ...select("th")].flatMap(brokenWords),
     squashed: select(".cell_output img").filter(isSquashed).map((image) => image.alt),
     lost: select(".filter + ul > li").filter(isLost).map(textOf),
   };
