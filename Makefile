@@ -39,7 +39,7 @@ pytest := $(python) -m pytest $(if $(LAX)$(other),--nbval-lax) $(if $(other),-W 
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
 .NOTPARALLEL:  # two lists would be installed at once
-.PHONY: help run bench gpu test test-all nbval outputs colab student html lab lint lock clean
+.PHONY: help run bench gpu test test-all nbval outputs colab student html lab lint types lock clean
 help:  ## list this
 	@echo "make TARGET [VARIABLE=value ...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
@@ -85,13 +85,15 @@ lab: $(made)  ## open lesson 0 in JupyterLab, the others and build/ beside it
 		notebooks/00_in_ten_minutes.ipynb
 lint: $(tested)  ## check style and format of code and lessons
 	$(python) -m ruff check && $(python) -m ruff format --check
+types: $(tested)  ## check the annotations of what lessons import from helpers/
+	$(python) -m mypy
 lock:  ## bring .ci/constraints.txt up to all lists; it keeps what it pins (to renew all, remove it)
 	"$(PYTHON)" -m venv build/lock
 	build/lock/bin/python -m pip install -q uv==0.13.9
 	build/lock/bin/uv pip compile -q --universal --python-version 3.11 --annotation-style line \
 		--custom-compile-command "make lock" requirements.txt $(tests) $(pages) -o .ci/constraints.txt
 clean:  ## remove what was generated: build/ and caches, not .venv, .venv-jax
-	rm -rf build .pytest_cache .ruff_cache .hypothesis
+	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find helpers notebooks tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 # Made anew for another interpreter, or if it was left half-made; else brought up to its lists.

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,8 @@ def use_full_float32() -> Callable[[], None]:
     Returns:
         A function that puts the switches back.
     """
-    backends = torch.backends
+    # Any: modules of torch get these switches while they are imported, which no checker sees.
+    backends: Any = torch.backends
     switches = [
         backends.cudnn.conv,
         backends.cudnn.rnn,

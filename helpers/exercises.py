@@ -25,7 +25,9 @@ class Refused(AssertionError):
 
 
 @contextmanager
-def check(exercise: str, answer: Callable, /, **inputs: Any) -> Iterator[Callable]:
+def check(
+    exercise: str, answer: Callable[..., Any], /, **inputs: Any
+) -> Iterator[Callable[..., Any]]:
     """Print a verdict on an answer that the block calls.
 
     The answer is correct if the block ends normally; `expect`, `require` and errors may end it
@@ -107,6 +109,7 @@ def expect_shape(label: str, got: Any, shape: tuple[int, ...] | dict[str, tuple[
     Raises:
         Refused: It is not a tensor or a dictionary of tensors, or has another shape.
     """
+    expected: Tensor | dict[str, Tensor]
     if isinstance(shape, dict):
         expected = {}
         for name, size in shape.items():
@@ -169,7 +172,7 @@ def _pairs(label: str, got: Any, expected: Any) -> Iterator[_Pair]:
         yield _Pair(label, Tensor.detach(torch.as_tensor(got)), torch.as_tensor(expected))
 
 
-def _pairs_of_items(label: str, got: dict, expected: dict) -> Iterator[_Pair]:
+def _pairs_of_items(label: str, got: dict[Any, Any], expected: dict[Any, Any]) -> Iterator[_Pair]:
     missing = [str(name) for name in expected if name not in got]
     if missing:
         raise Refused(f"missing: {label}: {', '.join(missing)}")
@@ -257,7 +260,7 @@ class _SavedInputs:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._tensors: dict[str, _SavedTensor] = {}
-        self._dicts: dict[str, tuple[dict, dict]] = {}  # each with a copy
+        self._dicts: dict[str, tuple[dict[Any, Any], dict[Any, Any]]] = {}  # each with a copy
         self._modes: dict[Module, bool] = {}
         for name, value in values.items():
             self._remember(name, value)
@@ -296,7 +299,7 @@ class _SavedInputs:
         return changed
 
 
-def _same_items(first: dict, second: dict) -> bool:
+def _same_items(first: dict[Any, Any], second: dict[Any, Any]) -> bool:
     """Compare two dictionaries: keys in order, and the very same objects as values."""
     if list(first) != list(second):
         return False

@@ -11,6 +11,7 @@ Both return the same dictionary for the same model, with the names, zeros, and r
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from helpers.layers.per_sample import PerSampleGradients
 from helpers.layers.recorder import RecordedGradients
 from helpers.model_outputs import AbstractModelOutput
 from helpers.transforms import checks
-from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.batches import Batch, Leaf, Tree
 from helpers.transforms.functional import functional
 from helpers.transforms.known_wrong import JACREV, OUTSIDE
 from helpers.transforms.problem import Gradients, Problem
@@ -125,7 +126,7 @@ class AbstractGradientComputer(ABC):
         checked = self._checked(batch)
         problem = Gradients(self._output(checked), self.model, self._params(self.model), checked)
         problem.dtype = self.dtype
-        grads = self._collected(problem)
+        grads: Tensors = self._collected(problem)
         for name, tensor in grads.items():
             grads[name] = tensor.to(self.device)
         return grads
@@ -146,10 +147,11 @@ class AbstractGradientComputer(ABC):
                 params[name] = parameter.detach()
         problem = _LossGrads(self._loss_grad(checked, batch), self.model, params, checked)
         problem.dtype = self.dtype
-        return self._collected(problem).to(self.device)
+        loss_grads: Tensor = self._collected(problem)
+        return loss_grads.to(self.device)
 
     @abstractmethod
-    def _collected(self, problem: Problem) -> Tensors | Tensor:
+    def _collected(self, problem: Problem) -> Any:
         """Compute a result for all samples of a batch."""
 
     def _params(self, model: nn.Module) -> Tensors:
@@ -209,7 +211,7 @@ class FunctionalGradientComputer(AbstractGradientComputer):
         problem = RecordedGradients(self._output(checked), self.model, params, checked)
         return params, problem.chunks(self.chunk_size)
 
-    def _collected(self, problem: Problem) -> Tensors | Tensor:
+    def _collected(self, problem: Problem) -> Any:
         return problem.collect(self.chunk_size)
 
 
@@ -219,7 +221,7 @@ class IterativeGradientComputer(AbstractGradientComputer):
     Takes the arguments of `AbstractGradientComputer`.
     """
 
-    def _collected(self, problem: Problem) -> Tensors | Tensor:
+    def _collected(self, problem: Problem) -> Any:
         # One forward pass for the batch and B backward passes through it would cost B * B.
         if problem.is_empty:
             return problem.nothing()
@@ -241,15 +243,14 @@ class _LossGrads(Problem):
 
         def under_vjp(params: Tensors, buffers: Tensors, *sample: Tensor) -> Tensor:
             """Compute the function under a `vjp`: only so can `vmap` batch recurrent layers."""
-            value, _ = vjp(lambda params_now: function(params_now, buffers, *sample), params)
-            return value
+            return vjp(lambda params_now: function(params_now, buffers, *sample), params)[0]
 
         # Samples share parameters and buffers.
         compute = vmap(under_vjp, in_dims=(None, None) + (0,) * len(leaves))
         with self.under_vmap():
             return compute(self.params, self.buffers, *leaves)
 
-    def looped(self, leaves: tuple[Tensor, ...]) -> Tensor:
+    def looped(self, leaves: tuple[Leaf, ...]) -> Tensor:
         """Compute those of one sample after the other."""
         # The trainable parameters require gradients, since a forward pass may differentiate.
         self.require_gradients(checks.select_parameters(self.model, parts=self.parts))

@@ -210,7 +210,7 @@ def _check_tensor(name: str, buffer: Any, shape: tuple[int, ...], parameter: Ten
             raise ValueError(f"{name} must have memory for each number, got an expanded tensor")
 
 
-def _write(grads: dict[str, Tensor], problem: RecordedGradients, chunk_size: int | None) -> None:
+def _write(grads: dict[str, Tensor], problem: Gradients, chunk_size: int | None) -> None:
     """Write gradients into tensors `(B, *shape)`, chunk by chunk."""
     slices = problem.slices(chunk_size)
     if problem.is_empty:

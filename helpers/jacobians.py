@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from helpers.transforms import batches, checks
-from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.batches import Batch, Leaf, Tree
 from helpers.transforms.functional import functional
 from helpers.transforms.known_wrong import JACREV
 from helpers.transforms.loop import by_backward
@@ -86,13 +86,12 @@ class _Jacobians(Problem):
             rows.append(block.reshape(size, outputs, self.params[name].numel()))
         return torch.cat(rows, dim=2)
 
-    def looped(self, leaves: tuple[Tensor, ...]) -> Tensor:
+    def looped(self, leaves: tuple[Leaf, ...]) -> Tensor:
         """Differentiate one output of one sample after the other."""
         size = len(leaves[0])
-        jacobians = None
         for index in range(size):
             jacobian = self.alone(leaves, index, self._backward)  # (Y, P)
-            if jacobians is None:
+            if index == 0:
                 jacobians = jacobian.new_empty((size, *jacobian.shape))
             jacobians[index] = jacobian
         return jacobians

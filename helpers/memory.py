@@ -16,7 +16,7 @@ from pathlib import Path
 try:
     import resource
 except ImportError:  # Windows
-    resource = None
+    resource = None  # type: ignore[assignment]  # as a module that may be missing
 
 # From glibc's malloc.h; see mallopt(3).
 _MXFAST, _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = 1, -1, -3, -4
@@ -46,7 +46,7 @@ def keep_freed() -> Iterator[bool]:
     kept = library is not None and _set(library, _KEEP)
     try:
         _blocks.append(kept)
-        if kept:
+        if library is not None and kept:
             _fill_stores(library)
         yield kept
     finally:

@@ -81,7 +81,7 @@ def metagradient(
     for first in range(0, len(batches), size):
         segments.append(batches[first : first + size])
 
-    def run(state: State, weights: Tensor, segment: Sequence[Any]) -> State:
+    def run(state: State, weights: Tensor, segment: Sequence[Any] | Tensor) -> State:
         with _WithoutWeightNorm():
             for batch in segment:
                 state = step(state, weights, batch)
@@ -94,8 +94,9 @@ def metagradient(
         states.append(state)
         state = run(state, weights, segment)
 
-    # The slopes of the T measured numbers with respect to the last state.
-    measured, pull = vjp(measure, state)
+    # The slopes of the T measured numbers with respect to the last state. Without `has_aux`, `vjp`
+    # returns two values, which its annotation does not say: hence each `type: ignore[misc]`.
+    measured, pull = vjp(measure, state)  # type: ignore[misc]
     count = measured.numel()
     basis = torch.eye(count, dtype=measured.dtype, device=measured.device)
     (slopes,) = vmap(pull, chunk_size=chunk_size)(basis.view(count, *measured.shape))
@@ -109,7 +110,7 @@ def metagradient(
     total = weights.new_zeros(count, *weights.shape)
     for segment in tqdm(segments[::-1], desc="back through training", delay=1, leave=False):
         state = states.pop()
-        _, pull = vjp(functools.partial(run, segment=segment), state, weights)
+        _, pull = vjp(functools.partial(run, segment=segment), state, weights)  # type: ignore[misc]
         slopes_after = slopes
         slopes, from_segment = vmap(pull, chunk_size=chunk_size)(slopes_after)
         if is_finite and not from_segment.isfinite().all():
@@ -119,8 +120,8 @@ def metagradient(
 
 
 def _refuse_infinite_slopes(
-    run: Callable[[State, Tensor, Sequence[Any]], State],
-    segment: Sequence[Any],
+    run: Callable[..., State],
+    segment: Sequence[Any] | Tensor,
     state: State,
     weights: Tensor,
     slopes: State,
@@ -135,7 +136,7 @@ def _refuse_infinite_slopes(
         state = run(state, weights, segment[index : index + 1])
     for index in reversed(range(len(segment))):
         step = functools.partial(run, segment=segment[index : index + 1])
-        _, pull = vjp(step, before[index], weights)
+        _, pull = vjp(step, before[index], weights)  # type: ignore[misc]
         slopes, from_step = vmap(pull)(slopes)
         place = _not_finite(slopes)
         if place or not from_step.isfinite().all():
@@ -158,4 +159,4 @@ def _not_finite(slopes: State) -> str:
 
     mapped(note, slopes)
     # From where it begins, NaN spreads to all that depends on it: the smallest share says most.
-    return min(shares, key=shares.get, default="")
+    return min(shares, key=shares.__getitem__, default="")

@@ -102,7 +102,8 @@ def _spread(model: nn.Module, loss_fn: LossFn, batch: Batch, total: Tensors) -> 
     """Sum |g - mean|^2 over the samples' gradients g, which add up to `total`, from themselves."""
     # The corrected two-pass algorithm of Chan et al. (1983): the mean was rounded, so that the
     # differences do not add up to zero, and what their sum shows is taken off again.
-    size, spread, sums = len(batch), 0.0, {}
+    size, spread = len(batch), 0.0
+    sums: Tensors = {}
     for start in range(0, size, _CHUNK):
         chunk = batch[start : start + _CHUNK]
         for name, sample_grads in gradients.func_gradients(model, loss_fn, chunk).items():

@@ -11,7 +11,7 @@ Opacus 1.6.0 does this for linear layers and embeddings, but misses other uses o
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ def gradient_norms(
     targets: Tree = None,
     *,
     wrt: Iterable[str] | None = None,
-    chunk_size: int | str | None = "auto",
+    chunk_size: int | Literal["auto"] | None = "auto",
     randomness: str = "error",
 ) -> Tensor:
     """Compute the Euclidean norm of each sample's gradient, over all parameters together.
@@ -103,7 +103,7 @@ def clipped_sum(
     *,
     mask: Tensor | None = None,
     wrt: Iterable[str] | None = None,
-    chunk_size: int | str | None = "auto",
+    chunk_size: int | Literal["auto"] | None = "auto",
     randomness: str = "error",
 ) -> dict[str, Tensor]:
     """Compute the sum of the samples' gradients, each scaled down to a norm of at most `limit`.
@@ -186,7 +186,9 @@ def _add_clipped(
         norms, calls = grads.norms(params, zeros[ordinary], keep=True)
     factors = (limit / norms).clamp(max=1)
     for name, call in calls.items():
-        totals[name] += call.total(factors.to(call.output_grads.dtype))
+        # A call that has a norm has them.
+        dtype = call.output_grads.dtype  # type: ignore[union-attr]
+        totals[name] += call.total(factors.to(dtype))
 
 
 def _scaled(params: Tensors, grads: PerSampleGradients, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +225,7 @@ def _flattened(params: Tensors, grads: PerSampleGradients) -> Iterator[tuple[str
             yield name, gradient.reshape(-1, tensor.numel())
 
 
-def _slices(problem: RecordedGradients, chunk_size: int | str | None) -> list[slice]:
+def _slices(problem: RecordedGradients, chunk_size: int | Literal["auto"] | None) -> list[slice]:
     """Return the chunks of the batch as slices, of a size that should fit if it is "auto"."""
     if chunk_size == "auto":
         chunk_size = None  # all

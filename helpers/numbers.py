@@ -1,6 +1,7 @@
 """Checks of counts and real numbers, differences of tensors, and the dtype for sums."""
 
 from numbers import Integral, Real
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ def check_count(name: str, count: int, least: int = 1, most: int | None = None) 
     raise ValueError(f"{name} must be a whole number{allowed}, got {count!r}")
 
 
-def is_real(value: object) -> bool:
+def is_real(value: object) -> TypeGuard[float]:
     """Return whether a value is a real number, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 

@@ -91,11 +91,12 @@ def ntk(
         # The kernel of a batch with itself is symmetric: half of its blocks are enough.
         for j in range(i if symmetric else 0, len(x2), step):
             blocks.append((i, j))
-    left, left_start = None, None
+    left: sides.Side = {}
+    left_start = None
     for i, j in tqdm(blocks, desc="kernel", leave=False, delay=1):
         rows, columns = slice(i, i + step), slice(j, j + step)
         if i != left_start:
-            left = None  # free it before the next one
+            left = {}  # free it before the next one
             left, left_start = make_side(model, outputs, x1[rows]), i
         is_diagonal = symmetric and i == j
         right = left if is_diagonal else make_side(model, outputs, x2[columns])

@@ -22,6 +22,7 @@ from helpers.layers.layer_call import Bias, LayerCall, Matcher, dense
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.transforms import known_wrong
 from helpers.transforms import randomness as streams
+from helpers.transforms.batches import Leaf
 from helpers.transforms.functional import standing_in
 from helpers.transforms.known_wrong import Refusal, Watched
 from helpers.transforms.loop import by_backward
@@ -66,7 +67,7 @@ class RecordedGradients(Gradients):
         """Differentiate all samples at once, as in lesson 3."""
         return _dense(super().vmapped(leaves))
 
-    def looped(self, leaves: tuple[Tensor, ...]) -> PerSampleGradients:
+    def looped(self, leaves: tuple[Leaf, ...]) -> PerSampleGradients:
         """Differentiate one sample after the other, in plain autograd."""
         return _dense(super().looped(leaves))
 
@@ -91,7 +92,7 @@ def _dense(grads: Tensors) -> PerSampleGradients:
     return PerSampleGradients(calls)
 
 
-def _check_unmet(problem: Gradients, unmet: list[str], leaves: tuple[Tensor, ...]) -> None:
+def _check_unmet(problem: Gradients, unmet: list[str], leaves: tuple[Leaf, ...]) -> None:
     """Run the first sample; raise a refusal if an unrecorded parameter has a gradient."""
     # A function that reads `requires_grad` may hide them from the record.
     own = [problem.parts.parameters[name] for name in unmet]

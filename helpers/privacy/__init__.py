@@ -13,7 +13,7 @@ from torch's generators, which can be predicted: for production use a cryptograp
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ def private_sum(
     noise_multiplier: float,
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
-    chunk_size: int | str | None = 64,
+    chunk_size: int | Literal["auto"] | None = 64,
     randomness: str = "error",
 ) -> dict[str, Tensor]:
     """Compute the sum of the samples' clipped gradients, plus Gaussian noise.

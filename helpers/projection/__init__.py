@@ -19,7 +19,7 @@ from helpers.gradient_computers import (
     BatchLike,
     FunctionalGradientComputer,
 )
-from helpers.layers.layer_call import dense
+from helpers.layers.layer_call import LayerCall, dense
 from helpers.layers.per_sample import PerSampleGradients
 from helpers.numbers import check_count
 from helpers.projection.factors import Map
@@ -122,12 +122,14 @@ def _factored(
     computer: AbstractGradientComputer, batch: BatchLike, k: int, stream: tuple[int, int]
 ) -> Tensor:
     """Compute the features of one batch, from factors where they are known."""
+    chunks: Iterable[tuple[slice, PerSampleGradients]]
     if isinstance(computer, FunctionalGradientComputer):
         params, chunks = computer.watch(batch)
     else:
         grads = computer.compute_per_sample_grad(batch)
         _check_grads(grads)
-        params, calls = {}, {}
+        params = {}
+        calls: dict[str, list[LayerCall]] = {}
         for name, tensor in grads.items():
             params[name] = tensor.new_empty(tensor.shape[1:])  # of which only the shape counts
             calls[name] = [dense(tensor)]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.func import debug_unwrap, grad, vmap
 
 from helpers.transforms import batches, checks, fallback
 from helpers.transforms import randomness as streams
-from helpers.transforms.batches import Batch, Tree
+from helpers.transforms.batches import Batch, Leaf, Tree
 from helpers.transforms.checks import Parts
 from helpers.transforms.functional import VmapSupport, functional
 from helpers.transforms.known_wrong import Refusal, Watched
@@ -90,7 +90,7 @@ class Problem:
         """Compute the result for all samples at once, under `vmap`."""
         raise NotImplementedError
 
-    def looped(self, leaves: tuple[Tensor, ...]) -> Any:
+    def looped(self, leaves: tuple[Leaf, ...]) -> Any:
         """Compute the result for one sample after the other, in plain autograd."""
         raise NotImplementedError
 
@@ -241,9 +241,7 @@ class Problem:
             streams.restore_random_state(before)
             raise
 
-    def alone(
-        self, leaves: tuple[Tensor, ...], index: int, backward: Callable[[Tensor], Any]
-    ) -> Any:
+    def alone(self, leaves: tuple[Leaf, ...], index: int, backward: Callable[[Tensor], Any]) -> Any:
         """Return `backward(value)` for one sample, in plain autograd, and put the model back.
 
         Raises ValueError if the first sample draws random numbers that nothing allows: if the
@@ -261,9 +259,7 @@ class Problem:
             seen.append(end)
         raise ValueError(streams.RANDOMNESS)
 
-    def _run(
-        self, leaves: tuple[Tensor, ...], index: int, backward: Callable[[Tensor], Any]
-    ) -> Any:
+    def _run(self, leaves: tuple[Leaf, ...], index: int, backward: Callable[[Tensor], Any]) -> Any:
         """Return `backward(value)` for one sample, whatever it draws, and put the model back."""
         if self.randomness == "same":
             streams.restore_random_state(self._first_state)
@@ -339,7 +335,7 @@ class Gradients(Problem):
         targets: Tree = None,
         wrt: Iterable[str] | None = None,
         randomness: str = "error",
-    ) -> "Gradients":
+    ) -> Self:
         """Check the arguments of a loss, select the parameters, and flatten the batch."""
         parts = checks.check_model(model)
         batch = batches.take(model, data=data, targets=targets)
@@ -358,7 +354,7 @@ class Gradients(Problem):
         with self.under_vmap():
             return compute_sample_grads(self.params, self.buffers, *leaves)
 
-    def looped(self, leaves: tuple[Tensor, ...]) -> Tensors:
+    def looped(self, leaves: tuple[Leaf, ...]) -> Tensors:
         """Differentiate one sample after the other, in plain autograd."""
         grads: Tensors = {}
         for name, parameter in self.params.items():

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, MutableMapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,12 @@ class Sequences:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @overload
+    def __getitem__(self, rows: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, rows: slice | Tensor) -> "Sequences": ...
 
     def __getitem__(self, rows: int | slice | Tensor) -> "Tensor | Sequences":
         """Return one sample, or several samples."""

@@ -20,6 +20,7 @@ RUN = {
     "nbval": (".pytest.ini", "--nbval"),
     "pytest-xdist": ("Makefile", "--numprocesses"),
     "ruff": ("Makefile", "-m ruff"),
+    "mypy": ("Makefile", "-m mypy"),
     "myst-nb": ("helpers/tooling/pages/conf.py", "myst_nb"),
     "sphinx-book-theme": ("helpers/tooling/pages/conf.py", "sphinx_book_theme"),
     "sphinx-copybutton": ("helpers/tooling/pages/conf.py", "sphinx_copybutton"),
