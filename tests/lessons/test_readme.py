@@ -131,5 +131,12 @@ def test_what_is_there_is_named_and_what_is_named_is_there():
         assert list((ROOT / "tests").glob(f"test_{name}*.py")), name
     shown = re.findall(r"[\w-]+\.png", "".join(TEXTS.values()))
     assert {path.name for path in (ROOT / ".github").glob("*.png")} == set(shown)
-    for path in re.findall(r"`((?:helpers|tests|notebooks|\.ci)/[\w./-]*)`", TEXTS[CHANGES]):
-        assert "NAME" in path or (ROOT / path).exists(), path
+
+
+def test_files_that_pages_and_lessons_name_are_there():
+    texts = {name: TEXTS[name] for name in PAGES}
+    for path in [*ROOT.glob("notebooks/*.md"), *ROOT.glob("notebooks/*.ipynb")]:
+        texts[path.name] = path.read_text("utf-8")
+    for name, text in texts.items():
+        for path in re.findall(r"`((?:helpers|tests|notebooks|\.ci)/[\w./-]*)`", text):
+            assert "NAME" in path or (ROOT / path).exists(), f"{name}: {path}"
