@@ -416,5 +416,5 @@ def test_a_sum_refuses_a_layer_in_several_pieces(monkeypatch):
     (call, _) = calls_of(seeded(lambda: nn.Linear(4, 2), 3, 4)())
     pieces = [*call.operands()] * 2
     monkeypatch.setattr(type(call), "operands", lambda self: iter(pieces))
-    with pytest.raises(ValueError, match="too many values to unpack"):
+    with pytest.raises(ValueError):  # noqa: PT011 - of Python itself
         call.total(torch.ones(3).double())
