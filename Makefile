@@ -27,7 +27,8 @@ environment := $(if $(TORCH),build/torch-$(TORCH),.venv)
 python := $(environment)/bin/python
 # Files that say which lists it was made from. What only tests or pages need is installed by the
 # first target that needs it.
-made := $(environment)/made-by-$(subst :,-,$(subst /,-,$(PYTHON)))
+space := $() $()
+made := $(environment)/made-by-$(subst $(space),-,$(subst :,-,$(subst /,-,$(PYTHON))))
 tested := $(environment)/with-tests
 published := $(environment)/with-pages
 tests := tests/requirements.txt

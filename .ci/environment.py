@@ -24,7 +24,7 @@ OF_TORCH = r"(torch|setuptools|sympy|networkx|fsspec|filelock|triton|nvidia-.*|c
 SPACE = 12  # GB: the newest builds for Linux bring CUDA
 
 
-def refusal(torch: str | None, new: bool) -> str | None:
+def refusal(folder: Path, torch: str | None, new: bool) -> str | None:
     """Say in one sentence why the environment cannot be made, as far as that shows at once."""
     if sys.version_info < (3, 11):  # noqa: UP036 - an older one may run this line
         return f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}"
@@ -37,6 +37,8 @@ def refusal(torch: str | None, new: bool) -> str | None:
         )
     if os.pathsep in str(Path.cwd()):
         return f"no environment can be in {Path.cwd()}: move what has {os.pathsep!r} in its name"
+    if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
+        return f"the environment would be in {folder.resolve()}, and all that is there would go"
     free = shutil.disk_usage(".").free / 1e9
     if torch and new and free < SPACE:
         return f"torch {torch} takes up to {SPACE} GB on disk, and {free:.1f} GB are free"
@@ -68,7 +70,7 @@ def make(mark: Path, listed: str, torch: str | None) -> str | None:
     Where another torch cannot be installed, no environment is left.
     """
     folder, new = mark.parent, listed == FIRST and not mark.exists()
-    said = refusal(torch, new)
+    said = refusal(folder, torch, new)
     if said:
         return said
     done = False

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib import util
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,13 @@ def test_without_ensurepip_or_with_a_colon_in_the_path(environment, tmp_path, mo
     (tmp_path / "a:b").mkdir()
     monkeypatch.chdir(tmp_path / "a:b")
     assert "a:b: move what has ':' in its name" in environment.make(mark, "requirements.txt", None)
+    assert environment.calls == []
+
+
+@pytest.mark.parametrize("folder", [".", ".."])
+def test_the_folder_that_we_are_in_is_never_made_anew(folder, environment):
+    """As when a name of the Makefile's falls apart at a space."""
+    assert "would go" in environment.make(Path(folder, "made"), "requirements.txt", None)
     assert environment.calls == []
 
 

@@ -84,6 +84,13 @@ def test_variables_reach_the_commands_or_are_refused(make):
     assert log[-1] == "-m helpers.tooling.run 3 4 --device cuda:1 --params seed=1 2"
 
 
+def test_the_path_of_an_interpreter_may_have_a_space(make):
+    Path("my tools").mkdir()
+    shutil.copy("fake", "my tools/fake")
+    _, log = make("make lint PYTHON='./my tools/fake' #")
+    assert log[0] == ".ci/environment.py .venv/made-by-.-my-tools-fake requirements.txt"
+
+
 def test_each_list_is_installed_when_it_is_first_needed_and_when_it_changes(make):
     run, lint, html = "-m helpers.tooling.run", LINT, "-m helpers.tooling.pages"
     _, log = make("make run")

@@ -167,6 +167,9 @@ def test_lessons_run_side_by_side_but_not_those_that_measure_time(desk, monkeypa
     second = save(lesson(code("notes", NOTES)), "03_c")
     dies = "import os\nos.kill(os.getppid(), 9)"
     killed = save(lesson(code("dies", dies)), "04_d")
+    # Neither what goes past the kernel to the standard output nor a long error stops the others.
+    fails = "import os\nos.system('echo printed')\nraise ValueError('long' * 100_000)"
+    failed = save(lesson(code("fails", fails)), "05_e")
 
     assert run.main(["--device", "cpu"]) == 1
 
@@ -180,8 +183,10 @@ def test_lessons_run_side_by_side_but_not_those_that_measure_time(desk, monkeypa
     assert noted[timed][0] > max(noted[first][1], noted[second][1])
     assert noted[timed][2] == "None", "all threads"
     shown = capfd.readouterr()
-    assert re.findall(r"(?m)^0._. +(\w+) ", shown.out) == ["passed", "passed", "passed", "failed"]
+    results = ["passed", "passed", "passed", "failed", "failed"]
+    assert re.findall(r"(?m)^0._. +(\w+) ", shown.out) == results
     assert f"failed: {killed.name}: its process ended with status -9" in shown.err
+    assert f"failed: {failed.name}, cell 3 (fails): ValueError: longlong" in shown.err
 
 
 @pytest.mark.whole
@@ -218,6 +223,25 @@ def test_killed_half_way(number, status, threads, desk, monkeypatch):
     _, alive = psutil.wait_procs(kernels, timeout=20)
     assert not alive
     assert "Traceback" not in (desk / "errors").read_text("utf-8")
+
+
+@pytest.mark.whole
+def test_without_the_command_no_lesson_goes_on(desk, monkeypatch):
+    """Where it was killed, it could end nothing itself."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    waits = "import time\nopen('started', 'w').close()\ntime.sleep(1000)"
+    save(lesson(code("wait", waits)), "00_a")
+    save(lesson(code("wait", waits)), "01_b")
+    process = subprocess.Popen([sys.executable, "-m", "helpers.tooling.run", "--device", "cpu"])
+    while not (desk / "notebooks" / "started").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 2
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive
 
 
 def ranges(path):

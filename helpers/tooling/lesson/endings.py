@@ -2,8 +2,11 @@
 
 import errno
 import logging
+import os
 import signal
 import sys
+import threading
+import time
 from types import TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,6 +28,18 @@ def cleanly_on_signals() -> None:
 
     for number in SIGNALS:
         signal.signal(number, end)
+
+
+def with_the_parent() -> None:
+    """Let the end of the parent, however it comes, end this process as a signal does."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def in_one_sentence() -> None:

@@ -1,7 +1,7 @@
 """Execute a lesson with papermill, and report how far it got.
 
-As a command, `python -m helpers.tooling.lesson.execution LESSON TO VALUES` prints the failure or
-null; VALUES and what it prints are JSON.
+As a command, `python -m helpers.tooling.lesson.execution LESSON TO TOLD VALUES` writes the failure
+or null into the file TOLD; VALUES and what it writes are JSON.
 """
 
 import ast
@@ -159,6 +159,7 @@ def table(done: Sequence[Execution]) -> str:
 if __name__ == "__main__":
     endings.cleanly_on_signals()
     endings.in_one_sentence()
-    _lesson, _to, _values = sys.argv[1:]
+    endings.with_the_parent()
+    _lesson, _to, _told, _values = sys.argv[1:]
     _ended = execute(Path(_lesson), Path(_to), json.loads(_values), progress=False)
-    print(json.dumps(_ended.failure))
+    Path(_told).write_text(json.dumps(_ended.failure), "utf-8")

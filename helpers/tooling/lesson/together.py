@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -97,42 +98,41 @@ def _side_by_side(jobs: Sequence[Job], threads: int) -> Results:
     share = str(threads // at_once)
     waiting = list(jobs)
     running: list[tuple[Job, subprocess.Popen]] = []
-    with tqdm(total=len(jobs), desc=f"{at_once} side by side", unit="lesson") as progress:
+    progress = tqdm(total=len(jobs), desc=f"{at_once} side by side", unit="lesson")
+    with progress, tempfile.TemporaryDirectory() as folder:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     job = waiting.pop(0)
-                    running.append((job, _start(job, share)))
+                    running.append((job, _start(job, share, Path(folder))))
                 time.sleep(WAIT)
                 for job, process in list(running):
                     if process.poll() is not None:
                         running.remove((job, process))
-                        yield job, _result(job, process)
+                        yield job, _result(job, process, Path(folder))
                         progress.update()
         finally:
             for _, process in running:
                 process.terminate()
             for _, process in running:
-                process.communicate()
+                process.wait()
 
 
-def _start(job: Job, share: str) -> subprocess.Popen:
+def _start(job: Job, share: str, folder: Path) -> subprocess.Popen:
     job.to.unlink(missing_ok=True)  # that of an earlier run
-    values = json.dumps(dict(job.values))
+    # It tells of a failure in a file, since what a lesson prints may go to its standard output.
+    arguments = [job.lesson, job.to, folder / job.lesson.stem, json.dumps(dict(job.values))]
     return subprocess.Popen(
-        [sys.executable, "-m", execution.__name__, str(job.lesson), str(job.to), values],
+        [sys.executable, "-m", execution.__name__, *map(str, arguments)],
         env=os.environ | {"OMP_NUM_THREADS": share},
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
         process_group=0,  # Ctrl-C reaches this process alone, which then ends them
     )
 
 
-def _result(job: Job, process: subprocess.Popen) -> execution.Execution:
-    said, _ = process.communicate()
+def _result(job: Job, process: subprocess.Popen, folder: Path) -> execution.Execution:
     if process.returncode:
         failure = f"{job.lesson.name}: its process ended with status {process.returncode}"
     else:
-        failure = json.loads(said)
+        failure = json.loads((folder / job.lesson.stem).read_text("utf-8"))
     reached = job.to if job.to.exists() else job.lesson
     return execution.Execution(job.lesson, files.read(reached), failure)
