@@ -65,8 +65,8 @@ def attention(key: Tensor | None = None, **options: object) -> Callable[..., Ten
     return run
 
 
-# Take (B, 3, 4). First what a kind of layer describes.
-USES: dict[str, Callable[[], nn.Module]] = {
+# Take (B, 3, 4). What a kind of layer describes:
+DESCRIBED: dict[str, Callable[[], nn.Module]] = {
     "linear": product((2, 4), lambda x, w, b: F.linear(x, w, b)),
     "addmm": product((4, 2), lambda x, w, b: torch.addmm(b, x[0], w)[None]),
     "addmm method": product((4, 2), lambda x, w, b: b.addmm(x[0], w)[None]),
@@ -94,7 +94,9 @@ USES: dict[str, Callable[[], nn.Module]] = {
         lambda m, x: F.conv2d(x[..., None], m.fc.weight, m.fc.bias, np.int64(2)),
         fc=nn.Conv2d(3, 2, (2, 1)),
     ),
-    # What no kind describes.
+}
+# What no kind describes:
+USES = DESCRIBED | {
     "addmm with factors": product(
         (4, 2), lambda x, w, b: torch.addmm(b, x[0], w, beta=2, alpha=3)[None]
     ),
@@ -168,7 +170,7 @@ def calls_of(case: Case) -> list[LayerCall]:
 
 
 KINDS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-OF_FORMULAS = {name: (build, (3, 4)) for name, build in list(USES.items())[:20]}
+OF_FORMULAS = {name: (build, (3, 4)) for name, build in DESCRIBED.items()}
 OF_FORMULAS["convolution"] = lambda: nn.Conv2d(4, 6, 2, 2, 1, 2, 2), (4, 5, 5)
 OF_FORMULAS["transposed convolution"] = lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (4, 5, 5)
 

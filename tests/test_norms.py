@@ -38,7 +38,7 @@ def test_what_cancels_is_not_taken_from_gram_matrices(dtype):
 
 @pytest.mark.parametrize("size", [1, 257, 1_000_001])
 def test_squares_of_many_numbers_are_added_up_without_loss(size):
-    """In float32, of a bias: its gradient is the loss's."""
+    """In float32, of a bias, whose gradient is the targets."""
     torch.manual_seed(0)
     model = Apply(lambda m, x: x + m.bias, bias=nn.Parameter(torch.zeros(size)))
     numbers = torch.randn(2, size)
