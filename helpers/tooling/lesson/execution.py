@@ -142,7 +142,7 @@ def _has_figure(cell: NotebookNode) -> bool:
 
 def table(done: Sequence[Execution]) -> str:
     """Lay out how lessons went: result, run time, peak memory."""
-    lines = [f"{'lesson':<24}  result  run time  peak memory"]
+    lines = [f"{'lesson':<26}  result  run time  peak memory"]
     for ended in done:
         metadata = ended.notebook.metadata
         result = "failed" if ended.failure else "passed"
@@ -152,7 +152,7 @@ def table(done: Sequence[Execution]) -> str:
         for kind, size in metadata.get("peak_memory", {}).items():
             sizes.append(f"{size / 2**20:,.0f} MiB ({kind})")
         stem = ended.lesson.stem
-        lines.append(f"{stem:<24}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
+        lines.append(f"{stem:<26}  {result}  {seconds:>6.1f} s  {', '.join(sizes)}")
     return "\n".join(lines)
 
 
