@@ -32,6 +32,9 @@ class Job(NamedTuple):
     values: Mapping[str, int | str]
 
 
+Results = Iterator[tuple[Job, execution.Execution]]
+
+
 def execute_into(
     folder: Path, values_for: Mapping[Path, Mapping[str, int | str]], device: str
 ) -> list[execution.Execution]:
@@ -64,9 +67,6 @@ def execute_into(
             text.write_text(f"{table}\n", "utf-8")
         print(f"\n{table}", flush=True)
     return in_order
-
-
-Results = Iterator[tuple[Job, execution.Execution]]
 
 
 def _execute(jobs: Sequence[Job], device: str, threads: int) -> Results:
