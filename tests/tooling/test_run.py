@@ -241,6 +241,8 @@ def test_without_the_command_no_lesson_goes_on(desk, monkeypatch):
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(started, timeout=20)
+    for each in alive:
+        each.kill()
     assert not alive
 
 
