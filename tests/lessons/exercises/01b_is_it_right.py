@@ -27,16 +27,23 @@ def accumulated_gradient(model, micro_batches):  # one graph, one backward pass
 
 # %% solution-1: right shape, wrong values
 def accumulated_gradient(model, micro_batches):  # the mean of the means
-    means = [batch_gradient(model, tag_loss, words, tags) for words, tags in micro_batches]
-    return {name: sum(mean[name] for mean in means) / len(means) for name in means[0]}
+    params = dict(model.named_parameters())
+    total = {name: torch.zeros_like(p) for name, p in params.items()}
+    for words, tags in micro_batches:
+        gradients = torch.autograd.grad(tag_loss(model(words), tags), list(params.values()))
+        for name, gradient in zip(params, gradients, strict=True):
+            total[name] += gradient
+    return {name: gradient / len(micro_batches) for name, gradient in total.items()}
 
 # %% solution-1: right shape, wrong values
 def accumulated_gradient(model, micro_batches):  # weighted by sentences, not by words
     total = 0
-    mean = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    params = dict(model.named_parameters())
+    mean = {name: torch.zeros_like(p) for name, p in params.items()}
     for words, tags in micro_batches:
         total += len(words)
-        for name, gradient in batch_gradient(model, tag_loss, words, tags).items():
+        gradients = torch.autograd.grad(tag_loss(model(words), tags), list(params.values()))
+        for name, gradient in zip(params, gradients, strict=True):
             mean[name] += gradient * len(words)
     return {name: gradient / total for name, gradient in mean.items()}
 
@@ -53,9 +60,11 @@ def accumulated_gradient(model, micro_batches):  # weighted by sentences, not by
 # %% solution-1: correct
 def accumulated_gradient(model, micro_batches):  # of no words the loss is NaN, its gradient 0
     counts = [(tags != -100).sum().item() for _, tags in micro_batches]
-    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    params = dict(model.named_parameters())
+    total = {name: torch.zeros_like(p) for name, p in params.items()}
     for (words, tags), count in zip(micro_batches, counts, strict=True):
-        for name, gradient in batch_gradient(model, tag_loss, words, tags).items():
+        gradients = torch.autograd.grad(tag_loss(model(words), tags), list(params.values()))
+        for name, gradient in zip(params, gradients, strict=True):
             total[name] += gradient * count / sum(counts)
     return total
 
