@@ -14,7 +14,7 @@ from helpers.tooling.lesson import files
 
 EXERCISES = (
     "Write your answer in a new cell above the check, under the same name. "
-    "Until then the check tests the folded solution."
+    "Until you do, the check tests our solution, which is folded."
 )
 """How every lesson explains its exercises."""
 LOST = "download the whole collection"
