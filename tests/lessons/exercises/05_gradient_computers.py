@@ -51,7 +51,7 @@ def find_mislabeled(computer, images, labels, count):
 def find_mislabeled(computer, images, labels, count):
     batch = (images, labels)
     norms = flatten(computer.compute_per_sample_grad(batch)).norm(dim=1)
-    return (norms * computer.compute_loss_grad(batch)).topk(count).indices
+    return (norms * computer.compute_factors(batch)).topk(count).indices
 
 # %% solution-2: not so yet: 8 of 10 are found
 # - topk(count)
@@ -59,7 +59,7 @@ def find_mislabeled(computer, images, labels, count):
 
 # %% solution-2: not so yet: 8 of 10 are found
 # the norms of the margin's gradients
-# - computer.compute_loss_grad((images, labels)).
+# - computer.compute_factors((images, labels)).
 # + flatten(computer.compute_per_sample_grad((images, labels))).norm(dim=1).
 
 # %% solution-2: not so yet: each sample is named once
